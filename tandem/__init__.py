@@ -1,0 +1,1 @@
+"""What more than one Tandem service needs; it knows no service."""

@@ -1,0 +1,1 @@
+"""Speculative decoding as mathematics: no gRPC, no clock, no environment."""

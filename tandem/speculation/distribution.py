@@ -1,0 +1,75 @@
+"""From logits to the distribution that a token is drawn from, and the draw itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.speculation.sampling import Sampling
+
+# Top-p looks at this many of the most likely tokens first: sorting five rows of a
+# 128,256-token vocabulary takes 25 times as long as their top 256.
+_NUCLEUS_FIRST_LOOK = 256
+
+
+def process(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The processed distribution: temperature, then top-k, then top-p, then min-p.
+
+    Args:
+        logits: [N, V], any floating dtype.
+        sampling: the request's parameters; temperature 0 gives the one-hot argmax.
+
+    Returns:
+        [N, V] probabilities, float32 (float64 for float64 logits).
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if sampling.greedy:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    scores = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        kth = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scores = scores.masked_fill(scores < kth, -torch.inf)
+    if sampling.top_p < 1:
+        scores = _keep_nucleus(scores, sampling.top_p)
+    probs = scores.softmax(-1)
+    if sampling.min_p > 0:
+        dropped = probs < sampling.min_p * probs.amax(-1, keepdim=True)
+        probs = scores.masked_fill(dropped, -torch.inf).softmax(-1)
+    return probs
+
+
+def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Scores [N, V] with all but the smallest set of at least `top_p` mass at -inf."""
+    normaliser = scores.logsumexp(-1, keepdim=True)
+    vocab_size = scores.shape[-1]
+    for count in (min(_NUCLEUS_FIRST_LOOK, vocab_size), vocab_size):
+        top = scores.topk(count, dim=-1)
+        probs = (top.values - normaliser).exp()
+        before = probs.cumsum(-1) - probs
+        if count == vocab_size or bool((before[:, -1] >= top_p).all()):
+            break
+    kept = top.values.masked_fill(before >= top_p, -torch.inf)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, top.indices, kept)
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw one token from each row of unnormalised weights by inverse CDF.
+
+    Never lands on a weight of 0: not at u = 0, and not where rounding leaves u times the
+    total at or past the last partial sum. Without a host synchronisation.
+
+    Args:
+        weights: [B, V], >= 0, each row with a positive sum.
+        uniforms: [B] float64 in [0, 1).
+
+    Returns:
+        [B] int64 token ids.
+    """
+    sums = weights.double().cumsum(-1)
+    positive = weights > 0
+    indices = torch.arange(weights.shape[-1], device=weights.device)
+    beyond = positive & (sums > uniforms.double()[:, None] * sums[:, -1:])
+    first = torch.where(beyond, indices, weights.shape[-1]).amin(-1)
+    last = torch.where(positive, indices, 0).amax(-1)
+    return torch.minimum(first, last)

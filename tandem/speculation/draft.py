@@ -1,0 +1,86 @@
+"""One round's drafted tokens with the exact distributions they were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tandem.speculation.categorical import Categorical
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain of drafted tokens; the rows are concatenated, as on the wire.
+
+    Attributes:
+        token_ids: [G] int64.
+        support_sizes: [G] int64, entries of each row; 0 for a one-hot row.
+        support_ids: [sum of sizes] uint32.
+        weights: [sum of sizes] uint16.
+    """
+
+    token_ids: npt.NDArray[np.int64]
+    support_sizes: npt.NDArray[np.int64]
+    support_ids: npt.NDArray[np.uint32]
+    weights: npt.NDArray[np.uint16]
+
+    @classmethod
+    def from_rows(cls, token_ids: Sequence[int], rows: Sequence[Categorical]) -> Draft:
+        """Concatenate rows. A row with a single token is one-hot and costs nothing."""
+        sent = [row for row in rows if len(row.ids) > 1]
+        return cls(
+            np.array(token_ids, dtype=np.int64),
+            np.array([len(row.ids) if len(row.ids) > 1 else 0 for row in rows], dtype=np.int64),
+            np.concatenate([row.ids for row in sent] or [np.empty(0, np.uint32)]),
+            np.concatenate([row.weights for row in sent] or [np.empty(0, np.uint16)]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def check(self, vocab_size: int, max_gamma: int) -> None:
+        """Check a draft before trusting it.
+
+        Raises:
+            ValueError: what is wrong, beginning with the field's name.
+        """
+        gamma = len(self.token_ids)
+        if gamma > max_gamma:
+            raise ValueError(f"draft.token_ids holds {gamma} tokens, the limit is {max_gamma}")
+        if len(self.support_sizes) != gamma:
+            raise ValueError(
+                f"draft.support_sizes holds {len(self.support_sizes)} entries for {gamma} tokens"
+            )
+        entries = int(self.support_sizes.sum())
+        if len(self.support_ids) != entries:
+            raise ValueError(
+                f"draft.support_ids holds {len(self.support_ids)} ids, support_sizes say {entries}"
+            )
+        if len(self.weights) != entries:
+            raise ValueError(
+                f"draft.weights holds {len(self.weights)} weights, support_sizes say {entries}"
+            )
+        largest = max(self.token_ids.max(initial=0), self.support_ids.max(initial=0))
+        if largest >= vocab_size:
+            raise ValueError(
+                f"draft holds token id {largest}, the target's vocabulary has {vocab_size}"
+            )
+        if entries and not self.weights.all():
+            raise ValueError("draft.weights holds a weight of 0; leave such tokens out")
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        rows = np.repeat(np.arange(len(self)), self.support_sizes)
+        keys = rows << 32 | self.support_ids.astype(np.int64)
+        if len(np.unique(keys)) != len(keys):
+            raise ValueError("draft.support_ids holds a token id twice in one row")
+        sparse = np.flatnonzero(self.support_sizes)
+        inside = np.isin(sparse << 32 | self.token_ids[sparse], keys)
+        if not inside.all():
+            row = int(sparse[~inside][0])
+            raise ValueError(
+                f"draft.token_ids[{row}] = {self.token_ids[row]} is outside its row's support"
+            )

@@ -1,0 +1,1 @@
+"""The target service: scores drafts with the large model and emits exactly its law."""

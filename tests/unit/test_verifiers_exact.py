@@ -1,0 +1,120 @@
+"""The three rules are lossless: exact enumeration of the landed code, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.speculation.proposal import Proposal, Verdict
+from target_svc.verifiers import VERIFIERS, Verifier
+from target_svc.verifiers import token as token_rule
+from target_svc.verifiers.block import BlockVerifier
+from target_svc.verifiers.greedy_block import GreedyBlockVerifier
+from target_svc.verifiers.token import TokenVerifier
+from target_svc.verifiers.verifier import row_at, up_to_first_failure
+from tests.laws import Tables, expected_accepted, speculative_law
+
+SEEDS = range(20)
+TOLERANCE = 1e-12
+
+
+def law_error(rule: Verifier, vocab_size: int, gamma: int, seed: int, zeros: bool) -> float:
+    length = 4 if vocab_size == 4 else 5
+    tables = Tables.random(vocab_size, length + gamma, seed, zeros)
+    law = speculative_law(rule, tables, gamma, length)
+    return float((law - tables.autoregressive_law(length)).abs().max())
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("vocab_size", [2, 3, 4])
+@pytest.mark.parametrize("name", sorted(VERIFIERS))
+def test_law_equals_the_targets(name: str, vocab_size: int, gamma: int) -> None:
+    for seed in SEEDS:
+        error = law_error(VERIFIERS[name], vocab_size, gamma, seed, zeros=seed % 2 == 0)
+        assert error < TOLERANCE, f"seed {seed}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("token", Fraction(10, 9)), ("block", Fraction(11, 9)), ("greedy_block", Fraction(12, 9))],
+)
+def test_expected_accepted_on_the_papers_toy(name: str, expected: Fraction) -> None:
+    rows = torch.tensor([[1 / 3, 2 / 3]], dtype=torch.float64).expand(15, 2)
+    tables = Tables(2, rows, rows.flip(-1))
+    assert expected_accepted(VERIFIERS[name], tables, 2) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("vocab_size", [2, 3, 4])
+def test_block_accepts_at_least_as_much_as_token(vocab_size: int, gamma: int) -> None:
+    for seed in SEEDS:
+        tables = Tables.random(vocab_size, gamma + 1, seed, zeros=seed % 2 == 0)
+        token, block, greedy = (
+            expected_accepted(VERIFIERS[name], tables, gamma)
+            for name in ("token", "block", "greedy_block")
+        )
+        assert token <= block + TOLERANCE
+        assert block <= greedy + TOLERANCE
+
+
+class FirstFailureStops(BlockVerifier):
+    def count_accepted(self, passed: Tensor) -> Tensor:
+        return up_to_first_failure(passed)
+
+
+class TokenResidualInBlock(BlockVerifier):
+    def residual_weights(
+        self, proposal: Proposal, target_probs: Tensor, num_accepted: Tensor,
+        carry: Sequence[Any] | None = None,
+    ) -> Tensor:
+        return TokenVerifier().residual_weights(proposal, target_probs, num_accepted, carry)
+
+
+class NewestModificationOnly(GreedyBlockVerifier):
+    def next_carry(
+        self, proposal: Proposal, target_probs: Tensor, verdict: Verdict
+    ) -> list[Any]:
+        carries = super().next_carry(proposal, target_probs, verdict)
+        newest = [max((i for i, n in enumerate(c.counts) if n), default=0) for c in carries]
+        for carry, last in zip(carries, newest, strict=True):
+            carry.counts[:last] = 0
+        return carries
+
+
+class BonusFromTheWrongRow(BlockVerifier):
+    def residual_weights(
+        self, proposal: Proposal, target_probs: Tensor, num_accepted: Tensor,
+        carry: Sequence[Any] | None = None,
+    ) -> Tensor:
+        weights = super().residual_weights(proposal, target_probs, num_accepted, carry)
+        wrong = row_at(target_probs, (num_accepted - 1).clamp(min=0))
+        return torch.where((num_accepted == proposal.lengths)[:, None], wrong, weights)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "vocab_size"),
+    [
+        (FirstFailureStops(), 3),
+        (TokenResidualInBlock(), 3),
+        (NewestModificationOnly(), 3),
+        (BonusFromTheWrongRow(), 3),
+    ],
+)
+def test_enumeration_catches(mutant: Verifier, vocab_size: int) -> None:
+    assert max(law_error(mutant, vocab_size, 3, seed, zeros=False) for seed in range(4)) > 1e-4
+
+
+def test_enumeration_catches_an_inverted_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    upright = token_rule.ratios
+    monkeypatch.setattr(token_rule, "ratios", lambda p, q: upright(q, p))
+    assert law_error(TokenVerifier(), 3, 3, 0, zeros=False) > 1e-3
+
+
+def test_a_two_token_vocabulary_cannot_catch_the_token_residual() -> None:
+    """Why V >= 3: at V = 2 both residuals are the same point mass."""
+    assert law_error(TokenResidualInBlock(), 2, 3, 1, zeros=False) < TOLERANCE
