@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,14 @@ class Proposal:
         lengths: [B] int64, each 0..G; 0 means no draft.
         ids: [B, G, K] int64 token ids of the rows of q; padding has probability 0.
         probs: [B, G, K] their probabilities, float32 or float64.
+        rows: [B, G, V] the same rows over the whole vocabulary, where they are known.
     """
 
     tokens: Tensor
     lengths: Tensor
     ids: Tensor
     probs: Tensor
+    rows: Tensor | None = None
 
     @classmethod
     def from_dense(
@@ -44,7 +46,7 @@ class Proposal:
         if lengths is None:
             lengths = torch.full((batch,), gamma, dtype=torch.int64, device=tokens.device)
         ids = torch.arange(vocab_size, device=tokens.device).expand(batch, gamma, vocab_size)
-        return cls(tokens, lengths, ids, draft_probs)
+        return cls(tokens, lengths, ids, draft_probs, draft_probs)
 
     @classmethod
     def from_drafts(cls, drafts: Sequence[Draft], device: torch.device | str = "cpu") -> Proposal:
@@ -71,9 +73,15 @@ class Proposal:
 
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
         """Rows of q over the whole vocabulary: [B, G, V] of `dtype`."""
+        if self.rows is not None:
+            return self.rows.to(dtype)
         shape = (*self.tokens.shape, vocab_size)
         rows = torch.zeros(shape, dtype=dtype, device=self.tokens.device)
         return rows.scatter_add_(-1, self.ids, self.probs.to(dtype))
+
+    def with_rows(self, vocab_size: int, dtype: torch.dtype) -> Proposal:
+        """The same proposal with its dense rows at hand, for those who need them repeatedly."""
+        return replace(self, rows=self.dense(vocab_size, dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class OpenSequence(google.protobuf.message.Message):
     SAMPLING_FIELD_NUMBER: builtins.int
     TARGET_VOCAB_SIZE_FIELD_NUMBER: builtins.int
     FIRST_ROUND_FIELD_NUMBER: builtins.int
+    MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -87,6 +88,11 @@ class OpenSequence(google.protobuf.message.Message):
     first_round: builtins.int
     """first_round is the number of the target's first round on this sequence (the
     token drawn from its prefill); the first draft has a later number.
+    """
+    max_new_tokens: builtins.int
+    """max_new_tokens is the most tokens that will be emitted on this sequence. The
+    drafter sets its KV cache aside for them. With token_ids it must fit into
+    max_length. > 0.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -104,9 +110,10 @@ class OpenSequence(google.protobuf.message.Message):
         sampling: tandem.common.v1.common_pb2.Sampling | None = ...,
         target_vocab_size: builtins.int = ...,
         first_round: builtins.int = ...,
+        max_new_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first_round", b"first_round", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

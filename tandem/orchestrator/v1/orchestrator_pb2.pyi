@@ -511,6 +511,7 @@ class Stages(google.protobuf.message.Message):
     VERIFY_WAIT_NS_FIELD_NUMBER: builtins.int
     DETOKENIZE_NS_FIELD_NUMBER: builtins.int
     SEND_WAIT_NS_FIELD_NUMBER: builtins.int
+    CLOSE_WAIT_NS_FIELD_NUMBER: builtins.int
     OWN_NS_FIELD_NUMBER: builtins.int
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: builtins.int
     DRAFTER_PREFILL_BUSY_NS_FIELD_NUMBER: builtins.int
@@ -536,6 +537,8 @@ class Stages(google.protobuf.message.Message):
     """detokenize_ns turning tokens into text and looking for stop strings."""
     send_wait_ns: builtins.int
     """send_wait_ns handing messages to the client."""
+    close_wait_ns: builtins.int
+    """close_wait_ns taking leave of both services."""
     own_ns: builtins.int
     """own_ns all else that the orchestrator did."""
     time_to_first_token_ns: builtins.int
@@ -556,9 +559,8 @@ class Stages(google.protobuf.message.Message):
     """verify_accept_busy_ns in the verifier."""
     @property
     def round_wall_ns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """rounds_wall_ns of the drafted rounds alone, from sending the draft request to
-        holding the verdict; with the busy times of those rounds it gives the time
-        beside the models.
+        """round_wall_ns is the wall time of each drafted round, from asking for the draft
+        to holding the verdict. Less round_model_ns it is the time beside the models.
         """
 
     @property
@@ -575,6 +577,7 @@ class Stages(google.protobuf.message.Message):
         verify_wait_ns: builtins.int = ...,
         detokenize_ns: builtins.int = ...,
         send_wait_ns: builtins.int = ...,
+        close_wait_ns: builtins.int = ...,
         own_ns: builtins.int = ...,
         time_to_first_token_ns: builtins.int = ...,
         drafter_prefill_busy_ns: builtins.int = ...,
@@ -587,7 +590,7 @@ class Stages(google.protobuf.message.Message):
         round_wall_ns: collections.abc.Iterable[builtins.int] | None = ...,
         round_model_ns: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["detokenize_ns", b"detokenize_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
 
 Global___Stages: typing_extensions.TypeAlias = Stages
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"\xbe\x01\n\rVerifyRequest\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12.\n\x04open\x18\x02 \x01(\x0b\x32\x1e.tandem.target.v1.OpenSequenceH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12\x30\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1f.tandem.target.v1.CloseSequenceH\x00\x42\x06\n\x04step\"\xe1\x01\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12\r\n\x05gamma\x18\x07 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\"U\n\nVerifyStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\"\x0f\n\rCloseSequence\"|\n\x0eVerifyResponse\x12\x32\n\x06opened\x18\x01 \x01(\x0b\x32 .tandem.target.v1.OpenedSequenceH\x00\x12,\n\x07verdict\x18\x02 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x42\x08\n\x06result\"\x7f\n\x0eOpenedSequence\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12.\n\x05\x63\x61rry\x18\x02 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x03 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\"\xd6\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08overlaps\x18\x05 \x03(\x02\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x07 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimesJ\x04\x08\x08\x10\tR\x08\x66\x65\x65\x64\x62\x61\x63k\"\x15\n\x13GetModelInfoRequest\"\x82\x01\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x11\n\tverifiers\x18\x03 \x03(\t\"\x15\n\x13GetTokenizerRequest\"Z\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t2\x9e\x02\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12]\n\x0cGetModelInfo\x12%.tandem.target.v1.GetModelInfoRequest\x1a&.tandem.target.v1.GetModelInfoResponse\x12]\n\x0cGetTokenizer\x12%.tandem.target.v1.GetTokenizerRequest\x1a&.tandem.target.v1.GetTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"\xbe\x01\n\rVerifyRequest\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12.\n\x04open\x18\x02 \x01(\x0b\x32\x1e.tandem.target.v1.OpenSequenceH\x00\x12.\n\x06verify\x18\x03 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12\x30\n\x05\x63lose\x18\x04 \x01(\x0b\x32\x1f.tandem.target.v1.CloseSequenceH\x00\x42\x06\n\x04step\"\xe1\x01\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12\r\n\x05gamma\x18\x07 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\"U\n\nVerifyStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\"\x0f\n\rCloseSequence\"|\n\x0eVerifyResponse\x12\x32\n\x06opened\x18\x01 \x01(\x0b\x32 .tandem.target.v1.OpenedSequenceH\x00\x12,\n\x07verdict\x18\x02 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x42\x08\n\x06result\"\x91\x01\n\x0eOpenedSequence\x12\x15\n\x08token_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12.\n\x05\x63\x61rry\x18\x02 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x03 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimesB\x0b\n\t_token_id\"\xd6\x01\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08overlaps\x18\x05 \x03(\x02\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x07 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimesJ\x04\x08\x08\x10\tR\x08\x66\x65\x65\x64\x62\x61\x63k\"\x15\n\x13GetModelInfoRequest\"\x82\x01\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x11\n\tverifiers\x18\x03 \x03(\t\"\x15\n\x13GetTokenizerRequest\"Z\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t2\x9e\x02\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12]\n\x0cGetModelInfo\x12%.tandem.target.v1.GetModelInfoRequest\x1a&.tandem.target.v1.GetModelInfoResponse\x12]\n\x0cGetTokenizer\x12%.tandem.target.v1.GetTokenizerRequest\x1a&.tandem.target.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,18 +42,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLOSESEQUENCE']._serialized_end=605
   _globals['_VERIFYRESPONSE']._serialized_start=607
   _globals['_VERIFYRESPONSE']._serialized_end=731
-  _globals['_OPENEDSEQUENCE']._serialized_start=733
-  _globals['_OPENEDSEQUENCE']._serialized_end=860
-  _globals['_VERDICT']._serialized_start=863
-  _globals['_VERDICT']._serialized_end=1077
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1079
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1100
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1103
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1233
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1235
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1256
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1258
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1348
-  _globals['_TARGETSERVICE']._serialized_start=1351
-  _globals['_TARGETSERVICE']._serialized_end=1637
+  _globals['_OPENEDSEQUENCE']._serialized_start=734
+  _globals['_OPENEDSEQUENCE']._serialized_end=879
+  _globals['_VERDICT']._serialized_start=882
+  _globals['_VERDICT']._serialized_end=1096
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1098
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1119
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1122
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1252
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1254
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1275
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=1277
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=1367
+  _globals['_TARGETSERVICE']._serialized_start=1370
+  _globals['_TARGETSERVICE']._serialized_end=1656
 # @@protoc_insertion_point(module_scope)

@@ -108,7 +108,11 @@ class OpenSequence(google.protobuf.message.Message):
 
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
-        """carry of the last verdict, where a sequence goes on after another target."""
+        """carry of the last verdict, where a sequence goes on after another target. A carry
+        with levels modifies the next position, which needs the drafter's distribution
+        there: then no token is drawn from the prefill, and the first step must bring
+        a draft. Only `greedy_block` has one.
+        """
 
     def __init__(
         self,
@@ -202,7 +206,7 @@ Global___VerifyResponse: typing_extensions.TypeAlias = VerifyResponse
 
 @typing.final
 class OpenedSequence(google.protobuf.message.Message):
-    """OpenedSequence carries the first token, a bonus of a round of gamma 0."""
+    """OpenedSequence carries the first token: the bonus of a round of gamma 0."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -210,7 +214,9 @@ class OpenedSequence(google.protobuf.message.Message):
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
     token_id: builtins.int
-    """token_id drawn from the prefill with the numbers of first_round."""
+    """token_id drawn from the prefill with the numbers of first_round. Unset where
+    open brought a carry with levels.
+    """
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
         """carry to give to another target, should this one die."""
@@ -222,12 +228,13 @@ class OpenedSequence(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        token_id: builtins.int = ...,
+        token_id: builtins.int | None = ...,
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 

@@ -1,0 +1,1 @@
+"""The drafter service: guesses the next tokens, with their exact distributions."""

@@ -1,0 +1,1 @@
+"""The orchestrator: the public service, and the loop over drafter and target."""

@@ -1,0 +1,16 @@
+"""python -m orchestrator"""
+
+from __future__ import annotations
+
+from orchestrator.servicer import make_service
+from orchestrator.settings import OrchestratorSettings
+from tandem.rpc.server import run
+
+
+def main() -> None:
+    """Serve an orchestrator until SIGTERM."""
+    run("orchestrator", OrchestratorSettings, make_service)
+
+
+if __name__ == "__main__":
+    main()

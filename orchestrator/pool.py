@@ -1,0 +1,156 @@
+"""Replicas of the two services: the handshake, and who serves the next text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import structlog
+
+from tandem.common.v1 import common_pb2
+from tandem.errors import TandemError, Unavailable
+from tandem.rpc.clients import DrafterClient, TargetClient
+from tandem.rpc.messages import PROTOCOL_VERSION
+
+_log = structlog.get_logger(__name__)
+_RETRY_SECONDS = 0.2
+
+C = TypeVar("C", DrafterClient, TargetClient)
+
+
+@dataclass
+class Replica(Generic[C]):
+    """One address and its load.
+
+    Attributes:
+        client: its channel.
+        active: texts that it serves for us.
+    """
+
+    client: C
+    active: int = field(default=0)
+
+    @contextmanager
+    def lease(self) -> Iterator[C]:
+        """Count a text while it is served."""
+        self.active += 1
+        try:
+            yield self.client
+        finally:
+            self.active -= 1
+
+
+class Pool:
+    """The replicas that this orchestrator uses.
+
+    Attributes:
+        target: what the targets serve.
+        drafter: what the drafters serve; None without drafters.
+        verifiers: that every target knows.
+        tokenizer_json: the target's; empty where it has none.
+
+    Args:
+        drafters: addresses; none decodes plainly.
+        targets: addresses.
+        connect_seconds: how long a replica may take to answer.
+    """
+
+    def __init__(
+        self, drafters: Sequence[str], targets: Sequence[str], connect_seconds: float
+    ) -> None:
+        self._drafters = [Replica(DrafterClient(address)) for address in drafters]
+        self._targets = [Replica(TargetClient(address)) for address in targets]
+        self._connect_seconds = connect_seconds
+        self._obstacle = "the services have not answered yet"
+        self._ready = False
+        self.target = common_pb2.ModelInfo()
+        self.drafter: common_pb2.ModelInfo | None = None
+        self.verifiers: list[str] = []
+        self.tokenizer_json = b""
+
+    async def become_ready(self) -> None:
+        """Ask every replica what it serves, until all have answered and all fit together.
+
+        A pair that does not fit is asked again: it may be replaced while we wait. Until then
+        `require_ready` says what differs.
+        """
+        while not self._ready:
+            try:
+                await self._shake_hands()
+                self._ready = True
+            except TandemError as error:
+                if str(error) != self._obstacle:
+                    self._obstacle = str(error)
+                    _log.warning("not ready", reason=self._obstacle)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    def require_ready(self) -> None:
+        """Refuse requests until the pair is known to fit.
+
+        Raises:
+            Unavailable: what is missing or differs.
+        """
+        if not self._ready:
+            raise Unavailable(f"not ready: {self._obstacle}")
+
+    async def _shake_hands(self) -> None:
+        seconds = self._connect_seconds
+        targets = [await replica.client.model_info(seconds) for replica in self._targets]
+        drafters = [await replica.client.model_info(seconds) for replica in self._drafters]
+        self.target = targets[0].info
+        for reply, replica in zip(targets, self._targets, strict=True):
+            _require_fit(self.target, reply.info, f"target {replica.client.address}")
+            if reply.info.dtype != self.target.dtype or reply.info.model != self.target.model:
+                raise Unavailable(
+                    f"targets differ: {self.target.model} in {self.target.dtype} and"
+                    f" {reply.info.model} in {reply.info.dtype}"
+                )
+        for drafter, drafting in zip(drafters, self._drafters, strict=True):
+            _require_fit(self.target, drafter.info, f"drafter {drafting.client.address}")
+        self.drafter = drafters[0].info if drafters else None
+        self.verifiers = sorted(set.intersection(*(set(reply.verifiers) for reply in targets)))
+        self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
+
+    def pick_drafter(self) -> Replica[DrafterClient] | None:
+        """The drafter with the fewest texts; None without drafters."""
+        return min(self._drafters, key=lambda replica: replica.active, default=None)
+
+    def pick_target(self) -> Replica[TargetClient]:
+        """The target with the fewest texts."""
+        return min(self._targets, key=lambda replica: replica.active)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        clients = [r.client for r in self._drafters] + [r.client for r in self._targets]
+        await asyncio.gather(*(client.close() for client in clients))
+
+
+def _require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: str) -> None:
+    """Refuse a peer whose tokens or protocol are not the target's.
+
+    Raises:
+        Unavailable: what differs.
+    """
+    if other.protocol_version != PROTOCOL_VERSION:
+        raise Unavailable(
+            f"{who} speaks protocol version {other.protocol_version}, we speak"
+            f" {PROTOCOL_VERSION}: deploy the same release of all services"
+        )
+    if other.tokenizer_fingerprint != target.tokenizer_fingerprint:
+        raise Unavailable(
+            f"{who} ({other.model}) has another tokenizer than the target ({target.model}):"
+            f" fingerprints {_short(other)} and {_short(target)}, vocabularies of"
+            f" {other.vocab_size} and {target.vocab_size}; a pair must share its tokenizer"
+        )
+    if not target.tokenizer_fingerprint and other.vocab_size != target.vocab_size:
+        raise Unavailable(
+            f"{who} has {other.vocab_size} token ids, the target {target.vocab_size},"
+            " and neither has a tokenizer that would say which agree"
+        )
+
+
+def _short(info: common_pb2.ModelInfo) -> str:
+    return info.tokenizer_fingerprint[:12] or "(none)"

@@ -1,0 +1,48 @@
+"""The orchestrator's settings, from TANDEM_ORCHESTRATOR_* variables."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
+
+from tandem.settings import Address, ServiceSettings
+
+
+class OrchestratorSettings(ServiceSettings):
+    """Everything that can be set about an orchestrator."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_ORCHESTRATOR_")
+
+    listen: Address = Field("127.0.0.1:50050", description="host:port to serve on")
+    drafters: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.1:50051",),
+        description="gRPC targets of the drafters, comma separated; empty decodes plainly",
+    )
+    targets: Annotated[tuple[str, ...], NoDecode] = Field(
+        ("127.0.0.1:50052",), min_length=1, description="gRPC targets, comma separated"
+    )
+    verifier: str = Field("block", description="verifier of requests that name none")
+    gamma: int = Field(4, ge=0, le=64, description="draft length of requests that name none")
+    max_new_tokens: int = Field(
+        256, ge=1, description="tokens to generate for requests that name no limit"
+    )
+    max_requests: int = Field(
+        256, ge=1, description="texts generated at once; one more is refused"
+    )
+    connect_seconds: float = Field(
+        5.0, gt=0, description="how long a peer may take to say what it serves"
+    )
+    open_seconds: float = Field(120.0, gt=0, description="how long a prefill may take")
+    draft_seconds: float = Field(
+        10.0, gt=0, description="how long a draft may take before the text goes on without"
+    )
+    verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
+
+    @field_validator("drafters", "targets", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value

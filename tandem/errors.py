@@ -1,0 +1,60 @@
+"""What can go wrong, as the services see it. `rpc.status` maps each to its gRPC status.
+
+TandemError
+├── InvalidRequest     a field is out of range; retrying cannot help
+├── WrongState         a well-formed message at the wrong time
+├── Unsupported        a mode this service does not have
+├── NotFound           there is no such thing here
+├── Exhausted          every place is taken; later may help
+├── Unavailable        the service, or one it needs, is not there; another may be
+├── IdleTimeout        a stream without a message for too long
+├── DeadlineExceeded   the request's deadline passed
+├── EngineFailure      the model or the device failed
+└── StartupError       the service cannot start as configured (exit code 2)
+"""
+
+from __future__ import annotations
+
+
+class TandemError(Exception):
+    """Root of the tree. The message is a sentence that says what to do."""
+
+
+class InvalidRequest(TandemError):
+    """A malformed message; the sentence begins with the field's name."""
+
+
+class WrongState(TandemError):
+    """A well-formed message that does not follow from what came before."""
+
+
+class Unsupported(TandemError):
+    """A mode that this service does not have."""
+
+
+class NotFound(TandemError):
+    """What was asked for does not exist here."""
+
+
+class Exhausted(TandemError):
+    """A bound is reached."""
+
+
+class Unavailable(TandemError):
+    """A service is starting, stopping or gone."""
+
+
+class IdleTimeout(TandemError):
+    """A stream's client has been silent for longer than the idle limit."""
+
+
+class DeadlineExceeded(TandemError):
+    """The request's deadline passed."""
+
+
+class EngineFailure(TandemError):
+    """The engine failed; not the caller's fault."""
+
+
+class StartupError(TandemError):
+    """The service cannot start as configured."""

@@ -1,0 +1,1 @@
+"""What gRPC needs on both sides: lifecycle, channels, statuses, conversions."""

@@ -1,0 +1,161 @@
+"""The life of a service: bind, load, warm, ready, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+import grpc
+import structlog
+import uvloop
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from tandem.errors import StartupError
+from tandem.rpc.channel import SERVER_OPTIONS
+from tandem.settings import ServiceSettings, read_settings
+from tandem.telemetry import logs, tracing
+
+_log = structlog.get_logger(__name__)
+_HEALTH = "grpc.health.v1.Health"
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What `serve` runs.
+
+    Attributes:
+        name: full gRPC service name, under which readiness is reported.
+        add_to: registers the servicer.
+        become_ready: returns when requests can be answered; may take as long as it needs.
+        stop: frees what the servicer holds, after the last request.
+    """
+
+    name: str
+    add_to: Callable[[grpc.aio.Server], None]
+    become_ready: Callable[[], Awaitable[None]]
+    stop: Callable[[], Awaitable[None]]
+
+
+class RunningServer:
+    """A bound server whose health follows its service.
+
+    Health: "" is SERVING while the process lives, the service's name once it is ready.
+    """
+
+    def __init__(self, listen: str, service: Service) -> None:
+        self._service = service
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health_aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        service.add_to(self._server)
+        names = (service.name, _HEALTH, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self.port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise StartupError(
+                f"cannot listen on {listen}: the port is taken or the address is not ours;"
+                " choose another with LISTEN"
+            ) from error
+        self._ready: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Answer health checks at once, and requests as soon as the service is ready."""
+        await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+        self._ready = asyncio.create_task(self._become_ready())
+
+    async def _become_ready(self) -> None:
+        await self._service.become_ready()
+        await self._set(health_pb2.HealthCheckResponse.SERVING)
+        _log.info("ready", port=self.port)
+
+    async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        await self._health.set(self._service.name, status)
+
+    async def ready(self) -> None:
+        """Wait until the service is ready.
+
+        Raises:
+            StartupError: it cannot become ready as configured.
+        """
+        assert self._ready is not None
+        await asyncio.shield(self._ready)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Refuse new requests, let running ones finish for the grace period, then free all."""
+        if self._ready is not None:
+            self._ready.cancel()
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+        await self._service.stop()
+
+
+def run(name: str, kind: type[S], make_service: Callable[[S], Service]) -> NoReturn:
+    """Run a service as a process, from its environment to its exit code.
+
+    0 after SIGTERM or SIGINT; 2 and one line where it cannot start as configured.
+    """
+    try:
+        settings = read_settings(kind)
+        logs.configure(name, settings.log_level, settings.log_format)
+        provider = tracing.configure(name, settings.trace_file)
+        try:
+            uvloop.run(serve(settings, make_service))
+        finally:
+            if provider is not None:
+                provider.shutdown()
+    except StartupError as error:
+        sys.exit(_one_line(name, error))
+    sys.exit(0)
+
+
+def _one_line(name: str, error: StartupError) -> int:
+    print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+    return 2
+
+
+async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
+    """Run a service until SIGTERM or SIGINT, then drain it.
+
+    Args:
+        settings: where to listen (port 0 takes a free one and logs it), and how long running
+            requests may take to finish.
+        make_service: called on the running loop, to which channels are bound for life.
+
+    Raises:
+        StartupError: the port is taken, or the service cannot become ready.
+    """
+    stopping = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+    server = RunningServer(settings.listen, make_service(settings))
+    await server.start()
+    _log.info("listening", address=settings.listen, port=server.port)
+    stop = asyncio.create_task(stopping.wait())
+    ready = asyncio.create_task(server.ready())
+    try:
+        await _first_of(stop, ready)
+        await stop
+        _log.info("draining", grace_seconds=settings.drain_seconds)
+    finally:
+        stop.cancel()
+        ready.cancel()
+        await server.stop(settings.drain_seconds)
+    _log.info("stopped")
+
+
+async def _first_of(stop: asyncio.Task[bool], ready: asyncio.Task[None]) -> None:
+    """Wait for either; a failure to become ready is raised."""
+    tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]] = (stop, ready)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    if ready in done:
+        ready.result()

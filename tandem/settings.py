@@ -1,0 +1,73 @@
+"""Settings that every service has. One frozen, validated object, built in `__main__`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tandem.errors import StartupError
+
+Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
+
+
+class ServiceSettings(BaseSettings):
+    """What a service reads from its environment; each field's name follows the prefix."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    listen: Address = Field(
+        "127.0.0.1:0", description="host:port to serve on; port 0 takes a free one"
+    )
+    drain_seconds: float = Field(
+        30.0, ge=0, description="how long running requests may take to finish after SIGTERM"
+    )
+    idle_seconds: float = Field(
+        60.0, gt=0, description="how long an open stream may be silent before it is ended"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log line to write"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto is console on a terminal and JSON elsewhere"
+    )
+    trace_file: Path | None = Field(
+        None, description="write spans to this file as OTLP-JSON lines, whatever OTEL_* says"
+    )
+
+
+class ModelSettings(ServiceSettings):
+    """What a service with a model reads besides."""
+
+    device: str = Field("cpu", description='device of the model ("cpu", "cuda", "cuda:1")')
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto is float32 on a CPU and the checkpoint's elsewhere"
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 takes one a core")
+    max_sequences: int = Field(64, ge=1, description="sequences open at once; one more is refused")
+    max_length: int = Field(
+        2048, ge=2, description="tokens a sequence may hold, if the model can hold as many"
+    )
+    max_gamma: int = Field(16, ge=1, le=64, description="longest draft of one round")
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def read_settings(kind: type[S]) -> S:
+    """Read a service's settings from the environment.
+
+    Raises:
+        StartupError: which variable is wrong, and how.
+    """
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = str(kind.model_config.get("env_prefix", ""))
+        faults = "; ".join(
+            f"{prefix}{'_'.join(str(part) for part in fault['loc']).upper()}: {fault['msg']}"
+            for fault in error.errors()
+        )
+        raise StartupError(f"bad settings: {faults}") from None

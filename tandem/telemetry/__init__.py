@@ -1,0 +1,1 @@
+"""Traces, stage times and logs."""

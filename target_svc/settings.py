@@ -1,0 +1,16 @@
+"""The target's settings, from TANDEM_TARGET_* variables."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tandem.settings import ModelSettings
+
+
+class TargetSettings(ModelSettings):
+    """Everything that can be set about a target."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_")
+
+    model: str = Field("models/target", description="directory or hub id of the checkpoint")
