@@ -71,14 +71,17 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
         """One prompt at most, and one token for every draft in the making."""
         opening = next((job for job in jobs if isinstance(job, _Open)), None)
         if opening is not None:
-            started = self._start(opening)
+            self._start(opening)
+            started = time.perf_counter_ns()
             self.drafter.open(opening.sequence)
             opening.times.forward_ns += time.perf_counter_ns() - started
             opening.finish()
         drafting = [job for job in jobs if isinstance(job, _Draft)]
         if not drafting:
             return
-        started = [self._start(job) for job in drafting][0]
+        for job in drafting:
+            self._start(job)
+        started = time.perf_counter_ns()
         self.drafter.propose([job.request for job in drafting])
         spent = time.perf_counter_ns() - started
         for job in drafting:
@@ -87,12 +90,11 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
             if job.request.complete:
                 job.finish()
 
-    def _start(self, job: _Open | _Draft) -> int:
+    def _start(self, job: _Open | _Draft) -> None:
         job.start()
         if isinstance(job, _Draft) and job.new_token_ids:
             self.drafter.extend(job.request.sequence, job.new_token_ids)
             job.new_token_ids = ()
-        return time.perf_counter_ns()
 
     def _free(self, sequence: DraftSequence) -> None:
         self.drafter.close(sequence)

@@ -74,9 +74,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Close the channels."""
         await self._pool.close()
 
-    async def Generate(  # type: ignore[override]
-        self, request: pb.GenerateRequest, context: _Context
-    ) -> None:
+    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> None:
         """See orchestrator.proto."""
 
         async def send(round_: pb.Round) -> None:
@@ -86,9 +84,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             summary = await self._generate(request.generation, context, send)
             await context.write(pb.GenerateResponse(summary=summary))
 
-    async def Complete(  # type: ignore[override]
-        self, request: pb.CompleteRequest, context: _Context
-    ) -> pb.CompleteResponse:
+    async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
         """See orchestrator.proto."""
         reply = pb.CompleteResponse()
         texts: list[str] = []
@@ -103,7 +99,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         reply.text = "".join(texts)
         return reply
 
-    async def GetModelInfo(  # type: ignore[override]
+    async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: _Context
     ) -> pb.GetModelInfoResponse:
         """See orchestrator.proto."""
@@ -112,9 +108,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             reply.active_requests = self._active
         return reply
 
-    async def _generate(
-        self, message: pb.Generation, context: _Context, send: _Send
-    ) -> pb.Summary:
+    async def _generate(self, message: pb.Generation, context: _Context, send: _Send) -> pb.Summary:
         """One text under its span, counted and logged however it ends."""
         clock = StageClock()
         metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
@@ -193,9 +187,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 target=target.sequence(remaining),
                 target_vocab_size=self._pool.target.vocab_size,
                 eos_token_ids=frozenset(self._pool.target.eos_token_ids),
-                text=self.terms.codec.stream(
-                    generation.prompt_ids, generation.stopping.strings
-                ),
+                text=self.terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
                 clock=clock,
                 waits=self._settings,
                 span=span,

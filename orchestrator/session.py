@@ -1,10 +1,10 @@
 """One text: Algorithm 3 of arXiv 2403.10444 over two services.
 
-    open both; emit the token that the target draws from its prefill
-    until the text ends:
-        draft gamma tokens behind what was emitted
-        have the target decide how many to keep, and what follows them
-        emit those, all at once
+open both; emit the token that the target draws from its prefill
+until the text ends:
+    draft gamma tokens behind what was emitted
+    have the target decide how many to keep, and what follows them
+    emit those, all at once
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orchestrator.text import TextStream
 from tandem.errors import TandemError, Unavailable
 from tandem.rpc.clients import Decided, DraftCall, Drafted, Prompt, VerifyCall
 from tandem.telemetry.stages import StageClock
-from tandem.telemetry.tracing import fail, tracer, traceparent
+from tandem.telemetry.tracing import fail, traceparent, tracer
 
 _log = structlog.get_logger(__name__)
 
@@ -214,9 +214,7 @@ class Session:
         self.tally.drafter_lost = True
         if self._generation.fixed_gamma:
             # Its target is modified where it needs a draft of this very drafter.
-            raise Unavailable(
-                f"greedy_block cannot go on without its drafter ({error}); try again"
-            )
+            raise Unavailable(f"greedy_block cannot go on without its drafter ({error}); try again")
 
     def _measure(self, drafted: Drafted | None, decided: Decided, wall_ns: int) -> None:
         tally, verify = self.tally, decided.times

@@ -28,9 +28,7 @@ class OrchestratorSettings(ServiceSettings):
     max_new_tokens: int = Field(
         256, ge=1, description="tokens to generate for requests that name no limit"
     )
-    max_requests: int = Field(
-        256, ge=1, description="texts generated at once; one more is refused"
-    )
+    max_requests: int = Field(256, ge=1, description="texts generated at once; one more is refused")
     connect_seconds: float = Field(
         5.0, gt=0, description="how long a peer may take to say what it serves"
     )

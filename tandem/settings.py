@@ -63,7 +63,7 @@ def read_settings(kind: type[S]) -> S:
         StartupError: which variable is wrong, and how.
     """
     try:
-        return kind()
+        return kind(**{})
     except ValidationError as error:
         prefix = str(kind.model_config.get("env_prefix", ""))
         faults = "; ".join(

@@ -9,9 +9,9 @@ spin_less()
 
 def main() -> None:
     """Serve a target until SIGTERM."""
+    from tandem.rpc.server import run
     from target_svc.servicer import make_service
     from target_svc.settings import TargetSettings
-    from tandem.rpc.server import run
 
     run("target", TargetSettings, make_service)
 

@@ -116,9 +116,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
         self._gamma = 0
         self._end = 0
 
-    async def open(
-        self, message: target_pb2.VerifyRequest
-    ) -> StepReply[target_pb2.VerifyResponse]:
+    async def open(self, message: target_pb2.VerifyRequest) -> StepReply[target_pb2.VerifyResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
         structlog.contextvars.bind_contextvars(request_id=request.request_id)
@@ -169,9 +167,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
         if not fixed and request.gamma:
             raise InvalidRequest(f"open.gamma must be 0 for {request.verifier}")
 
-    async def step(
-        self, message: target_pb2.VerifyRequest
-    ) -> StepReply[target_pb2.VerifyResponse]:
+    async def step(self, message: target_pb2.VerifyRequest) -> StepReply[target_pb2.VerifyResponse]:
         request, settings = message.verify, self._servicer.settings
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
@@ -222,9 +218,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
             self._engine.release(self._sequence)
 
 
-def _carry_from(
-    request: target_pb2.OpenSequence, engine: TargetEngine
-) -> GreedyBlockCarry | None:
+def _carry_from(request: target_pb2.OpenSequence, engine: TargetEngine) -> GreedyBlockCarry | None:
     levels = [(level.log_ratio, level.count) for level in request.carry.levels]
     if len(levels) >= max(request.gamma, 1):
         raise InvalidRequest(f"open.carry holds {len(levels)} levels, gamma allows fewer")

@@ -145,9 +145,7 @@ def trio(
         drafting = start("drafter_svc", "DRAFTER", drafter or {})
         targeting = start(target_module, "TARGET", target or {})
         addresses = {"DRAFTERS": drafting.address, "TARGETS": targeting.address}
-        orchestrating = start(
-            "orchestrator", "ORCHESTRATOR", {**addresses, **(orchestrator or {})}
-        )
+        orchestrating = start("orchestrator", "ORCHESTRATOR", {**addresses, **(orchestrator or {})})
         for process in started:
             process.wait_ready()
         yield Trio(drafting, targeting, orchestrating)

@@ -10,8 +10,7 @@ from torch import Tensor
 from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
-from tandem.speculation.categorical import quantize
-from tandem.speculation.distribution import process
+from tandem.speculation.distribution import process, quantize
 
 
 @dataclass(eq=False)

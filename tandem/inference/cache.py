@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 
-class SlotLayer(DynamicLayer):
+class SlotLayer(DynamicLayer):  # type: ignore[misc]
     """Keys and values [1, heads, capacity, head_dim] of one layer, written in place.
 
     Sliding-window models get whole-length layers too: their attention masks cut the window,

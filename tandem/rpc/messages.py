@@ -85,9 +85,7 @@ def draft_to(draft: Draft) -> common_pb2.Draft:
 
 def times_from(message: common_pb2.StageTimes) -> StageTimes:
     """Stage times of a peer."""
-    return StageTimes(
-        message.queue_ns, message.forward_ns, message.accept_ns, message.batch_size
-    )
+    return StageTimes(message.queue_ns, message.forward_ns, message.accept_ns, message.batch_size)
 
 
 def times_to(times: StageTimes) -> common_pb2.StageTimes:
@@ -120,6 +118,4 @@ def check_request_id(request_id: str) -> None:
         InvalidRequest: it is too long or not printable.
     """
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable():
-        raise InvalidRequest(
-            f"request_id must be at most {MAX_REQUEST_ID} printable characters"
-        )
+        raise InvalidRequest(f"request_id must be at most {MAX_REQUEST_ID} printable characters")

@@ -117,7 +117,7 @@ class SequenceStream(ABC, Generic[Q, R]):
             raise IdleTimeout(
                 f"no message for {self._idle_seconds:g} s; open the sequence again if needed"
             ) from None
-        return None if message is grpc.aio.EOF else message  # type: ignore[return-value]
+        return None if message is grpc.aio.EOF else message  # type: ignore[comparison-overlap]
 
     async def _answer(self, kind: str | None, message: Q) -> None:
         spans = StepSpans(message.traceparent)

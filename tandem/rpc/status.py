@@ -43,9 +43,7 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
         )
 
 
-async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError
-) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
     """End an RPC with the error's status and sentence."""
     code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
     await context.abort(code, str(error))

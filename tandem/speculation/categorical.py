@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 MAX_WEIGHT = 65535
 
@@ -39,28 +37,3 @@ class Categorical:
         sums = self.weights.cumsum(dtype=np.int64)
         point = bits * int(sums[-1]) >> 64
         return int(self.ids[np.searchsorted(sums, point, side="right")])
-
-
-def quantize(probs: Tensor, mass: float, support: int) -> Categorical:
-    """Truncate a distribution and round it to integer weights.
-
-    Keeps the smallest set of most likely tokens that covers `mass`, at most `support` of
-    them, scales the largest probability to 65535 and drops what rounds to 0.
-
-    Args:
-        probs: [V] float32 probabilities.
-        mass: the share to cover, in (0, 1]; not applied where support is 0.
-        support: the most tokens to keep; 0 keeps the full vocabulary.
-    """
-    if support == 0:
-        values, ids = probs, torch.arange(probs.shape[0], device=probs.device)
-    else:
-        values, ids = probs.topk(min(support, probs.shape[0]))
-        covered_before = values.cumsum(0) - values
-        keep = covered_before < mass
-        values, ids = values[keep], ids[keep]
-    weights = (values / values.amax() * MAX_WEIGHT).round().to(torch.int32)
-    keep = weights > 0
-    return Categorical(
-        ids[keep].cpu().numpy().astype(np.uint32), weights[keep].cpu().numpy().astype(np.uint16)
-    )

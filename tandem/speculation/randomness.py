@@ -28,9 +28,7 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-def philox4x32(
-    counters: npt.NDArray[np.uint32], key: tuple[int, int]
-) -> npt.NDArray[np.uint32]:
+def philox4x32(counters: npt.NDArray[np.uint32], key: tuple[int, int]) -> npt.NDArray[np.uint32]:
     """Philox 4x32-10 of each counter.
 
     Args:

@@ -5,6 +5,8 @@ from target_svc.verifiers.greedy_block import GreedyBlockVerifier
 from target_svc.verifiers.token import TokenVerifier
 from target_svc.verifiers.verifier import Verifier
 
+__all__ = ["VERIFIERS", "Verifier"]
+
 VERIFIERS: dict[str, Verifier] = {
     rule.name: rule for rule in (TokenVerifier(), BlockVerifier(), GreedyBlockVerifier())
 }

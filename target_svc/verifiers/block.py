@@ -40,7 +40,7 @@ class BlockVerifier(Verifier):
         # Row i - 1 of h decides on keeping i tokens: its residual is taken at row i.
         inner = joint[:, 1:gamma, None]
         residual = (inner * target_probs[:, 1:gamma] - q[:, 1:]).clamp(min=0).sum(-1)
-        rejected = residual + 1 - inner[..., 0]
+        rejected = residual + (1 - inner[..., 0])
         h = torch.where(rejected <= 0, 1.0, residual / rejected)
         h = torch.cat((h, joint[:, gamma : gamma + 1]), 1) if gamma else joint[:, :0]
         places = torch.arange(1, gamma + 1, device=h.device)
@@ -69,9 +69,7 @@ class BlockVerifier(Verifier):
 
 def _prefix_probabilities(proposal: Proposal, target_probs: Tensor, q: Tensor) -> Tensor:
     """p_0..p_G [B, G+1]: p_i = min(p_{i-1} p(X_i)/q(X_i), 1), the chance of keeping i or more."""
-    step = ratios(
-        of_drafted_tokens(target_probs[:, :-1], proposal), of_drafted_tokens(q, proposal)
-    )
+    step = ratios(of_drafted_tokens(target_probs[:, :-1], proposal), of_drafted_tokens(q, proposal))
     joint = [target_probs.new_ones(target_probs.shape[0])]
     for i in range(q.shape[1]):
         joint.append((joint[-1] * step[:, i]).clamp(max=1))

@@ -118,9 +118,7 @@ class GreedyBlockVerifier(Verifier):
         """The last success."""
         return last_success(passed)
 
-    def next_carry(
-        self, proposal: Proposal, target_probs: Tensor, verdict: Verdict
-    ) -> list[Any]:
+    def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         """Algorithm 5: move the levels on by what was emitted, and add this round's."""
         block = _modify(proposal, target_probs, verdict.carry)
         place, token = verdict.num_accepted, verdict.next_token[:, None]
@@ -142,9 +140,7 @@ class GreedyBlockVerifier(Verifier):
         return _compact(log_ratios, counts, max(block.counts.shape[1], block.q.shape[1] - 1))
 
 
-def _modify(
-    proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None
-) -> _Block:
+def _modify(proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> _Block:
     """Apply the carried levels to the target's rows, along the drafted tokens."""
     q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
     log_ratio, counts = _stack(carry, target_probs)

@@ -18,7 +18,6 @@ from torch import Tensor
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal, Verdict
 
-
 # Far beyond any ratio that a draft reaches with a probability that matters, and its square
 # still fits float32.
 MAX_RATIO = 1e18
@@ -64,9 +63,7 @@ class Verifier(ABC):
     def count_accepted(self, passed: Tensor) -> Tensor:
         """[B]: how many tokens to keep, given which rows [B, G] passed."""
 
-    def next_carry(
-        self, proposal: Proposal, target_probs: Tensor, verdict: Verdict
-    ) -> list[Any]:
+    def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         """The state for the next round; `verdict.carry` holds the state of this one."""
         return [None] * len(verdict.carry)
 

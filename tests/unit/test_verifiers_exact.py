@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
 from target_svc.verifiers import VERIFIERS, Verifier
-from target_svc.verifiers import token as token_rule
+from target_svc.verifiers import verifier as shared
 from target_svc.verifiers.block import BlockVerifier
 from target_svc.verifiers.greedy_block import GreedyBlockVerifier
 from target_svc.verifiers.token import TokenVerifier
@@ -69,16 +69,17 @@ class FirstFailureStops(BlockVerifier):
 
 class TokenResidualInBlock(BlockVerifier):
     def residual_weights(
-        self, proposal: Proposal, target_probs: Tensor, num_accepted: Tensor,
+        self,
+        proposal: Proposal,
+        target_probs: Tensor,
+        num_accepted: Tensor,
         carry: Sequence[Any] | None = None,
     ) -> Tensor:
         return TokenVerifier().residual_weights(proposal, target_probs, num_accepted, carry)
 
 
 class NewestModificationOnly(GreedyBlockVerifier):
-    def next_carry(
-        self, proposal: Proposal, target_probs: Tensor, verdict: Verdict
-    ) -> list[Any]:
+    def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         carries = super().next_carry(proposal, target_probs, verdict)
         newest = [max((i for i, n in enumerate(c.counts) if n), default=0) for c in carries]
         for carry, last in zip(carries, newest, strict=True):
@@ -88,7 +89,10 @@ class NewestModificationOnly(GreedyBlockVerifier):
 
 class BonusFromTheWrongRow(BlockVerifier):
     def residual_weights(
-        self, proposal: Proposal, target_probs: Tensor, num_accepted: Tensor,
+        self,
+        proposal: Proposal,
+        target_probs: Tensor,
+        num_accepted: Tensor,
         carry: Sequence[Any] | None = None,
     ) -> Tensor:
         weights = super().residual_weights(proposal, target_probs, num_accepted, carry)
@@ -110,8 +114,8 @@ def test_enumeration_catches(mutant: Verifier, vocab_size: int) -> None:
 
 
 def test_enumeration_catches_an_inverted_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    upright = token_rule.ratios
-    monkeypatch.setattr(token_rule, "ratios", lambda p, q: upright(q, p))
+    upright = shared.ratios
+    monkeypatch.setattr("target_svc.verifiers.token.ratios", lambda p, q: upright(q, p))
     assert law_error(TokenVerifier(), 3, 3, 0, zeros=False) > 1e-3
 
 

@@ -1,0 +1,79 @@
+"""The three services in this process, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drafter_svc.servicer import make_service as make_drafter
+from drafter_svc.settings import DrafterSettings
+from orchestrator.servicer import make_service as make_orchestrator
+from orchestrator.settings import OrchestratorSettings
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.server import RunningServer, Service
+from tandem.target.v1 import target_pb2, target_pb2_grpc
+from target_svc.servicer import make_service as make_target
+from target_svc.settings import TargetSettings
+
+
+@dataclass
+class Stack:
+    """Stubs of running services."""
+
+    drafter: Any
+    target: Any
+    orchestrator: Any
+
+    async def open_sequences(self) -> int:
+        drafter = await self.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+        target = await self.target.GetModelInfo(target_pb2.GetModelInfoRequest())
+        return int(drafter.stats.open_sequences + target.stats.open_sequences)
+
+
+async def start(stack: AsyncExitStack, service: Service) -> RunningServer:
+    """Start a service on a free port, and stop it with the stack."""
+    server = RunningServer("127.0.0.1:0", service)
+    await server.start()
+    stack.push_async_callback(server.stop, 1.0)
+    return server
+
+
+def address_of(server: RunningServer) -> str:
+    return f"127.0.0.1:{server.port}"
+
+
+async def connect(stack: AsyncExitStack, address: str) -> grpc.aio.Channel:
+    return await stack.enter_async_context(grpc.aio.insecure_channel(address))
+
+
+@pytest.fixture
+async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
+    """All three, ready, serving the random pair."""
+    drafter_model, target_model = random_pair
+    async with AsyncExitStack() as stack:
+        drafter = await start(
+            stack,
+            make_drafter(DrafterSettings(model=str(drafter_model), max_sequences=4, max_gamma=8)),
+        )
+        target = await start(
+            stack,
+            make_target(TargetSettings(model=str(target_model), max_sequences=4, max_gamma=8)),
+        )
+        peers = {"drafters": (address_of(drafter),), "targets": (address_of(target),)}
+        orchestrator = await start(stack, make_orchestrator(OrchestratorSettings(**peers)))
+        await orchestrator.ready()
+        channels = [
+            await connect(stack, address_of(server)) for server in (drafter, target, orchestrator)
+        ]
+        yield Stack(
+            drafter_pb2_grpc.DrafterServiceStub(channels[0]),
+            target_pb2_grpc.TargetServiceStub(channels[1]),
+            orchestrator_pb2_grpc.OrchestratorServiceStub(channels[2]),
+        )

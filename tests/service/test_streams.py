@@ -1,0 +1,260 @@
+"""The two internal protocols, message by message: order, bad input, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from drafter_svc.servicer import make_service as make_drafter
+from drafter_svc.settings import DrafterSettings
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.target.v1 import target_pb2
+from tests.service.conftest import Stack, address_of, connect, start
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION
+SAMPLING = common_pb2.Sampling(seed=0)
+
+
+def open_draft(**changes: Any) -> drafter_pb2.DraftRequest:
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "token_ids": [1, 2, 3],
+        "sampling": SAMPLING,
+        "target_vocab_size": 5,
+        "max_new_tokens": 20,
+    }
+    return drafter_pb2.DraftRequest(open=drafter_pb2.OpenSequence(**(fields | changes)))
+
+
+def draft_step(**changes: Any) -> drafter_pb2.DraftRequest:
+    fields: dict[str, Any] = {"round": 1, "position": 3, "new_token_ids": [4], "gamma": 3}
+    return drafter_pb2.DraftRequest(draft=drafter_pb2.DraftStep(**(fields | changes)))
+
+
+def open_verify(**changes: Any) -> target_pb2.VerifyRequest:
+    fields: dict[str, Any] = {
+        "request_id": "r",
+        "token_ids": [1, 2, 3],
+        "sampling": SAMPLING,
+        "verifier": "block",
+        "max_new_tokens": 20,
+    }
+    return target_pb2.VerifyRequest(open=target_pb2.OpenSequence(**(fields | changes)))
+
+
+def verify_step(**changes: Any) -> target_pb2.VerifyRequest:
+    one_hot = common_pb2.Draft(token_ids=[0, 1], support_sizes=[0, 0])
+    fields: dict[str, Any] = {"round": 1, "position": 4, "draft": one_hot}
+    return target_pb2.VerifyRequest(verify=target_pb2.VerifyStep(**(fields | changes)))
+
+
+async def status_of(call: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
+    """Send requests, reading an answer to each, until the stream ends."""
+    try:
+        for request in requests:
+            await call.write(request)
+            if await call.read() is grpc.aio.EOF:
+                break
+        else:
+            await call.done_writing()
+            await call.read()
+    except grpc.aio.AioRpcError:
+        pass
+    return await call.code(), await call.details()
+
+
+@pytest.mark.parametrize(
+    ("requests", "code", "sentence"),
+    [
+        ([draft_step()], WRONG_STATE, "first message must be open"),
+        ([open_draft(), open_draft()], WRONG_STATE, "already open"),
+        ([drafter_pb2.DraftRequest()], INVALID, "step must be set"),
+        ([open_draft(token_ids=[])], INVALID, "open.token_ids must not be empty"),
+        ([open_draft(token_ids=[1, 5])], INVALID, "open.token_ids holds id 5"),
+        ([open_draft(request_id="a\nb")], INVALID, "request_id"),
+        ([open_draft(request_id="a" * 129)], INVALID, "request_id"),
+        ([open_draft(sampling=None)], INVALID, "sampling.seed must be set"),
+        ([open_draft(target_vocab_size=0)], INVALID, "open.target_vocab_size"),
+        ([open_draft(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
+        ([open_draft(max_new_tokens=2000)], INVALID, "open.max_new_tokens"),
+        ([open_draft(), draft_step(round=0)], WRONG_STATE, "round 0"),
+        ([open_draft(), draft_step(), draft_step(position=4)], WRONG_STATE, "round 1"),
+        ([open_draft(), draft_step(position=2)], WRONG_STATE, "position 2"),
+        ([open_draft(), draft_step(gamma=0)], INVALID, "draft.gamma"),
+        ([open_draft(), draft_step(gamma=9)], INVALID, "draft.gamma"),
+        ([open_draft(), draft_step(new_token_ids=[])], INVALID, "draft.new_token_ids"),
+        ([open_draft(), draft_step(new_token_ids=[9])], INVALID, "draft.new_token_ids"),
+        ([open_draft(), draft_step(new_token_ids=[1] * 21)], INVALID, "draft.new_token_ids"),
+    ],
+)
+async def test_drafter_refuses(
+    stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
+) -> None:
+    bystander = stack.drafter.Draft()
+    await bystander.write(open_draft())
+    await bystander.read()
+    got, details = await status_of(stack.drafter.Draft(), *requests)
+    assert (got, sentence in details) == (code, True), (got, details)
+    await bystander.write(draft_step())
+    assert len((await bystander.read()).drafted.draft.token_ids) == 3
+    assert await stack.open_sequences() == 1
+    bystander.cancel()
+
+
+@pytest.mark.parametrize(
+    ("requests", "code", "sentence"),
+    [
+        ([verify_step()], WRONG_STATE, "first message must be open"),
+        ([open_verify(), open_verify()], WRONG_STATE, "already open"),
+        ([target_pb2.VerifyRequest()], INVALID, "step must be set"),
+        ([open_verify(token_ids=[])], INVALID, "open.token_ids must not be empty"),
+        ([open_verify(token_ids=[7])], INVALID, "open.token_ids holds id 7"),
+        ([open_verify(verifier="magic")], INVALID, "open.verifier 'magic' is unknown"),
+        ([open_verify(verifier="")], INVALID, "open.verifier"),
+        ([open_verify(gamma=3)], INVALID, "open.gamma must be 0"),
+        ([open_verify(verifier="greedy_block")], INVALID, "open.gamma must be 1..8"),
+        ([open_verify(max_new_tokens=0)], INVALID, "open.max_new_tokens"),
+        ([open_verify(max_new_tokens=510)], INVALID, "open.max_new_tokens"),
+        ([open_verify(sampling=None)], INVALID, "sampling.seed must be set"),
+        (
+            [open_verify(sampling=common_pb2.Sampling(seed=0, top_p=0.0))],
+            INVALID,
+            "sampling.top_p",
+        ),
+        (
+            [open_verify(carry=common_pb2.VerifierCarry(levels=[{"log_ratio": 0, "count": 1}]))],
+            INVALID,
+            "open.carry",
+        ),
+        ([open_verify(), verify_step(round=0)], WRONG_STATE, "round 0"),
+        ([open_verify(), verify_step(position=3)], WRONG_STATE, "position 3"),
+        (
+            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[5], support_sizes=[0]))],
+            INVALID,
+            "token id 5",
+        ),
+        (
+            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[1] * 9))],
+            INVALID,
+            "draft.token_ids",
+        ),
+        (
+            [
+                open_verify(),
+                verify_step(draft=common_pb2.Draft(token_ids=[1], support_sizes=[0], parents=[-1])),
+            ],
+            grpc.StatusCode.UNIMPLEMENTED,
+            "parents",
+        ),
+        (
+            [open_verify(verifier="greedy_block", gamma=3), verify_step()],
+            INVALID,
+            "greedy_block needs 3",
+        ),
+    ],
+)
+async def test_target_refuses(
+    stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
+) -> None:
+    bystander = stack.target.Verify()
+    await bystander.write(open_verify())
+    await bystander.read()
+    got, details = await status_of(stack.target.Verify(), *requests)
+    assert (got, sentence in details) == (code, True), (got, details)
+    await bystander.write(verify_step())
+    assert (await bystander.read()).verdict.position > 4
+    assert await stack.open_sequences() == 1
+    bystander.cancel()
+
+
+async def test_close_ends_the_stream_with_ok(stack: Stack) -> None:
+    close = target_pb2.VerifyRequest(close=target_pb2.CloseSequence())
+    call = stack.target.Verify()
+    await call.write(open_verify())
+    await call.read()
+    await call.write(close)
+    assert await call.read() is grpc.aio.EOF
+    assert await call.code() == grpc.StatusCode.OK
+    assert await stack.open_sequences() == 0
+
+
+async def test_an_end_without_close_frees_the_sequence_too(stack: Stack) -> None:
+    call = stack.drafter.Draft()
+    assert await status_of(call, open_draft()) == (grpc.StatusCode.OK, "")
+    assert await stack.open_sequences() == 0
+
+
+async def test_one_sequence_too_many_is_refused_and_the_rest_go_on(stack: Stack) -> None:
+    calls = [stack.target.Verify() for _ in range(4)]
+    for call in calls:
+        await call.write(open_verify())
+        await call.read()
+    code, details = await status_of(stack.target.Verify(), open_verify())
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "all 4 sequences are taken" in details
+    for call in calls:
+        await call.write(verify_step())
+        assert (await call.read()).verdict.round == 1
+        call.cancel()
+    for _ in range(100):
+        if not await stack.open_sequences():
+            break
+        await asyncio.sleep(0.01)
+    code, _ = await status_of(stack.target.Verify(), open_verify())
+    assert code == grpc.StatusCode.OK
+
+
+async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
+    """Its carry modifies the next position, where the drafter's distribution is needed."""
+    carry = common_pb2.VerifierCarry(levels=[{"log_ratio": 0.3, "count": 2}])
+    call = stack.target.Verify()
+    await call.write(open_verify(verifier="greedy_block", gamma=3, carry=carry, first_round=7))
+    opened = (await call.read()).opened
+    assert not opened.HasField("token_id")
+    draft = common_pb2.Draft(token_ids=[0, 1, 2], support_sizes=[0, 0, 0])
+    await call.write(verify_step(round=8, position=3, draft=draft))
+    verdict = (await call.read()).verdict
+    assert verdict.position == 3 + verdict.num_accepted + 1
+    call.cancel()
+
+
+async def test_a_silent_stream_is_ended(random_pair: tuple[Path, Path]) -> None:
+    async with AsyncExitStack() as stack:
+        settings = DrafterSettings(model=str(random_pair[0]), idle_seconds=0.3)
+        server = await start(stack, make_drafter(settings))
+        channel = await connect(stack, address_of(server))
+        stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
+        await server.ready()
+        call = stub.Draft()
+        await call.write(open_draft())
+        await call.read()
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await call.read()
+        assert ended.value.code() == grpc.StatusCode.ABORTED
+        assert "0.3 s" in str(ended.value.details())
+        info = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+        assert info.stats.open_sequences == 0
+
+
+async def test_only_new_tokens_are_fed(stack: Stack) -> None:
+    """One target pass a round; the drafter computes what it has not computed yet."""
+    call = stack.drafter.Draft()
+    await call.write(open_draft())
+    await call.read()
+    await call.write(draft_step())
+    drafted = list((await call.read()).drafted.draft.token_ids)
+    before = (await stack.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())).stats
+    assert (before.forward_passes, before.fed_tokens) == (1 + 3, 3 + 3)
+    # All kept: the last drafted token and the bonus are new to the cache.
+    await call.write(draft_step(round=2, position=4, new_token_ids=[*drafted, 0], gamma=1))
+    await call.read()
+    after = (await stack.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())).stats
+    assert (after.forward_passes, after.fed_tokens) == (4 + 1, 6 + 2)
+    call.cancel()

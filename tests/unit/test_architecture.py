@@ -1,0 +1,73 @@
+"""The arrows of ARCHITECTURE.md, checked on the imports themselves."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("drafter_svc", "target_svc", "orchestrator")
+
+
+def imports(folder: str) -> Iterator[tuple[Path, str]]:
+    """Each module that a file under `folder` imports, generated stubs left out."""
+    for path in (ROOT / folder).rglob("*.py"):
+        if "_pb2" in path.name:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((path, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield path, node.module
+
+
+@pytest.mark.parametrize("folder", ["tandem", *SERVICES])
+def test_no_arrow_points_to_another_service(folder: str) -> None:
+    others = set(SERVICES) - {folder}
+    assert not [(p, m) for p, m in imports(folder) if m.split(".")[0] in others]
+
+
+def test_speculation_is_pure() -> None:
+    allowed = {"numpy", "torch", "tandem", *sys.stdlib_module_names}
+    for path, module in imports("tandem/speculation"):
+        assert module.split(".")[0] in allowed, (path, module)
+        assert not module.startswith("tandem.") or module.startswith("tandem.speculation")
+
+
+@pytest.mark.parametrize("folder", ["tandem", *SERVICES])
+def test_only_the_edge_touches_grpc(folder: str) -> None:
+    for path, module in imports(folder):
+        if module.split(".")[0] != "grpc" and "_pb2" not in module:
+            continue
+        edge = {"rpc", "cli"} & set(path.relative_to(ROOT).parts)
+        assert edge or path.stem in ("servicer", "messages", "pool"), (path, module)
+
+
+def test_only_the_models_side_touches_torch() -> None:
+    for folder in ("tandem", *SERVICES):
+        for path, module in imports(folder):
+            if module.split(".")[0] in ("torch", "transformers"):
+                parts = set(path.relative_to(ROOT).parts)
+                side = {"speculation", "inference", "drafters", "verifiers"} & parts
+                assert side or path.stem == "engine", (path, module)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "orchestrator.__main__",
+        "tandem.cli.main",
+        "drafter_svc.settings",
+        "target_svc.settings",
+    ],
+)
+def test_runs_without_torch_and_transformers(module: str) -> None:
+    blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None"
+    command = [sys.executable, "-c", f"{blocked}; import {module}"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,103 @@
+"""Processed distributions equal Hugging Face's, and a draw never lands on weight 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tandem.speculation.distribution import draw, process
+from tandem.speculation.sampling import Sampling
+
+
+def hugging_face(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    return torch.softmax(warpers(None, logits), -1)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.3),
+        Sampling(top_k=7),
+        Sampling(top_k=10_000),
+        Sampling(top_p=0.5),
+        Sampling(top_p=0.999),
+        Sampling(min_p=0.1),
+        Sampling(temperature=1.7, top_k=50, top_p=0.9, min_p=0.05),
+    ],
+)
+@pytest.mark.parametrize("vocab_size", [11, 2000])
+def test_equals_hugging_face(sampling: Sampling, vocab_size: int) -> None:
+    logits = 3 * torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1))
+    probs = process(logits, sampling)
+    assert torch.allclose(probs, hugging_face(logits.clone(), sampling), atol=1e-6)
+    assert probs.dtype == torch.float32
+
+
+def test_temperature_0_is_the_one_hot_argmax() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0], [5.0, 5.0, 1.0]])
+    probs = process(logits, Sampling(temperature=0))
+    assert probs.tolist() == [[0, 1, 0], [1, 0, 0]]
+
+
+def test_half_precision_is_widened_first() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
+    assert torch.equal(process(logits, Sampling()), torch.softmax(logits.float(), -1))
+
+
+def test_extreme_temperatures_stay_finite() -> None:
+    logits = torch.tensor([[-1e4, 0.0, 1e4]])
+    for temperature in (1e-30, 1e30):
+        probs = process(logits, Sampling(temperature=temperature))
+        assert probs.sum() == pytest.approx(1)
+
+
+def test_draw_is_the_inverse_cdf() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 3.0, 0.0]]).expand(4, -1)
+    uniforms = torch.tensor([0.0, 0.2499, 0.25, 0.9999], dtype=torch.float64)
+    assert draw(weights, uniforms).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
+def test_draw_never_lands_on_weight_0(uniform: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights = torch.rand(200, 50, generator=generator)
+    weights = weights.masked_fill(torch.rand(200, 50, generator=generator) < 0.5, 0.0)
+    weights[:, 20] = 1e-30
+    tokens = draw(weights, torch.full((200,), uniform, dtype=torch.float64))
+    assert (weights.gather(1, tokens[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", float("nan")),
+        ("min_p", -0.5),
+        ("min_p", 1.1),
+        ("seed", -1),
+        ("seed", 2**64),
+    ],
+)
+def test_bad_parameters_are_named(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{field} "):
+        Sampling(**{field: value})  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Random numbers are Philox 4x32-10 of (seed, purpose, round, row), and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tandem.speculation.randomness import Purpose, integers, philox4x32, uniforms
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ([0] * 4, (0, 0), [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        (
+            [0xFFFFFFFF] * 4,
+            (0xFFFFFFFF, 0xFFFFFFFF),
+            [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD],
+        ),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            (0xA4093822, 0x299F31D0),
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
+    assert philox4x32(np.array([counter], dtype=np.uint32), key)[0].tolist() == expected
+
+
+def test_a_row_does_not_depend_on_how_many_are_asked_for() -> None:
+    assert uniforms(7, Purpose.ACCEPT, 3, 1)[0] == uniforms(7, Purpose.ACCEPT, 3, 9)[0]
+
+
+def test_no_two_purposes_rounds_or_rows_share_a_number() -> None:
+    drawn = [
+        value
+        for purpose in Purpose
+        for round_ in (0, 1, 2, 2**32, 2**40)
+        for value in integers(0, purpose, round_, 5)
+    ]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_every_bit_of_the_seed_counts() -> None:
+    firsts = {float(uniforms(seed, Purpose.RESIDUAL, 0, 1)[0]) for seed in (0, 1, 2**32, 2**63)}
+    assert len(firsts) == 4
+
+
+def test_uniforms_are_uniform_with_53_bits() -> None:
+    values = uniforms(11, Purpose.DRAFT, 0, 100_000)
+    assert values.min() >= 0
+    assert values.max() < 1
+    assert abs(values.mean() - 0.5) < 5 / np.sqrt(12 * len(values))
+    assert (values * 2**53 == np.floor(values * 2**53)).all()
+    assert (values * 2**30 != np.floor(values * 2**30)).any()

@@ -1,0 +1,61 @@
+"""Settings: read once, validated, and documented to the last one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drafter_svc.settings import DrafterSettings
+from orchestrator.settings import OrchestratorSettings
+from tandem.errors import StartupError
+from tandem.settings import ServiceSettings, read_settings
+from target_svc.settings import TargetSettings
+
+KINDS: list[type[ServiceSettings]] = [DrafterSettings, TargetSettings, OrchestratorSettings]
+DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_has_a_default_and_a_line_in_the_docs(kind: type[ServiceSettings]) -> None:
+    settings = read_settings(kind)
+    documented = DOCS.read_text()
+    for name, field in kind.model_fields.items():
+        variable = f"{kind.model_config['env_prefix']}{name.upper()}"
+        default = getattr(settings, name)
+        shown = ",".join(default) if isinstance(default, tuple) else default
+        shown = "" if shown is None else shown
+        line = f"| `{variable}` | `{shown}` | {field.description} |"
+        assert line in documented, line
+
+
+def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_ORCHESTRATOR_TARGETS", "a:1, dns:///b:2,")
+    monkeypatch.setenv("TANDEM_ORCHESTRATOR_DRAFTERS", "")
+    settings = read_settings(OrchestratorSettings)
+    assert settings.targets == ("a:1", "dns:///b:2")
+    assert settings.drafters == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "variable", "value"),
+    [
+        (DrafterSettings, "TANDEM_DRAFTER_MAX_SEQUENCES", "0"),
+        (DrafterSettings, "TANDEM_DRAFTER_DRAFT_MASS", "1.5"),
+        (TargetSettings, "TANDEM_TARGET_DTYPE", "int8"),
+        (TargetSettings, "TANDEM_TARGET_LISTEN", "nowhere"),
+        (OrchestratorSettings, "TANDEM_ORCHESTRATOR_GAMMA", "many"),
+        (OrchestratorSettings, "TANDEM_ORCHESTRATOR_TARGETS", ""),
+    ],
+)
+def test_a_bad_value_names_its_variable(
+    kind: type[ServiceSettings], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(StartupError, match=variable):
+        read_settings(kind)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read_settings(TargetSettings).model = "other"  # type: ignore[misc]
