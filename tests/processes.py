@@ -37,8 +37,6 @@ class Process:
 
     def __post_init__(self) -> None:
         command = [sys.executable, "-m", self.module]
-        if self.module.endswith(".py"):
-            command = [sys.executable, self.module]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
         with self.log.open("wb") as log:
             self.popen = subprocess.Popen(

@@ -1,0 +1,156 @@
+"""The law of texts through real sockets, against exact autoregressive probabilities.
+
+`make test` runs a part of it (tests/system/test_exactness.py); `make exactness` runs all:
+30,000 texts for each verifier, draft length and kind of row, then greedy texts against
+transformers. Counts are kept in .cache/exactness.json, so that a run resumes where an
+earlier one stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tests.greedy import compare_greedy
+from tests.laws import chi_square_p_value
+from tests.processes import ROOT, Trio, generation, trio
+from tests.tiny import VOCAB_SIZE, save_random_llama
+
+PROMPT = [1, 2, 3]
+LENGTH = 4
+CELLS = VOCAB_SIZE**LENGTH
+# Both kinds of rows: the full vocabulary, and truncated to two tokens.
+SUPPORTS = {"dense": "0", "support 2": "2"}
+VERIFIERS = ("token", "block", "greedy_block")
+# 18 cases a run; a sound rule fails one of them in about 1,000 runs.
+SMALLEST_P = 0.001 / 18
+_CONCURRENCY = 16
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Case:
+    """One law to compare.
+
+    Attributes:
+        verifier: rule's name.
+        gamma: draft length.
+        rows: key of SUPPORTS.
+    """
+
+    verifier: str
+    gamma: int
+    rows: str
+
+    def __str__(self) -> str:
+        return f"{self.verifier}, gamma {self.gamma}, {self.rows}"
+
+
+def target_law(model: Path) -> npt.NDArray[np.float64]:
+    """[V ** LENGTH] exact probabilities of the first tokens behind PROMPT, in float64."""
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    texts = torch.tensor(list(product(range(VOCAB_SIZE), repeat=LENGTH)))
+    prompts = torch.tensor(PROMPT).expand(len(texts), -1)
+    with torch.inference_mode():
+        logits = target(torch.cat((prompts, texts), 1)).logits
+    log_probs = logits[:, len(PROMPT) - 1 : -1].log_softmax(-1)
+    law = log_probs.gather(2, texts[..., None])[..., 0].sum(1).exp()
+    return np.asarray(law.numpy(), dtype=np.float64)
+
+
+def count_texts(
+    services: Trio, case: Case, seeds: range, progress: Callable[[int], None] = lambda n: None
+) -> npt.NDArray[np.int64]:
+    """[V ** LENGTH] how often each text came, for requests with these seeds."""
+    return asyncio.run(_count(services.orchestrator.address, case, seeds, progress))
+
+
+async def _count(
+    address: str, case: Case, seeds: range, progress: Callable[[int], None]
+) -> npt.NDArray[np.int64]:
+    counts = np.zeros(CELLS, dtype=np.int64)
+    waiting = iter(seeds)
+    weights = VOCAB_SIZE ** np.arange(LENGTH - 1, -1, -1)
+
+    async def work(stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub) -> None:
+        for seed in waiting:
+            message = generation(
+                PROMPT,
+                max_new_tokens=LENGTH,
+                seed=seed,
+                gamma=case.gamma,
+                verifier=case.verifier,
+            )
+            reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
+            assert not reply.summary.drafter_lost
+            counts[int(np.dot(weights, reply.token_ids))] += 1
+            progress(1)
+
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        await asyncio.gather(*(work(stub) for _ in range(_CONCURRENCY)))
+    return counts
+
+
+def _run_laws(console: Console, texts: int, store: Path) -> bool:
+    cases = [Case(*c) for c in product(VERIFIERS, (1, 3, 5), SUPPORTS)]
+    counted: dict[str, list[int]] = json.loads(store.read_text()) if store.exists() else {}
+    table = Table("case", "texts", "p-value", "verdict")
+    sound = True
+    with tempfile.TemporaryDirectory() as scratch, Progress(console=console) as bar:
+        folder = Path(scratch)
+        drafter = save_random_llama(folder / "drafter", 2)
+        target = save_random_llama(folder / "target", 1)
+        law = target_law(target)
+        total = bar.add_task("texts", total=texts * len(cases))
+        for rows, support in SUPPORTS.items():
+            settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": support, "DRAFT_MASS": "1.0"}
+            with trio(folder, drafter=settings, target={"MODEL": str(target)}) as services:
+                for case in (case for case in cases if case.rows == rows):
+                    counts = np.array(counted.get(str(case), [0] * CELLS))
+                    bar.advance(total, int(counts.sum()))
+                    while (done := int(counts.sum())) < texts:
+                        seeds = range(done, min(done + _BATCH, texts))
+                        counts += count_texts(services, case, seeds)
+                        counted[str(case)] = counts.tolist()
+                        store.parent.mkdir(exist_ok=True)
+                        store.write_text(json.dumps(counted))
+                        bar.advance(total, len(seeds))
+                    p_value = chi_square_p_value(counts, law)
+                    sound &= p_value > SMALLEST_P
+                    verdict = "exact" if p_value > SMALLEST_P else "[red]WRONG LAW[/]"
+                    table.add_row(str(case), str(int(counts.sum())), f"{p_value:.4f}", verdict)
+    console.print(table)
+    return sound
+
+
+def main() -> None:
+    """Run everything; exit code 1 if a law is wrong or a greedy text differs."""
+    console = Console()
+    started = time.monotonic()
+    sound = _run_laws(console, texts=30_000, store=ROOT / ".cache" / "exactness.json")
+    equal = compare_greedy(console, prompts=50, tokens=128)
+    console.print(f"{(time.monotonic() - started) / 60:.1f} minutes")
+    sys.exit(0 if sound and equal else 1)
+
+
+if __name__ == "__main__":
+    main()

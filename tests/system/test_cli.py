@@ -1,0 +1,259 @@
+"""The `tandem` command as people run it: real processes, the embedded pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.processes import ROOT
+from tests.tiny import save_random_llama
+
+TANDEM = [sys.executable, "-m", "tandem.cli"]
+PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+START_SECONDS = 90
+TEXT = ["generate", "import ", "--seed", "3", "-n", "12"]
+
+
+def tandem(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TANDEM, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=PLAIN,
+        timeout=START_SECONDS,
+    )
+
+
+def one_line(run: subprocess.CompletedProcess[str]) -> str:
+    """The only line on standard error; nothing is on standard output."""
+    assert run.stdout == ""
+    (line,) = run.stderr.strip().splitlines()
+    return line
+
+
+class Up:
+    """A running `tandem up`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.out, self.err = folder / "up.out", folder / "up.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [*TANDEM, "up", "--listen", "127.0.0.1:0", *options],
+                stdout=out,
+                stderr=err,
+                cwd=ROOT,
+                env=PLAIN,
+            )
+
+    def wait_ready(self) -> str:
+        """The orchestrator's address."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.popen.poll() is None:
+            if "ready; try" in (text := self.out.read_text()):
+                return text.split()[1]
+            time.sleep(0.05)
+        raise AssertionError(f"never ready:\n{self.out.read_text()}{self.err.read_text()}")
+
+    def children(self) -> dict[str, int]:
+        """Process ids by module."""
+        pid = self.popen.pid
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        names = {child: Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in found}
+        return {name[2]: int(child) for child, name in names.items()}
+
+
+@contextmanager
+def up(folder: Path, *options: str) -> Iterator[Up]:
+    running = Up(folder, *options)
+    try:
+        yield running
+    finally:
+        if running.popen.poll() is None:
+            running.popen.terminate()
+        running.popen.wait(START_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, str]]:
+    """`tandem up` with the embedded pair, and its address."""
+    folder = tmp_path_factory.mktemp("up")
+    with up(folder, "--trace-dir", str(folder), "--log-dir", str(folder)) as running:
+        yield running, running.wait_ready()
+
+
+@pytest.fixture
+def address(served: tuple[Up, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the commands of a test find their orchestrator."""
+    monkeypatch.setitem(PLAIN, "TANDEM_ADDRESS", served[1])
+    return served[1]
+
+
+@pytest.mark.parametrize("command", ["", "up", "generate", "demo", "info"])
+def test_help_reads_well(command: str) -> None:
+    run = tandem(*filter(None, [command]), "--help")
+    assert run.returncode == 0, run.stderr
+    assert "Usage:" in run.stdout
+    expected = {"": "generate", "up": "--target", "generate": "--gamma", "demo": "--repeats"}
+    assert expected.get(command, "--address") in run.stdout
+
+
+def test_imports_no_model_library_and_help_no_grpc() -> None:
+    modules = [f"tandem.cli.{path.stem}" for path in (ROOT / "tandem/cli").glob("[a-z]*.py")]
+    program = (
+        "import sys, importlib; sys.modules['torch'] = sys.modules['transformers'] = None;"
+        "import tandem.cli.main; assert 'grpc' not in sys.modules;"
+        f"[importlib.import_module(name) for name in {modules}]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_json_holds_everything(address: str) -> None:
+    reply = json.loads(tandem(*TEXT, "--json").stdout)
+    assert len(reply["token_ids"]) == len(reply["origins"]) == 12
+    summary = reply["summary"]
+    assert summary["new_tokens"] == 12
+    assert summary["effective"]["sampling"]["seed"] == "3"
+    assert summary["effective"]["speculation"] == {"verifier": "block", "gamma": 4}
+    assert set(reply["origins"]) <= {
+        "TOKEN_ORIGIN_ACCEPTED",
+        "TOKEN_ORIGIN_CORRECTION",
+        "TOKEN_ORIGIN_BONUS",
+    }
+
+
+def test_a_pipe_gets_the_plain_text(address: str) -> None:
+    expected = json.loads(tandem(*TEXT, "--json").stdout)["text"]
+    run = tandem(*TEXT)
+    assert run.stdout == (expected if expected.endswith("\n") else f"{expected}\n")
+    assert re.match(r"12 tokens in .* tokens/s\).* · ended by length · seed 3\n$", run.stderr)
+    assert tandem("generate", "-", *TEXT[2:], stdin="import ").stdout == run.stdout
+
+
+def test_a_terminal_gets_colours_and_a_legend(address: str) -> None:
+    master, slave = pty.openpty()
+    environment = {**PLAIN, "TERM": "xterm-256color"}
+    del environment["NO_COLOR"]
+    run = subprocess.Popen([*TANDEM, *TEXT], stdout=slave, stderr=slave, cwd=ROOT, env=environment)
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 4096):
+            shown += chunk
+    except OSError:  # the other end is closed
+        pass
+    os.close(master)
+    assert run.wait() == 0
+    assert b"drafted and accepted" in shown
+    assert b"\x1b[32m" in shown
+    assert b"\x1b[1;34m" in shown
+
+
+def test_token_ids_instead_of_a_text(address: str) -> None:
+    run = tandem("generate", "--token-ids", "295,738", "-n", "4", "--gamma", "0", "--json")
+    assert json.loads(run.stdout)["summary"]["gammas"] == [0] * 4
+
+
+def test_info(address: str) -> None:
+    run = tandem("info")
+    assert run.returncode == 0
+    assert "block, greedy_block, token (default block)" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--temperature", "-1"], "INVALID_ARGUMENT: temperature"),
+        (["--verifier", "guess"], "INVALID_ARGUMENT: verifier 'guess' is unknown"),
+        (["--timeout", "0.001"], "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_a_refused_request_is_one_line(address: str, arguments: list[str], says: str) -> None:
+    run = tandem("generate", "x", *arguments)
+    assert run.returncode == 1
+    assert one_line(run).startswith(f"tandem: {says}")
+
+
+def test_nobody_at_the_address() -> None:
+    run = tandem("generate", "x", "--address", "127.0.0.1:1")
+    assert run.returncode == 1
+    assert "no orchestrator answers at 127.0.0.1:1: start one with `tandem up`" in one_line(run)
+
+
+@pytest.mark.parametrize("arguments", [[], ["x", "--token-ids", "1"], ["--token-ids", "1,a"]])
+def test_one_prompt_in_one_form(arguments: list[str]) -> None:
+    assert tandem("generate", *arguments).returncode == 2
+
+
+def test_up_on_a_taken_port(address: str) -> None:
+    run = tandem("up", "--listen", address)
+    assert run.returncode == 2
+    assert f"orchestrator: cannot listen on {address}: the port is taken" in one_line(run)
+
+
+def test_up_without_the_model(tmp_path: Path) -> None:
+    run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
+    assert run.returncode == 2
+    assert f"target: cannot load the model '{tmp_path}/no'" in one_line(run)
+
+
+def test_up_with_a_target_alone() -> None:
+    run = tandem("up", "--target", "models/target")
+    assert run.returncode == 2
+    assert "--target needs a --drafter that shares its tokenizer" in one_line(run)
+
+
+def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
+    target = save_random_llama(tmp_path / "target", seed=1, vocab_size=5)
+    drafter = save_random_llama(tmp_path / "drafter", seed=2, vocab_size=6)
+    pair = ["--target", str(target), "--drafter", str(drafter)]
+    run = tandem("up", "--listen", "127.0.0.1:0", *pair)
+    assert run.returncode == 2
+    assert "has 6 token ids, the target 5" in one_line(run)
+
+
+def test_up_says_which_service_died(tmp_path: Path) -> None:
+    target = save_random_llama(tmp_path / "target", seed=1)
+    with up(tmp_path, "--target", str(target), "--drafter", "none") as running:
+        address = running.wait_ready()
+        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
+        assert re.fullmatch(r"([0-4] ){3}\n", tandem(*ids).stdout)
+        os.kill(running.children()["target_svc"], signal.SIGKILL)
+        assert running.popen.wait(START_SECONDS) == 1
+    assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
+
+
+def test_up_drains_on_sigterm(served: tuple[Up, str], address: str) -> None:
+    """Last of the tests that share a stack: a running text finishes, all exit with 0."""
+    running, _ = served
+    children = running.children()
+    text = subprocess.Popen(
+        [*TANDEM, "generate", "import ", "-n", "200", "--ignore-eos", "--json"],
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=PLAIN,
+    )
+    log = running.out.parent / "orchestrator.log"
+    ended = log.read_text().count("request ended")
+    time.sleep(2)
+    assert log.read_text().count("request ended") == ended, "the text ended before the signal"
+    running.popen.terminate()
+    assert running.popen.wait(START_SECONDS) == 0
+    reply, _ = text.communicate(timeout=START_SECONDS)
+    assert json.loads(reply)["summary"]["new_tokens"] == 200
+    assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
+    for name in ("drafter", "target", "orchestrator"):
+        trace = (running.out.parent / f"{name}.jsonl").read_text().splitlines()
+        assert all(json.loads(line)["resourceSpans"] for line in trace)

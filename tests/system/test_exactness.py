@@ -1,0 +1,37 @@
+"""The joint law of four tokens through three processes and real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.exactness import SMALLEST_P, SUPPORTS, Case, count_texts, target_law
+from tests.laws import chi_square_p_value
+from tests.processes import trio
+
+TEXTS = {"token": 1_500, "block": 5_000, "greedy_block": 1_500}
+
+
+@pytest.mark.parametrize("rows", SUPPORTS)
+def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    drafter, target = random_pair
+    law = target_law(target)
+    settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": SUPPORTS[rows], "DRAFT_MASS": "1.0"}
+    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+        for verifier, texts in TEXTS.items():
+            counts = count_texts(services, Case(verifier, 3, rows), range(texts))
+            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
+        services.wait_idle()
+
+
+def test_a_mutant_server_fails(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    drafter, target = random_pair
+    with trio(
+        tmp_path,
+        drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0"},
+        target={"MODEL": str(target)},
+        target_module="tests.system.mutant_target",
+    ) as services:
+        counts = count_texts(services, Case("block", 3, "dense"), range(3_000))
+    assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
