@@ -17,6 +17,7 @@ from tandem.telemetry.stages import StageClock
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
+MAX_FIRST_ROUND = 2**63
 # No tokenizer needs more characters for a token, so a longer prompt cannot fit.
 _MAX_CHARACTERS_PER_TOKEN = 256
 
@@ -79,6 +80,8 @@ def generation_from(
         InvalidRequest: a field is out of range; the sentence begins with its name.
     """
     sampling = messages.sampling_from(message.sampling, default_seed=secrets.randbits(64))
+    if message.first_round > MAX_FIRST_ROUND:
+        raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
     verifier, gamma = _speculation(message.speculation, terms)
     _check_stopping(message.stopping, terms)
     with clock.stage("tokenize"):

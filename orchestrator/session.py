@@ -131,6 +131,8 @@ class Session:
         )
         if self._drafter is not None:
             self._opening = asyncio.create_task(self._open_drafter(self._drafter, prompt, span))
+            # A text may end before anyone asks how the opening went.
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             with self._clock.stage("open_wait"):
                 decided = await self._target.open(

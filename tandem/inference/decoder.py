@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError
 from tandem.inference.cache import SequenceCache
@@ -55,6 +56,7 @@ class Decoder:
             StartupError: one sentence on what is missing or broken.
         """
         place = _device(device)
+        disable_progress_bar()  # bars would tear the structured log
         if dtype == "auto":
             wanted: Any = torch.float32 if place.type == "cpu" else "auto"
         else:

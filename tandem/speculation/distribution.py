@@ -12,6 +12,8 @@ from tandem.speculation.sampling import Sampling
 # Top-p looks at this many of the most likely tokens first: sorting five rows of a
 # 128,256-token vocabulary takes 25 times as long as their top 256.
 _NUCLEUS_FIRST_LOOK = 256
+# A smaller temperature is 0 in float32, and 0 / 0 is no score.
+_COLDEST = 1e-30
 
 
 def process(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -28,7 +30,8 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.float()
     if sampling.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    scores = (logits - logits.amax(-1, keepdim=True)) / sampling.temperature
+    temperature = max(sampling.temperature, _COLDEST)
+    scores = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         kth = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < kth, -torch.inf)

@@ -43,7 +43,8 @@ def configure(service: str, trace_file: Path | None) -> TracerProvider | None:
     exporter = _exporter(trace_file)
     if exporter is None:
         return None
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
+    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
+    provider = TracerProvider(resource=Resource.create(named))
     queued = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _MAX_QUEUED_SPANS))
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=queued))
     trace.set_tracer_provider(provider)

@@ -64,6 +64,7 @@ async def stream(stack: Stack, message: pb.Generation) -> tuple[list[pb.Round], 
         ({"speculation": pb.Speculation(verifier="magic")}, "verifier 'magic' is unknown"),
         ({"speculation": pb.Speculation(gamma=9)}, "gamma must be 0..8"),
         ({"request_id": "a" * 129}, "request_id"),
+        ({"first_round": 2**63 + 1}, "first_round"),
     ],
 )
 async def test_bad_input_names_its_field_and_costs_nothing(

@@ -61,7 +61,7 @@ def test_half_precision_is_widened_first() -> None:
 
 def test_extreme_temperatures_stay_finite() -> None:
     logits = torch.tensor([[-1e4, 0.0, 1e4]])
-    for temperature in (1e-30, 1e30):
+    for temperature in (1e-300, 1e-30, 1e30, 1e300):
         probs = process(logits, Sampling(temperature=temperature))
         assert probs.sum() == pytest.approx(1)
 
