@@ -10,7 +10,7 @@ from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence
 from tandem.inference.decoder import Decoder
 from tandem.inference.engine import Engine, Job
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Purpose, integers
+from tandem.speculation.randomness import Draws, Purpose, integers
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -62,7 +62,7 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
 
         The draft depends on the sequence, its seed and `round_` alone.
         """
-        bits = integers(sequence.sampling.seed, Purpose.DRAFT, round_, gamma)
+        bits = integers(Draws(sequence.sampling.seed, Purpose.DRAFT, round_, gamma))
         job = _Draft(DraftRequest(sequence, gamma, bits), new_token_ids)
         await self._submit(job)
         return job.request.draft(), job.times

@@ -74,7 +74,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """Close the channels."""
         await self._pool.close()
 
-    async def Generate(self, request: pb.GenerateRequest, context: _Context) -> None:
+    async def Generate(  # type: ignore[override]  # writes to the context, as grpc.aio allows
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> None:
         """See orchestrator.proto."""
 
         async def send(round_: pb.Round) -> None:

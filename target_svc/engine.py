@@ -19,7 +19,7 @@ from tandem.inference.engine import Engine, Job
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.randomness import Purpose, uniforms
+from tandem.speculation.randomness import Draws, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import Verifier
 
@@ -40,7 +40,7 @@ class TargetSequence:
 
     token_ids: list[int]
     sampling: Sampling
-    rule: Verifier
+    rule: Verifier[Any]
     carry: Any
     cache: SequenceCache
     last_token: int = -1
@@ -78,7 +78,7 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         self,
         token_ids: list[int],
         sampling: Sampling,
-        rule: Verifier,
+        rule: Verifier[Any],
         carry: Any,
         capacity: int,
     ) -> TargetSequence:
@@ -198,11 +198,20 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
 
 def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """[B, gamma+1]: each row's acceptance, then the draw, keyed by the job's seed and round."""
+    drawn = uniforms(
+        *(
+            Draws(job.sequence.sampling.seed, purpose, job.round, count)
+            for job in jobs
+            for purpose, count in ((Purpose.ACCEPT, len(job.draft)), (Purpose.RESIDUAL, 1))
+        )
+    )
     values = np.ones((len(jobs), gamma + 1))
+    start = 0
     for b, job in enumerate(jobs):
-        seed, drafted = job.sequence.sampling.seed, len(job.draft)
-        values[b, :drafted] = uniforms(seed, Purpose.ACCEPT, job.round, drafted)
-        values[b, gamma] = uniforms(seed, Purpose.RESIDUAL, job.round, 1)[0]
+        end = start + len(job.draft)
+        values[b, : len(job.draft)] = drawn[start:end]
+        values[b, gamma] = drawn[end]
+        start = end + 1
     return values
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.tiny import save_random_llama
+
+# Tiny tensors gain nothing from threads, which only get into each other's way.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

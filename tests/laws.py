@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Tables:
         return Proposal.from_dense(drafts, torch.stack(q, 1)), torch.stack(p, 1), weight
 
 
-def accepted_law(rule: Verifier, h: Tensor) -> Tensor:
+def accepted_law(rule: Verifier[Any], h: Tensor) -> Tensor:
     """[B, G+1]: law of the number of kept tokens, from the rows' acceptance [B, G]."""
     law = h.new_zeros(h.shape[0], h.shape[1] + 1)
     for pattern in product((False, True), repeat=h.shape[1]):
@@ -72,7 +73,7 @@ def accepted_law(rule: Verifier, h: Tensor) -> Tensor:
     return law
 
 
-def speculative_law(rule: Verifier, tables: Tables, gamma: int, length: int) -> Tensor:
+def speculative_law(rule: Verifier[Any], tables: Tables, gamma: int, length: int) -> Tensor:
     """[V ** length]: exact law of the first `length` tokens of rounds of `gamma` drafts.
 
     Integrates the uniforms out through `accept_probabilities` and `residual_weights`, and
@@ -135,7 +136,7 @@ def _merge(states: list[tuple[int, float, object]]) -> list[tuple[int, float, ob
     return [(prefix, mass, None) for prefix, mass in merged.items()] + kept
 
 
-def expected_accepted(rule: Verifier, tables: Tables, gamma: int, prefix: int = 0) -> float:
+def expected_accepted(rule: Verifier[Any], tables: Tables, gamma: int, prefix: int = 0) -> float:
     """Exact mean number of kept tokens of one round behind a prefix."""
     drafts = torch.tensor(list(product(range(tables.vocab_size), repeat=gamma)))
     prefixes = torch.full((len(drafts),), prefix)

@@ -136,6 +136,8 @@ def trio(
         environment = {f"TANDEM_{prefix}_{name}": value for name, value in settings.items()}
         environment[f"TANDEM_{prefix}_LISTEN"] = "127.0.0.1:0"
         environment[f"TANDEM_{prefix}_LOG_FORMAT"] = "json"
+        # A core for each model: they share two with everything else.
+        environment.setdefault(f"TANDEM_{prefix}_THREADS", "1")
         started.append(Process(module, environment, logs / f"{prefix.lower()}.log"))
         return started[-1]
 

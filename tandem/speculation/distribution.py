@@ -47,15 +47,20 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
 def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Scores [N, V] with all but the smallest set of at least `top_p` mass at -inf."""
     normaliser = scores.logsumexp(-1, keepdim=True)
-    vocab_size = scores.shape[-1]
-    for count in (min(_NUCLEUS_FIRST_LOOK, vocab_size), vocab_size):
-        top = scores.topk(count, dim=-1)
-        probs = (top.values - normaliser).exp()
-        before = probs.cumsum(-1) - probs
-        if count == vocab_size or bool((before[:, -1] >= top_p).all()):
-            break
-    kept = top.values.masked_fill(before >= top_p, -torch.inf)
-    return torch.full_like(scores, -torch.inf).scatter_(-1, top.indices, kept)
+    first_look = min(_NUCLEUS_FIRST_LOOK, scores.shape[-1])
+    values, indices = scores.topk(first_look, dim=-1)
+    before = _mass_before(values, normaliser)
+    if first_look < scores.shape[-1] and bool((before[:, -1] < top_p).any()):
+        values, indices = scores.sort(dim=-1, descending=True)
+        before = _mass_before(values, normaliser)
+    kept = values.masked_fill(before >= top_p, -torch.inf)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, indices, kept)
+
+
+def _mass_before(scores: Tensor, normaliser: Tensor) -> Tensor:
+    """The mass of all more likely tokens, for scores in descending order."""
+    probs = (scores - normaliser).exp()
+    return probs.cumsum(-1) - probs
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -8,16 +8,20 @@ number in a later round biases the text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 _MASK = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _ROUNDS = 10
+# What is added to the key in each round.
+_BUMPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL[:, None]
 
 
 class Purpose(IntEnum):
@@ -28,58 +32,70 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-def philox4x32(counters: npt.NDArray[np.uint32], key: tuple[int, int]) -> npt.NDArray[np.uint32]:
-    """Philox 4x32-10 of each counter.
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Rows 0..count-1 of one purpose in one round of one request.
+
+    Attributes:
+        seed: the request's, 64 bits.
+        purpose: what they decide.
+        round: the round's number, 64 bits.
+        count: how many.
+    """
+
+    seed: int
+    purpose: Purpose
+    round: int
+    count: int
+
+
+def philox4x32(
+    counters: npt.NDArray[np.uint64], keys: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint64]:
+    """Philox 4x32-10 of each counter under its key.
 
     Args:
-        counters: [N, 4] uint32.
-        key: two 32-bit words.
+        counters: [4, N] 32-bit words.
+        keys: [2, N] 32-bit words.
 
     Returns:
-        [N, 4] uint32.
+        [4, N] 32-bit words.
     """
-    words = counters.astype(np.uint64)
-    k0, k1 = key
-    for _ in range(_ROUNDS):
-        # The products of words 0 and 2 with their multipliers, as 64-bit numbers.
-        products = words[:, ::2] * _MULTIPLIERS
-        high, low = products >> _SHIFT, products & _MASK
-        words = np.stack(
-            (
-                high[:, 1] ^ words[:, 1] ^ np.uint64(k0),
-                low[:, 1],
-                high[:, 0] ^ words[:, 3] ^ np.uint64(k1),
-                low[:, 0],
-            ),
-            axis=1,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
-    return words.astype(np.uint32)
+    w0, w1, w2, w3 = counters
+    for k0, k1 in (keys + _BUMPS) & _MASK:
+        left, right = w0 * _MULTIPLIERS[0], w2 * _MULTIPLIERS[1]
+        w0, w1 = (right >> _SHIFT) ^ w1 ^ k0, right & _MASK
+        w2, w3 = (left >> _SHIFT) ^ w3 ^ k1, left & _MASK
+    return np.stack((w0, w1, w2, w3))
 
 
-def _words(seed: int, purpose: Purpose, round_: int, count: int) -> npt.NDArray[np.uint64]:
-    counters = np.empty((count, 4), dtype=np.uint32)
-    counters[:, 0] = np.arange(count)
-    counters[:, 1] = round_ & 0xFFFFFFFF
-    counters[:, 2] = round_ >> 32
-    counters[:, 3] = purpose
-    return philox4x32(counters, (seed & 0xFFFFFFFF, seed >> 32)).astype(np.uint64)
+def _words(draws: Sequence[Draws]) -> npt.NDArray[np.uint64]:
+    """[4, sum of counts] random words, one request's rows after the other's."""
+    rows = [
+        (row, d.round & 0xFFFFFFFF, d.round >> 32, d.purpose, d.seed & 0xFFFFFFFF, d.seed >> 32)
+        for d in draws
+        for row in range(d.count)
+    ]
+    columns = np.array(rows, dtype=np.uint64).reshape(-1, 6).T
+    return philox4x32(columns[:4], columns[4:])
 
 
-def uniforms(seed: int, purpose: Purpose, round_: int, count: int) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1) of rows 0..count-1, with 53 bits. 0 does occur.
+def uniforms(*draws: Draws) -> npt.NDArray[np.float64]:
+    """Uniforms in [0, 1) with 53 bits, of all draws in their order. 0 does occur.
 
     24 bits would never draw some 43,000 tokens of a plausible row of 128,256.
 
     Returns:
-        [count] float64.
+        [sum of counts] float64.
     """
-    words = _words(seed, purpose, round_, count)
-    bits = (words[:, 0] >> np.uint64(5) << np.uint64(26)) | (words[:, 1] >> np.uint64(6))
-    return bits.astype(np.float64) * 2.0**-53
+    words = _words(draws)
+    bits = (words[0] >> np.uint64(5) << np.uint64(26)) | (words[1] >> np.uint64(6))
+    values: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
+    return values
 
 
-def integers(seed: int, purpose: Purpose, round_: int, count: int) -> list[int]:
-    """Uniform 64-bit integers of rows 0..count-1."""
-    words = _words(seed, purpose, round_, count)
-    return [int(low) | int(high) << 32 for low, high in words[:, :2]]
+def integers(*draws: Draws) -> list[int]:
+    """Uniform 64-bit integers, of all draws in their order."""
+    words = _words(draws)
+    numbers: list[int] = (words[0] | words[1] << _SHIFT).tolist()
+    return numbers

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.speculation.proposal import Proposal, Verdict
+from tandem.speculation.proposal import Proposal
 from target_svc.verifiers.verifier import (
     MAX_RATIO,
     Verifier,
-    drafted,
+    View,
     last_success,
     of_drafted_tokens,
-    padded,
-    positive_or,
     ratios,
+    residual_or,
     row_at,
 )
 
@@ -61,112 +60,102 @@ class GreedyBlockCarry:
         return [(ratio, count) for ratio, count in pairs if count > 0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A round as the rule sees it.
+@dataclass(frozen=True)
+class _GreedyView(View):
+    """A view whose p are the rows as all levels modified them.
 
     Attributes:
-        q: [B, G, V].
-        rows: [B, G+1, V], the target's rows as modified by all levels.
         joint: [B, G+1], the uncapped joint ratio of each prefix of the draft.
+        target: [B, G+1, V], the rows as the target gave them.
         log_ratios: [B, G+1, J], each level's log ratio after each prefix.
-        counts: [B, J].
+        counts: [B, J], positions each level still modified before this round.
     """
 
-    q: Tensor
-    rows: Tensor
     joint: Tensor
+    target: Tensor
     log_ratios: Tensor
     counts: Tensor
 
 
-class GreedyBlockVerifier(Verifier):
+class GreedyBlockVerifier(Verifier[_GreedyView]):
     """Keeps each prefix with probability min(p, q) of the whole prefix, then mends the law."""
 
     name = "greedy_block"
     lossless = True
 
-    def accept_probabilities(
-        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
-    ) -> Tensor:
-        """Algorithm 4: p_remain / p_rej (equations 32 and 33), at most 1."""
-        block = _modify(proposal, target_probs, carry)
-        gamma = block.q.shape[1]
-        difference = block.joint[:, 1:gamma, None] * block.rows[:, 1:gamma] - block.q[:, 1:]
-        remain, rejected = difference.clamp(min=0).sum(-1), (-difference).clamp(min=0).sum(-1)
-        h = torch.where(rejected <= 0, 1.0, remain / rejected)
-        h = torch.cat((h, block.joint[:, gamma:]), 1) if gamma else block.joint[:, :0]
-        places = torch.arange(1, gamma + 1, device=h.device)
-        h = torch.where(places == proposal.lengths[:, None], block.joint[:, 1:], h)
-        return torch.where(drafted(proposal), h.clamp(max=1), 0.0)
-
-    def residual_weights(
-        self,
-        proposal: Proposal,
-        target_probs: Tensor,
-        num_accepted: Tensor,
-        carry: Sequence[Any] | None = None,
-    ) -> Tensor:
-        """Equation (30): (p~_tau p - q)+, with the uncapped joint ratio of the kept tokens."""
-        block = _modify(proposal, target_probs, carry)
-        joint = block.joint.gather(1, num_accepted[:, None])
-        p, q = row_at(block.rows, num_accepted), row_at(padded(block.q), num_accepted)
-        kept_all = (num_accepted >= proposal.lengths)[:, None]
-        return torch.where(kept_all, p, positive_or((joint * p - q).clamp(min=0), p))
-
     def count_accepted(self, passed: Tensor) -> Tensor:
         """The last success."""
         return last_success(passed)
 
-    def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
-        """Algorithm 5: move the levels on by what was emitted, and add this round's."""
-        block = _modify(proposal, target_probs, verdict.carry)
-        place, token = verdict.num_accepted, verdict.next_token[:, None]
-        q = row_at(padded(block.q), place)
-        log_ratios = block.log_ratios[torch.arange(len(place), device=place.device), place]
-        remaining = block.counts - place[:, None]
-        stages = _fold(row_at(target_probs, place), q, log_ratios, remaining)
-        q_next = q.gather(1, token)
-        steps = [(stage.gather(1, token) / q_next).log() for stage in stages]
-        joint = block.joint.gather(1, place[:, None]).log()
-        log_ratios = torch.cat(
-            [log_ratios[:, [j]] + step for j, step in enumerate(steps[:-1])] + [joint + steps[-1]],
-            dim=1,
+    def _view(
+        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None
+    ) -> _GreedyView:
+        """Apply the carried levels to the target's rows, along the drafted tokens."""
+        q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
+        q_drafted = of_drafted_tokens(q, proposal)
+        log_ratio, counts = _stack(carry, target_probs)
+        joint = target_probs.new_ones(target_probs.shape[0])
+        rows, joints, log_ratios, steps = [], [joint], [log_ratio], []
+        for i in range(q.shape[1]):
+            stages = _fold(target_probs[:, i], q[:, i], log_ratio, counts - i)
+            token = proposal.tokens[:, [i]]
+            step = ratios(
+                torch.cat([stage.gather(1, token) for stage in stages], 1), q_drafted[:, [i]]
+            )
+            log_ratio = (log_ratio + step[:, :-1].log()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+            joint = (joint * step[:, -1]).clamp(max=MAX_RATIO)
+            rows.append(stages[-1])
+            joints.append(joint)
+            log_ratios.append(log_ratio)
+            steps.append(step[:, -1])
+        # The bonus row is never modified: with a fixed gamma no level reaches that far, and
+        # behind a draft that max_new_tokens cut short nothing is emitted any more.
+        rows.append(target_probs[:, -1])
+        places = torch.arange(len(rows), device=q.device)
+        behind = (places >= proposal.lengths[:, None])[..., None]
+        return _GreedyView(
+            proposal,
+            torch.where(behind, target_probs, torch.stack(rows, 1)),
+            q,
+            torch.stack(steps, 1) if steps else q_drafted,
+            torch.stack(joints, 1),
+            target_probs,
+            torch.stack(log_ratios, 1),
+            counts,
         )
-        counts = torch.cat((remaining, (proposal.lengths - place)[:, None]), 1) - 1
+
+    def _accept(self, view: _GreedyView) -> Tensor:
+        """Algorithm 4: p_remain / p_rej (equations 32 and 33), at most 1."""
+        gamma = view.gamma
+        difference = view.joint[:, 1:gamma, None] * view.p[:, 1:gamma] - view.q[:, 1:]
+        remain, rejected = difference.clamp(min=0).sum(-1), (-difference).clamp(min=0).sum(-1)
+        h = torch.where(rejected <= 0, 1.0, remain / rejected)
+        h = torch.nn.functional.pad(h, (0, gamma - h.shape[1]))
+        h = torch.where(view.ends, view.joint[:, 1:], h)
+        return torch.where(view.drafted, h.clamp(max=1), 0.0)
+
+    def _residual(self, view: _GreedyView, num_accepted: Tensor) -> Tensor:
+        """Equation (30): (p~_tau p - q)+, with the uncapped joint ratio of the kept tokens."""
+        joint = view.joint.gather(1, num_accepted[:, None])
+        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
+        return torch.where(view.kept_all(num_accepted), p, residual_or(joint * p - q, p))
+
+    def _carry(self, view: _GreedyView, num_accepted: Tensor, next_token: Tensor) -> list[Any]:
+        """Algorithm 5: move the levels on by what was emitted, and add this round's."""
+        token = next_token[:, None]
+        q = row_at(view.q, num_accepted)
+        log_ratios = row_at(view.log_ratios, num_accepted)
+        remaining = view.counts - num_accepted[:, None]
+        stages = _fold(row_at(view.target, num_accepted), q, log_ratios, remaining)
+        step = torch.cat([stage.gather(1, token) for stage in stages], 1) / q.gather(1, token)
+        joint = view.joint.gather(1, num_accepted[:, None])
+        log_ratios = torch.cat((log_ratios, joint.log()), 1) + step.log()
+        left = (view.proposal.lengths - num_accepted)[:, None]
+        counts = torch.cat((remaining, left), 1) - 1
         # A ratio without bound (q had no such token) modifies nothing any more.
         counts = torch.where(log_ratios.isfinite(), counts.clamp(min=0), 0)
         log_ratios = log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        return _compact(log_ratios, counts, max(block.counts.shape[1], block.q.shape[1] - 1))
-
-
-def _modify(proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> _Block:
-    """Apply the carried levels to the target's rows, along the drafted tokens."""
-    q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
-    log_ratio, counts = _stack(carry, target_probs)
-    joint = target_probs.new_ones(target_probs.shape[0])
-    rows, joints, log_ratios = [], [joint], [log_ratio]
-    q_drafted = of_drafted_tokens(q, proposal)
-    for i in range(q.shape[1]):
-        stages = _fold(target_probs[:, i], q[:, i], log_ratio, counts - i)
-        step = [
-            ratios(stage.gather(1, proposal.tokens[:, [i]])[:, 0], q_drafted[:, i])
-            for stage in stages
-        ]
-        joint = (joint * step[-1]).clamp(max=MAX_RATIO)
-        if len(step) > 1:
-            log_steps = torch.stack(step[:-1], 1).log()
-            log_ratio = (log_ratio + log_steps).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        rows.append(stages[-1])
-        joints.append(joint)
-        log_ratios.append(log_ratio)
-    # The bonus row is never modified: with a fixed gamma no level reaches that far, and
-    # behind a draft that max_new_tokens cut short nothing is emitted any more.
-    rows.append(target_probs[:, -1])
-    stacked = torch.stack(rows, 1)
-    kept_as_is = torch.arange(stacked.shape[1], device=q.device) >= proposal.lengths[:, None]
-    stacked = torch.where(kept_as_is[..., None], target_probs, stacked)
-    return _Block(q, stacked, torch.stack(joints, 1), torch.stack(log_ratios, 1), counts)
+        return _compact(log_ratios, counts, max(view.counts.shape[1], view.gamma - 1))
 
 
 def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[Tensor]:
@@ -178,7 +167,7 @@ def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[T
     for j in range(log_ratios.shape[1]):
         # (r p - q)+ normalised equals (p - q / r)+ normalised, which a large r cannot overflow.
         inverse = (-log_ratios[:, [j]]).exp()
-        weights = positive_or((stages[-1] - inverse * q).clamp(min=0), stages[-1])
+        weights = residual_or(stages[-1] - inverse * q, stages[-1])
         modified = weights / weights.sum(-1, keepdim=True)
         stages.append(torch.where(remaining[:, [j]] > 0, modified, stages[-1]))
     return stages

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,48 @@ from tandem.speculation.proposal import Proposal, Verdict
 MAX_RATIO = 1e18
 
 
-class Verifier(ABC):
+@dataclass(frozen=True)
+class View:
+    """A batch of rounds as a rule sees it; rules add what they derive from it.
+
+    Attributes:
+        proposal: the drafts.
+        p: [B, G+1, V], the target's rows.
+        q: [B, G, V], the drafter's rows.
+        ratios: [B, G], p / q of each drafted token.
+    """
+
+    proposal: Proposal
+    p: Tensor
+    q: Tensor
+    ratios: Tensor
+
+    @property
+    def gamma(self) -> int:
+        """Longest draft of the batch."""
+        return self.q.shape[1]
+
+    @property
+    def drafted(self) -> Tensor:
+        """[B, G] mask of the rows that hold a drafted token."""
+        places = torch.arange(self.gamma, device=self.q.device)
+        return places < self.proposal.lengths[:, None]
+
+    @property
+    def ends(self) -> Tensor:
+        """[B, G] mask of each draft's last row."""
+        places = torch.arange(1, self.gamma + 1, device=self.q.device)
+        return places == self.proposal.lengths[:, None]
+
+    def kept_all(self, num_accepted: Tensor) -> Tensor:
+        """[B, 1] mask of the sequences whose whole draft was kept."""
+        return (num_accepted >= self.proposal.lengths)[:, None]
+
+
+W = TypeVar("W", bound=View)
+
+
+class Verifier(ABC, Generic[W]):
     """A verification rule (VERIFY of arXiv 2403.10444, Algorithm 3).
 
     Attributes:
@@ -34,7 +76,6 @@ class Verifier(ABC):
     name: ClassVar[str]
     lossless: ClassVar[bool]
 
-    @abstractmethod
     def accept_probabilities(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
     ) -> Tensor:
@@ -43,10 +84,10 @@ class Verifier(ABC):
         Args:
             proposal: drafts [B, G] with their rows of q.
             target_probs: [B, G+1, V]; row i is p in the context of the first i drafted tokens.
-            carry: one entry a sequence, from its last verdict.
+            carry: one entry a sequence, from its last verdict; None for all at the start.
         """
+        return self._accept(self._view(proposal, target_probs, carry))
 
-    @abstractmethod
     def residual_weights(
         self,
         proposal: Proposal,
@@ -58,14 +99,12 @@ class Verifier(ABC):
 
         Where all were kept it is the target's own row (the bonus).
         """
-
-    @abstractmethod
-    def count_accepted(self, passed: Tensor) -> Tensor:
-        """[B]: how many tokens to keep, given which rows [B, G] passed."""
+        return self._residual(self._view(proposal, target_probs, carry), num_accepted)
 
     def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         """The state for the next round; `verdict.carry` holds the state of this one."""
-        return [None] * len(verdict.carry)
+        view = self._view(proposal, target_probs, verdict.carry)
+        return self._carry(view, verdict.num_accepted, verdict.next_token)
 
     def verify(
         self,
@@ -83,18 +122,43 @@ class Verifier(ABC):
                 the correction or bonus.
             carry: one entry a sequence, from its last verdict; None for all at the start.
         """
-        given = list(carry) if carry is not None else [None] * target_probs.shape[0]
-        h = self.accept_probabilities(proposal, target_probs, given)
+        view = self._view(proposal, target_probs, carry)
         # Strictly less: 0 does occur among uniforms, and u <= 0 would emit a token of
         # probability 0.
-        num_accepted = self.count_accepted(uniforms[:, :-1] < h)
-        weights = self.residual_weights(proposal, target_probs, num_accepted, given)
-        verdict = Verdict(num_accepted, draw(weights, uniforms[:, -1]), given)
-        return Verdict(
-            verdict.num_accepted,
-            verdict.next_token,
-            self.next_carry(proposal, target_probs, verdict),
-        )
+        num_accepted = self.count_accepted(uniforms[:, :-1] < self._accept(view))
+        next_token = draw(self._residual(view, num_accepted), uniforms[:, -1])
+        return Verdict(num_accepted, next_token, self._carry(view, num_accepted, next_token))
+
+    @abstractmethod
+    def count_accepted(self, passed: Tensor) -> Tensor:
+        """[B]: how many tokens to keep, given which rows [B, G] passed."""
+
+    @abstractmethod
+    def _view(self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> W:
+        """What the other methods need, computed once."""
+
+    @abstractmethod
+    def _accept(self, view: W) -> Tensor:
+        """See `accept_probabilities`."""
+
+    @abstractmethod
+    def _residual(self, view: W, num_accepted: Tensor) -> Tensor:
+        """See `residual_weights`."""
+
+    def _carry(self, view: W, num_accepted: Tensor, next_token: Tensor) -> list[Any]:
+        """See `next_carry`. Most rules carry nothing."""
+        return [None] * len(num_accepted)
+
+
+def plain_view(proposal: Proposal, target_probs: Tensor) -> View:
+    """The view of a rule without state."""
+    q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
+    return View(
+        proposal,
+        target_probs,
+        q,
+        ratios(of_drafted_tokens(target_probs[:, :-1], proposal), of_drafted_tokens(q, proposal)),
+    )
 
 
 def up_to_first_failure(passed: Tensor) -> Tensor:
@@ -105,13 +169,7 @@ def up_to_first_failure(passed: Tensor) -> Tensor:
 def last_success(passed: Tensor) -> Tensor:
     """[B] one-based place of the last pass in each row of `passed` [B, G], 0 if none."""
     places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
-    return torch.cat((passed.new_zeros(passed.shape[0], 1).long(), passed * places), 1).amax(-1)
-
-
-def drafted(proposal: Proposal) -> Tensor:
-    """[B, G] mask of the rows that hold a drafted token."""
-    places = torch.arange(proposal.tokens.shape[1], device=proposal.tokens.device)
-    return places < proposal.lengths[:, None]
+    return torch.nn.functional.pad(passed * places, (1, 0)).amax(-1)
 
 
 def of_drafted_tokens(rows: Tensor, proposal: Proposal) -> Tensor:
@@ -126,17 +184,14 @@ def ratios(p: Tensor, q: Tensor) -> Tensor:
 
 
 def row_at(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]."""
+    """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, 1))
     index = place[:, None, None].expand(-1, 1, rows.shape[-1])
-    return rows.gather(1, index)[:, 0]
+    return padded.gather(1, index)[:, 0]
 
 
-def padded(draft_probs: Tensor) -> Tensor:
-    """[B, G+1, V]: rows of q with a zero row behind, where the bonus has none."""
-    return torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
-
-
-def positive_or(weights: Tensor, fallback: Tensor) -> Tensor:
-    """`weights` [B, V], but `fallback` where rounding left a row without any weight."""
+def residual_or(excess: Tensor, fallback: Tensor) -> Tensor:
+    """The positive part of `excess` [B, V]; `fallback` where rounding left none in a row."""
+    weights = excess.clamp(min=0)
     empty = weights.sum(-1, keepdim=True) <= 0
     return torch.where(empty, fallback, weights)

@@ -66,8 +66,10 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
             stack,
             make_target(TargetSettings(model=str(target_model), max_sequences=4, max_gamma=8)),
         )
-        peers = {"drafters": (address_of(drafter),), "targets": (address_of(target),)}
-        orchestrator = await start(stack, make_orchestrator(OrchestratorSettings(**peers)))
+        settings = OrchestratorSettings(
+            drafters=(address_of(drafter),), targets=(address_of(target),)
+        )
+        orchestrator = await start(stack, make_orchestrator(settings))
         await orchestrator.ready()
         channels = [
             await connect(stack, address_of(server)) for server in (drafter, target, orchestrator)

@@ -133,14 +133,10 @@ async def serve_fakes(
     drafter: FakeDrafter, target: FakeTarget
 ) -> tuple[list[grpc.aio.Server], list[str]]:
     """Both on free ports: the servers, and the drafter's and the target's address."""
-    servers, addresses = [], []
-    for add, servicer in (
-        (drafter_pb2_grpc.add_DrafterServiceServicer_to_server, drafter),
-        (target_pb2_grpc.add_TargetServiceServicer_to_server, target),
-    ):
-        server = grpc.aio.server()
-        add(servicer, server)  # type: ignore[operator]
+    servers, addresses = [grpc.aio.server(), grpc.aio.server()], []
+    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, servers[0])
+    target_pb2_grpc.add_TargetServiceServicer_to_server(target, servers[1])
+    for server in servers:
         addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
         await server.start()
-        servers.append(server)
     return servers, addresses

@@ -22,6 +22,11 @@ WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION
 SAMPLING = common_pb2.Sampling(seed=0)
 
 
+def carry_of(log_ratio: float, count: int) -> common_pb2.VerifierCarry:
+    level = common_pb2.VerifierCarry.Level(log_ratio=log_ratio, count=count)
+    return common_pb2.VerifierCarry(levels=[level])
+
+
 def open_draft(**changes: Any) -> drafter_pb2.DraftRequest:
     fields: dict[str, Any] = {
         "request_id": "r",
@@ -129,7 +134,7 @@ async def test_drafter_refuses(
             "sampling.top_p",
         ),
         (
-            [open_verify(carry=common_pb2.VerifierCarry(levels=[{"log_ratio": 0, "count": 1}]))],
+            [open_verify(carry=carry_of(0.0, 1))],
             INVALID,
             "open.carry",
         ),
@@ -213,7 +218,7 @@ async def test_one_sequence_too_many_is_refused_and_the_rest_go_on(stack: Stack)
 
 async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
     """Its carry modifies the next position, where the drafter's distribution is needed."""
-    carry = common_pb2.VerifierCarry(levels=[{"log_ratio": 0.3, "count": 2}])
+    carry = carry_of(0.3, 2)
     call = stack.target.Verify()
     await call.write(open_verify(verifier="greedy_block", gamma=3, carry=carry, first_round=7))
     opened = (await call.read()).opened

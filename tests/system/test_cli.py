@@ -15,7 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from tandem.cli import comparison, report
+from tandem.cli.client import Client
+from tandem.cli.main import app
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.processes import ROOT
 from tests.tiny import save_random_llama
 
@@ -37,7 +42,12 @@ def tandem(*arguments: str, stdin: str | None = None) -> subprocess.CompletedPro
     )
 
 
-def one_line(run: subprocess.CompletedProcess[str]) -> str:
+def invoke(*arguments: str, stdin: str | None = None) -> Result:
+    """The same in this process, where a second of start-up would say nothing more."""
+    return CliRunner().invoke(app, arguments, input=stdin, env={"COLUMNS": "100"})
+
+
+def one_line(run: subprocess.CompletedProcess[str] | Result) -> str:
     """The only line on standard error; nothing is on standard output."""
     assert run.stdout == ""
     (line,) = run.stderr.strip().splitlines()
@@ -97,14 +107,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, str]]
 @pytest.fixture
 def address(served: tuple[Up, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Where the commands of a test find their orchestrator."""
+    monkeypatch.setenv("TANDEM_ADDRESS", served[1])
     monkeypatch.setitem(PLAIN, "TANDEM_ADDRESS", served[1])
     return served[1]
 
 
 @pytest.mark.parametrize("command", ["", "up", "generate", "demo", "info"])
 def test_help_reads_well(command: str) -> None:
-    run = tandem(*filter(None, [command]), "--help")
-    assert run.returncode == 0, run.stderr
+    run = invoke(*filter(None, [command]), "--help")
+    assert run.exit_code == 0, run.stderr
     assert "Usage:" in run.stdout
     expected = {"": "generate", "up": "--target", "generate": "--gamma", "demo": "--repeats"}
     assert expected.get(command, "--address") in run.stdout
@@ -120,8 +131,50 @@ def test_imports_no_model_library_and_help_no_grpc() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
+class FakeClient:
+    """Answers at once, with texts that depend on the prompt alone but for one."""
+
+    def __init__(self, odd: comparison.Method | None = None) -> None:
+        self.odd = odd
+
+    def generate(
+        self, generation: pb.Generation, metadata: object
+    ) -> Iterator[pb.GenerateResponse]:
+        speculation = generation.speculation
+        method = comparison.Method(speculation.verifier, speculation.gamma)
+        tokens = [pb.Token(id=len(generation.prompt)), pb.Token(id=int(method == self.odd))]
+        yield pb.GenerateResponse(round=pb.Round(tokens=tokens))
+        stages = pb.Stages(total_ns=1000, verify_wait_ns=700, round_wall_ns=[9], round_model_ns=[5])
+        summary = pb.Summary(new_tokens=2, rounds=2, gammas=[0, speculation.gamma], stages=stages)
+        yield pb.GenerateResponse(summary=summary)
+
+
+def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.Sample]:
+    groups = comparison.compare(client, comparison.plan(2), 2, budget_s)  # type: ignore[arg-type]
+    return [sample for group in groups for sample in group]
+
+
+def test_a_comparison_keeps_to_its_budget() -> None:
+    group = len(comparison.TEMPERATURES) * len(comparison.METHODS)
+    assert len(samples_of(FakeClient())) == 2 * len(comparison.PROMPTS) * group
+    assert len(samples_of(FakeClient(), budget_s=0.0)) == group
+
+
+def test_a_comparison_finds_a_greedy_text_that_differs() -> None:
+    assert comparison.first_difference(samples_of(FakeClient())) is None
+    found = comparison.first_difference(samples_of(FakeClient(odd=comparison.BLOCK)))
+    assert found == "prompt 'def ' with block, from token 1 on"
+
+
+def test_the_report_shares_out_the_time(capsys: pytest.CaptureFixture[str]) -> None:
+    report.print_report(samples_of(FakeClient()))
+    shown = capsys.readouterr().out
+    assert "70%" in shown
+    assert "Each line is 8 texts" in shown
+
+
 def test_json_holds_everything(address: str) -> None:
-    reply = json.loads(tandem(*TEXT, "--json").stdout)
+    reply = json.loads(invoke(*TEXT, "--json").stdout)
     assert len(reply["token_ids"]) == len(reply["origins"]) == 12
     summary = reply["summary"]
     assert summary["new_tokens"] == 12
@@ -135,11 +188,11 @@ def test_json_holds_everything(address: str) -> None:
 
 
 def test_a_pipe_gets_the_plain_text(address: str) -> None:
-    expected = json.loads(tandem(*TEXT, "--json").stdout)["text"]
+    expected = json.loads(invoke(*TEXT, "--json").stdout)["text"]
     run = tandem(*TEXT)
     assert run.stdout == (expected if expected.endswith("\n") else f"{expected}\n")
     assert re.match(r"12 tokens in .* tokens/s\).* · ended by length · seed 3\n$", run.stderr)
-    assert tandem("generate", "-", *TEXT[2:], stdin="import ").stdout == run.stdout
+    assert invoke("generate", "-", *TEXT[2:], stdin="import ").stdout == run.stdout
 
 
 def test_a_terminal_gets_colours_and_a_legend(address: str) -> None:
@@ -162,45 +215,51 @@ def test_a_terminal_gets_colours_and_a_legend(address: str) -> None:
 
 
 def test_token_ids_instead_of_a_text(address: str) -> None:
-    run = tandem("generate", "--token-ids", "295,738", "-n", "4", "--gamma", "0", "--json")
+    run = invoke("generate", "--token-ids", "295,738", "-n", "4", "--gamma", "0", "--json")
     assert json.loads(run.stdout)["summary"]["gammas"] == [0] * 4
 
 
 def test_info(address: str) -> None:
-    run = tandem("info")
-    assert run.returncode == 0
+    run = invoke("info")
+    assert run.exit_code == 0
     assert "block, greedy_block, token (default block)" in run.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--temperature", "-1"], "INVALID_ARGUMENT: temperature"),
+        (["--temperature", "-1"], "INVALID_ARGUMENT: sampling.temperature"),
         (["--verifier", "guess"], "INVALID_ARGUMENT: verifier 'guess' is unknown"),
         (["--timeout", "0.001"], "DEADLINE_EXCEEDED"),
     ],
 )
 def test_a_refused_request_is_one_line(address: str, arguments: list[str], says: str) -> None:
-    run = tandem("generate", "x", *arguments)
-    assert run.returncode == 1
+    run = invoke("generate", "x", *arguments)
+    assert run.exit_code == 1
     assert one_line(run).startswith(f"tandem: {says}")
 
 
 def test_nobody_at_the_address() -> None:
-    run = tandem("generate", "x", "--address", "127.0.0.1:1")
-    assert run.returncode == 1
+    run = invoke("generate", "x", "--address", "127.0.0.1:1")
+    assert run.exit_code == 1
     assert "no orchestrator answers at 127.0.0.1:1: start one with `tandem up`" in one_line(run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["x", "--token-ids", "1"], ["--token-ids", "1,a"]])
 def test_one_prompt_in_one_form(arguments: list[str]) -> None:
-    assert tandem("generate", *arguments).returncode == 2
+    assert invoke("generate", *arguments).exit_code == 2
 
 
 def test_up_on_a_taken_port(address: str) -> None:
     run = tandem("up", "--listen", address)
     assert run.returncode == 2
-    assert f"orchestrator: cannot listen on {address}: the port is taken" in one_line(run)
+    assert one_line(run).startswith(f"tandem: cannot listen on {address}: ")
+
+
+def test_up_on_no_address() -> None:
+    run = invoke("up", "--listen", "nowhere")
+    assert run.exit_code == 2
+    assert one_line(run).startswith("tandem: cannot listen on nowhere: ")
 
 
 def test_up_without_the_model(tmp_path: Path) -> None:
@@ -210,8 +269,8 @@ def test_up_without_the_model(tmp_path: Path) -> None:
 
 
 def test_up_with_a_target_alone() -> None:
-    run = tandem("up", "--target", "models/target")
-    assert run.returncode == 2
+    run = invoke("up", "--target", "models/target")
+    assert run.exit_code == 2
     assert "--target needs a --drafter that shares its tokenizer" in one_line(run)
 
 
@@ -229,7 +288,7 @@ def test_up_says_which_service_died(tmp_path: Path) -> None:
     with up(tmp_path, "--target", str(target), "--drafter", "none") as running:
         address = running.wait_ready()
         ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
-        assert re.fullmatch(r"([0-4] ){3}\n", tandem(*ids).stdout)
+        assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
         os.kill(running.children()["target_svc"], signal.SIGKILL)
         assert running.popen.wait(START_SECONDS) == 1
     assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
@@ -240,19 +299,18 @@ def test_up_drains_on_sigterm(served: tuple[Up, str], address: str) -> None:
     running, _ = served
     children = running.children()
     text = subprocess.Popen(
-        [*TANDEM, "generate", "import ", "-n", "200", "--ignore-eos", "--json"],
+        [*TANDEM, "generate", "import ", "-n", "300", "--ignore-eos", "--json"],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env=PLAIN,
     )
-    log = running.out.parent / "orchestrator.log"
-    ended = log.read_text().count("request ended")
-    time.sleep(2)
-    assert log.read_text().count("request ended") == ended, "the text ended before the signal"
+    with Client(address) as client:
+        while client.info().active_requests == 0:
+            assert text.poll() is None
     running.popen.terminate()
     assert running.popen.wait(START_SECONDS) == 0
     reply, _ = text.communicate(timeout=START_SECONDS)
-    assert json.loads(reply)["summary"]["new_tokens"] == 200
+    assert json.loads(reply)["summary"]["new_tokens"] == 300
     assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
     for name in ("drafter", "target", "orchestrator"):
         trace = (running.out.parent / f"{name}.jsonl").read_text().splitlines()

@@ -51,7 +51,7 @@ def test_a_client_that_leaves_and_a_deadline_leave_nothing_open(services: Trio) 
         services.wait_idle(seconds=1.0)
         with pytest.raises(grpc.RpcError) as ended:
             list(stub.Generate(long_text(), timeout=0.3))
-        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+        assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
         services.wait_idle(seconds=1.0)
 
 
@@ -103,7 +103,7 @@ def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_pa
                 pb.CompleteRequest(
                     generation=generation([1, 2, 3], max_new_tokens=20, seed=0, gamma=3)
                 ),
-                metadata=[("traceparent", f"00-{trace_id}-b7ad6b7169203331-01")],
+                metadata=(("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),),
             )
         assert [process.stop() for process in services.processes] == [0, 0, 0]
     spans = {span["spanId"]: span for path in files for span in spans_of(path)}
@@ -116,10 +116,10 @@ def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_pa
     rounds = [span for span in spans.values() if span["name"] == "round"]
     assert len(rounds) == reply.summary.rounds - 1
     for span in spans.values():
-        parent = spans.get(span["parentSpanId"])
-        if parent is not None and parent["service"] == span["service"]:
-            assert int(parent["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
-            assert int(span["endTimeUnixNano"]) <= int(parent["endTimeUnixNano"])
+        above = spans.get(span["parentSpanId"])
+        if above is not None and above["service"] == span["service"]:
+            assert int(above["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
+            assert int(span["endTimeUnixNano"]) <= int(above["endTimeUnixNano"])
 
 
 def spans_of(path: Path) -> Iterator[dict[str, str]]:

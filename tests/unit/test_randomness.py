@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.speculation.randomness import Purpose, integers, philox4x32, uniforms
+from tandem.speculation.randomness import Draws, Purpose, integers, philox4x32, uniforms
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,15 @@ from tandem.speculation.randomness import Purpose, integers, philox4x32, uniform
     ],
 )
 def test_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
-    assert philox4x32(np.array([counter], dtype=np.uint32), key)[0].tolist() == expected
+    counters = np.array([counter, counter], dtype=np.uint64).T
+    keys = np.array([key, key], dtype=np.uint64).T
+    assert philox4x32(counters, keys).T.tolist() == [expected, expected]
 
 
 def test_a_row_does_not_depend_on_how_many_are_asked_for() -> None:
-    assert uniforms(7, Purpose.ACCEPT, 3, 1)[0] == uniforms(7, Purpose.ACCEPT, 3, 9)[0]
+    one, nine = Draws(7, Purpose.ACCEPT, 3, 1), Draws(7, Purpose.ACCEPT, 3, 9)
+    other = Draws(8, Purpose.RESIDUAL, 2, 2)
+    assert uniforms(one)[0] == uniforms(nine)[0] == uniforms(other, nine)[2]
 
 
 def test_no_two_purposes_rounds_or_rows_share_a_number() -> None:
@@ -37,20 +41,26 @@ def test_no_two_purposes_rounds_or_rows_share_a_number() -> None:
         value
         for purpose in Purpose
         for round_ in (0, 1, 2, 2**32, 2**40)
-        for value in integers(0, purpose, round_, 5)
+        for value in integers(Draws(0, purpose, round_, 5))
     ]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_every_bit_of_the_seed_counts() -> None:
-    firsts = {float(uniforms(seed, Purpose.RESIDUAL, 0, 1)[0]) for seed in (0, 1, 2**32, 2**63)}
+    seeds = (0, 1, 2**32, 2**63)
+    firsts = {float(uniforms(Draws(seed, Purpose.RESIDUAL, 0, 1))[0]) for seed in seeds}
     assert len(firsts) == 4
 
 
 def test_uniforms_are_uniform_with_53_bits() -> None:
-    values = uniforms(11, Purpose.DRAFT, 0, 100_000)
+    values = uniforms(Draws(11, Purpose.DRAFT, 0, 100_000))
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(values.mean() - 0.5) < 5 / np.sqrt(12 * len(values))
     assert (values * 2**53 == np.floor(values * 2**53)).all()
     assert (values * 2**30 != np.floor(values * 2**30)).any()
+
+
+def test_no_draws_are_none() -> None:
+    assert len(uniforms()) == 0
+    assert integers(Draws(0, Purpose.DRAFT, 0, 0)) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -29,7 +31,7 @@ def random_batch(batch: int, seed: int) -> tuple[Proposal, torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_verify_agrees_with_both_methods(rule: Verifier) -> None:
+def test_verify_agrees_with_both_methods(rule: Verifier[Any]) -> None:
     carry = None
     for seed in range(5):
         proposal, target_probs, uniforms = random_batch(64, seed)
@@ -51,7 +53,7 @@ def test_verify_agrees_with_both_methods(rule: Verifier) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_a_ragged_batch_equals_its_sequences_alone(rule: Verifier) -> None:
+def test_a_ragged_batch_equals_its_sequences_alone(rule: Verifier[Any]) -> None:
     proposal, target_probs, uniforms = random_batch(12, 3)
     first = rule.verify(proposal, target_probs, uniforms)
     carry = [c if b % 2 else None for b, c in enumerate(first.carry)]
@@ -71,7 +73,7 @@ def test_a_ragged_batch_equals_its_sequences_alone(rule: Verifier) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_u_equal_to_h_equal_to_0_is_a_rejection(rule: Verifier) -> None:
+def test_u_equal_to_h_equal_to_0_is_a_rejection(rule: Verifier[Any]) -> None:
     """`u <= h` would keep a token that the target never emits."""
     target_probs = torch.tensor([[[1.0, 0.0, 0.0], [1 / 3, 1 / 3, 1 / 3]]])
     proposal = Proposal.from_dense(torch.tensor([[1]]), torch.tensor([[[0.0, 1.0, 0.0]]]))
@@ -82,7 +84,7 @@ def test_u_equal_to_h_equal_to_0_is_a_rejection(rule: Verifier) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_identical_models_keep_everything(rule: Verifier, dtype: torch.dtype) -> None:
+def test_identical_models_keep_everything(rule: Verifier[Any], dtype: torch.dtype) -> None:
     proposal, _, uniforms = random_batch(64, 1)
     q = proposal.probs.to(dtype)
     target_probs = torch.cat((q, torch.full((64, 1, VOCAB_SIZE), 0.2, dtype=dtype)), 1)
@@ -107,7 +109,7 @@ def test_at_temperature_0_all_rules_are_prefix_match() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_no_draft_is_plain_decoding(rule: Verifier) -> None:
+def test_no_draft_is_plain_decoding(rule: Verifier[Any]) -> None:
     probs = torch.tensor([[[0.25, 0.5, 0.25]]]).expand(3, 1, 3)
     proposal = Proposal.from_dense(torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0, 3))
     verdict = rule.verify(proposal, probs, torch.tensor([[0.1], [0.5], [0.9]]).double())
