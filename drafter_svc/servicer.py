@@ -14,7 +14,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import InvalidRequest, Unavailable
 from tandem.inference.decoder import Decoder
-from tandem.inference.threads import use_threads
+from tandem.inference.threads import in_daemon_thread, use_threads
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
@@ -44,7 +44,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
 
     async def become_ready(self) -> None:
         """Load the model and start the engine."""
-        self._engine = await asyncio.to_thread(self._load)
+        self._engine = await in_daemon_thread(self._load)
         self._engine.start()
 
     def _load(self) -> DrafterEngine:

@@ -18,7 +18,7 @@ from orchestrator.pool import Pool
 from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, StartupError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import Service
@@ -43,6 +43,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     async def become_ready(self) -> None:
         """Find the pair, check that it fits, and take over the target's tokenizer."""
         await self._pool.become_ready()
+        verifier, known = self._settings.verifier, self._pool.verifiers
+        if verifier not in known:
+            raise StartupError(
+                f"TANDEM_ORCHESTRATOR_VERIFIER: {verifier!r} is unknown; the target has {known}"
+            )
         self._terms = self._make_terms()
 
     def _make_terms(self) -> Terms:

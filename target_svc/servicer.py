@@ -11,7 +11,7 @@ import structlog
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, NotFound, Unavailable, WrongState
 from tandem.inference.decoder import Decoder
-from tandem.inference.threads import use_threads
+from tandem.inference.threads import in_daemon_thread, use_threads
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
@@ -46,7 +46,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     async def become_ready(self) -> None:
         """Load the model and start the engine."""
-        self._engine = await asyncio.to_thread(self._load)
+        self._engine = await in_daemon_thread(self._load)
         self._engine.start()
 
     def _load(self) -> TargetEngine:

@@ -14,9 +14,9 @@ import structlog
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
 
 from tandem.errors import StartupError
+from tandem.rpc import reflection
 from tandem.rpc.channel import SERVER_OPTIONS
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing
@@ -56,8 +56,7 @@ class RunningServer:
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         service.add_to(self._server)
-        names = (service.name, _HEALTH, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        reflection.enable((service.name, _HEALTH), self._server)
         try:
             self.port = self._server.add_insecure_port(listen)
         except RuntimeError as error:

@@ -16,6 +16,7 @@ import pytest
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import StartupError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import RunningServer
@@ -143,6 +144,12 @@ async def test_without_a_drafter_everything_is_plain() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Complete(request())
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_an_unknown_default_verifier_cannot_start() -> None:
+    with pytest.raises(StartupError, match="TANDEM_ORCHESTRATOR_VERIFIER"):
+        async with orchestrate(FakeDrafter(), FakeTarget(), verifier="magic"):
+            pass
 
 
 async def test_one_text_too_many_is_refused_at_once() -> None:

@@ -1,0 +1,89 @@
+"""Text sampled by the target at temperature 1, many sequences at a time."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import LlamaConfig
+
+from models import network
+from models.corpus import Tokens
+from models.network import END_ID, Half, Weights
+
+ROWS = 256
+LENGTH = 512
+LONGEST_PROMPT = 64
+
+
+def _step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) -> Tensor:
+    """Logits [rows, vocabulary] after `token` [rows] at position `at`; fills the cache there.
+
+    The cache is [layers, 2, rows, heads, length, size].
+    """
+    heads = shape.num_attention_heads
+    size = shape.hidden_size // heads
+    cos, sin = (part[at:] for part in network.angles(at + 1, size))
+    x = F.embedding(token, half.table)
+    for layer, (keys, values) in zip(half.layers, cache, strict=True):
+        fused = F.linear(network.norm(x, layer["first"]), layer["qkv"])
+        q, k, v = fused.view(-1, 1, 3, heads, size).unbind(2)
+        keys[:, :, at] = network.rotate(k, cos, sin)[:, 0]
+        values[:, :, at] = v[:, 0]
+        q = network.rotate(q, cos, sin).transpose(1, 2)
+        seen = slice(0, at + 1)
+        mixed = F.scaled_dot_product_attention(q, keys[:, :, seen], values[:, :, seen])
+        x = network.feed_forward(x + F.linear(mixed.reshape(x.shape), layer["out"]), layer)
+    return F.linear(network.norm(x, half.norm), half.table)
+
+
+@torch.inference_mode()
+def continue_prompts(
+    w: Weights, shape: LlamaConfig, prompts: Tensor, given: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Fill `prompts` [rows, length] with samples wherever a row's position is not `given`."""
+    rows, length = prompts.shape
+    half = Half(w, shape)
+    size = shape.hidden_size // shape.num_attention_heads
+    cache = torch.zeros(
+        shape.num_hidden_layers, 2, rows, shape.num_attention_heads, length, size,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
+    filled = prompts.clone()
+    for at in range(length - 1):
+        row = _step(half, filled[:, at], at, cache, shape).float().softmax(-1)
+        drawn = torch.multinomial(row, 1, generator=generator)[:, 0]
+        filled[:, at + 1] = torch.where(given[:, at + 1], prompts[:, at + 1], drawn)
+    return filled
+
+
+def prompts(stream: Tokens, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Half the rows start a document, half continue 1 to 64 tokens of the stream.
+
+    Returns the rows [rows, length + 1] and which of their positions are given.
+    """
+    start = generator.integers(len(stream) - LENGTH - 1, size=ROWS)
+    text = np.stack([stream[i : i + LENGTH + 1] for i in start]).astype(np.int64)
+    known = generator.integers(1, LONGEST_PROMPT + 1, size=ROWS)
+    text[::2, 0] = END_ID
+    known[::2] = 1
+    given = np.arange(LENGTH + 1) < known[:, None]
+    return torch.from_numpy(text), torch.from_numpy(given)
+
+
+def ensure(folder: Path, batches: int, stream: Tokens, w: Weights, shape: LlamaConfig) -> Tokens:
+    """The samples [rows, length + 1], drawing those batches that `folder` lacks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(batches):
+        path = folder / f"{number:03}.npy"
+        if path.exists():
+            continue
+        text, given = prompts(stream, np.random.default_rng((1, number)))
+        generator = torch.Generator().manual_seed(number)
+        drawn = continue_prompts(w, shape, text, given, generator)
+        temporary = folder / "unfinished.npy"
+        np.save(temporary, drawn.numpy().astype(np.uint16))
+        temporary.rename(path)
+        print(f"samples {number + 1}/{batches}", flush=True)
+    return np.concatenate([np.load(folder / f"{number:03}.npy") for number in range(batches)])

@@ -1,0 +1,149 @@
+"""A service in a process of its own, and what it says in its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tandem
+
+# Where the packages of the services are, wherever the command is called from.
+ROOT = Path(tandem.__file__).resolve().parent.parent
+_TAIL_LINES = 12
+_READER_SECONDS = 2.0
+_WILDCARDS = ("0.0.0.0", "[::]")
+
+
+class ServiceProcess:
+    """A running service.
+
+    Its log is JSON lines; we wait for its "listening" line to learn the port it took. It has a
+    session of its own, so that Ctrl-C reaches us alone and we choose the order of the stops.
+
+    Attributes:
+        name: "drafter", "target" or "orchestrator".
+        port: that it listens on; None until it does.
+
+    Args:
+        host: part of the address that it is told to listen on.
+        module: to run.
+        environment: over ours.
+        log_file: gets every line, if given.
+        echo: is called with every line in a form for people, if given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        host: str,
+        environment: Mapping[str, str],
+        log_file: Path | None = None,
+        echo: Callable[[str], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.port: int | None = None
+        self._host = "127.0.0.1" if host in _WILDCARDS else host
+        self._log_file = log_file
+        self._echo = echo
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", module],
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"{name}-log", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        log = self._log_file.open("wb") if self._log_file else None
+        try:
+            for raw in self._popen.stdout:
+                if log is not None:
+                    log.write(raw)
+                    log.flush()
+                self._take(raw.decode(errors="replace").rstrip())
+        finally:
+            if log is not None:
+                log.close()
+
+    def _take(self, line: str) -> None:
+        # Progress bars overwrite their line; the last state is the one that counts.
+        line = line.rsplit("\r", 1)[-1]
+        if not line:
+            return
+        entry = _entry(line)
+        if entry.get("event") == "listening":
+            self.port = int(entry["port"])
+        readable = _readable(entry) if entry else line
+        self._tail.append(readable)
+        if self._echo is not None:
+            self._echo(f"{self.name}: {readable}")
+
+    @property
+    def address(self) -> str:
+        """Where we reach it, once it listens."""
+        return f"{self._host}:{self.port}"
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative after a signal."""
+        return self._popen.poll()
+
+    def last_lines(self) -> tuple[str, ...]:
+        """The end of its log; all of it has come if the process has ended."""
+        if self.exit_code is not None:
+            self._reader.join(_READER_SECONDS)
+        return tuple(self._tail)
+
+    def terminate(self) -> None:
+        """Ask it to drain."""
+        if self.exit_code is None:
+            self._popen.terminate()
+
+    def wait(self, seconds: float) -> int:
+        """Its exit code, by force after a time."""
+        try:
+            self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+        self._popen.wait()
+        self._reader.join(_READER_SECONDS)
+        return self._popen.returncode
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self._popen.returncode
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+
+def _entry(line: str) -> dict[str, Any]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _readable(entry: Mapping[str, Any]) -> str:
+    """A log entry as a line."""
+    hidden = ("event", "level", "logger", "timestamp", "service")
+    values = [f"{key}={value}" for key, value in entry.items() if key not in hidden]
+    return " ".join((f"[{entry.get('level', 'info')}]", str(entry.get("event", "")), *values))

@@ -1,0 +1,225 @@
+"""tandem up: the three services on this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.cli.failure import Failure, reported
+from tandem.cli.options import DEFAULT_ADDRESS
+from tandem.cli.terminal import err, out
+
+if TYPE_CHECKING:
+    from tandem.cli.stack import Stack
+
+_MODELS = "Models"
+_SPECULATION = "Speculation"
+_RUNNING = "Running"
+_WATCH_SECONDS = 0.2
+
+_Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|ID",
+        help="Target checkpoint: directory or hub id. Default: the embedded demo pair.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Drafter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|ID|none",
+        help="Drafter checkpoint with the target's tokenizer; none decodes plainly.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Device of both models: cpu, cuda, cuda:1.", rich_help_panel=_MODELS
+    ),
+]
+_TargetDevice = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Device of the target.", rich_help_panel=_MODELS)
+]
+_DrafterDevice = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Device of the drafter.", rich_help_panel=_MODELS)
+]
+_Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto, float32, bfloat16 or float16. Default auto: float32 on a CPU, else the"
+        " checkpoint's.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=2,
+        help="Tokens a sequence may hold. Default 2048.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Gamma = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=0, help="Tokens to draft a round. Default 4.", rich_help_panel=_SPECULATION
+    ),
+]
+_Verifier = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="block, token or greedy_block. Default block.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_DraftSupport = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Most tokens of a drafted distribution; 0 keeps all.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_Listen = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where clients connect.", rich_help_panel=_RUNNING)
+]
+_TraceDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="Write each service's spans to DIR/<service>.jsonl.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="Write each service's log to DIR/<service>.log.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_DrainSeconds = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long running texts may take to finish.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show the services' logs.", rich_help_panel=_RUNNING),
+]
+
+
+def up(
+    target: _Target = None,
+    drafter: _Drafter = None,
+    device: _Device = None,
+    target_device: _TargetDevice = None,
+    drafter_device: _DrafterDevice = None,
+    dtype: _Dtype = None,
+    max_length: _MaxLength = None,
+    gamma: _Gamma = None,
+    verifier: _Verifier = None,
+    draft_support: _DraftSupport = None,
+    listen: _Listen = DEFAULT_ADDRESS,
+    trace_dir: _TraceDir = None,
+    log_dir: _LogDir = None,
+    drain_seconds: _DrainSeconds = 30.0,
+    verbose: _Verbose = False,
+) -> None:
+    """Start drafter, target and orchestrator, and serve until Ctrl-C.
+
+    Ctrl-C or SIGTERM lets running texts finish; a second Ctrl-C does not.
+    More can be set by TANDEM_DRAFTER_*, TANDEM_TARGET_* and
+    TANDEM_ORCHESTRATOR_* variables.
+    """
+    from tandem.cli.pair import Pair
+    from tandem.cli.stack import Stack, StackSettings
+
+    with reported():
+        services = Pair(
+            target,
+            drafter,
+            target_device or device,
+            drafter_device or device,
+            dtype,
+            max_length,
+            draft_support,
+        ).settings()
+        orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
+        services["orchestrator"] = {
+            name: str(value) for name, value in orchestrator.items() if value is not None
+        }
+        for name, settings in services.items():
+            if trace_dir is not None:
+                settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
+        echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
+        _serve(Stack(StackSettings(services, drain_seconds, log_dir, echo)))
+
+
+def _serve(stack: Stack) -> None:
+    """Run a stack from its start to its end."""
+    from tandem.cli.stack import Interrupted
+
+    with _stop_signals() as stopping:
+        try:
+            with err.status("starting") as status:
+                stack.start(stopping, status.update)
+            _announce(stack)
+            while not stopping.wait(_WATCH_SECONDS):
+                stack.require_alive()
+            err.out("draining; Ctrl-C again to stop at once", style="dim", highlight=False)
+            codes = stack.drain()
+        except Interrupted:
+            return
+        finally:
+            stack.kill()
+    if failed := {name: code for name, code in codes.items() if code}:
+        raise Failure(f"not every service ended well; exit codes: {failed}")
+    err.out("stopped", style="dim", highlight=False)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Event]:
+    """An event that the first signal sets. A second Ctrl-C interrupts as usual."""
+    stopping = Event()
+
+    def stop(number: int, frame: object) -> None:
+        stopping.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _announce(stack: Stack) -> None:
+    addresses = stack.addresses
+    for name in ("orchestrator", "target", "drafter"):
+        out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
+    shown = addresses["orchestrator"]
+    option = "" if shown == DEFAULT_ADDRESS else f" --address {shown}"
+    out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
+    out.file.flush()
