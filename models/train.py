@@ -23,7 +23,7 @@ TARGET_STAGES = [
 DRAFTER_STAGES = [
     Stage("cross-entropy", steps=1500, rows=16, length=256, start=1.0, end=1.0),
     Stage("divergence", steps=1700, rows=16, length=256, start=1.0, end=0.6),
-    Stage("overlap", steps=1500, rows=8, length=512, start=0.6, end=0.0),
+    Stage("overlap", steps=1100, rows=8, length=512, start=0.6, end=0.0),
 ]
 SAMPLE_BATCHES = 8
 
