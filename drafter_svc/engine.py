@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,18 +71,18 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
         opening = next((job for job in jobs if isinstance(job, _Open)), None)
         if opening is not None:
             self._start(opening)
-            started = time.perf_counter_ns()
+            before = self.decoder.forward_ns
             self.drafter.open(opening.sequence)
-            opening.times.forward_ns += time.perf_counter_ns() - started
+            opening.times.forward_ns += self.decoder.forward_ns - before
             opening.finish()
         drafting = [job for job in jobs if isinstance(job, _Draft)]
         if not drafting:
             return
         for job in drafting:
             self._start(job)
-        started = time.perf_counter_ns()
+        before = self.decoder.forward_ns
         self.drafter.propose([job.request for job in drafting])
-        spent = time.perf_counter_ns() - started
+        spent = self.decoder.forward_ns - before
         for job in drafting:
             job.times.forward_ns += spent
             job.times.batch_size = len(drafting)

@@ -125,12 +125,13 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         target_probs = torch.zeros(
             len(jobs), gamma + 1, self.decoder.vocab_size, device=self.decoder.device
         )
+        started = time.perf_counter_ns()
+        modelled = self.decoder.forward_ns
         for b, job in enumerate(jobs):
             job.start()
-            started = time.perf_counter_ns()
+            before = self.decoder.forward_ns
             target_probs[b, : len(job.draft) + 1] = self._score(job)
-            job.times.forward_ns = time.perf_counter_ns() - started
-        started = time.perf_counter_ns()
+            job.times.forward_ns = self.decoder.forward_ns - before
         proposal = Proposal.from_drafts([job.draft for job in jobs], self.decoder.device)
         proposal = proposal.with_rows(self.decoder.vocab_size, target_probs.dtype)
         verdict = jobs[0].sequence.rule.verify(
@@ -148,7 +149,7 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
             ),
             dim=1,
         ).tolist()  # the round's one synchronisation with the host
-        spent = time.perf_counter_ns() - started
+        spent = time.perf_counter_ns() - started - (self.decoder.forward_ns - modelled)
         for job, carry, result in zip(jobs, verdict.carry, results, strict=True):
             job.times.accept_ns = spent
             job.times.batch_size = 1
@@ -158,13 +159,13 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         """Compute a resumed sequence up to its last token, and draw nothing."""
         sequence = job.sequence
         job.start()
-        started = time.perf_counter_ns()
+        before = self.decoder.forward_ns
         *computed, sequence.last_token = sequence.token_ids
         if computed:
             self.decoder.forward(sequence.cache, computed, 1)
         sequence.length = len(sequence.token_ids)
         sequence.token_ids = []
-        job.times.forward_ns = time.perf_counter_ns() - started
+        job.times.forward_ns = self.decoder.forward_ns - before
         job.finish()
 
     def _score(self, job: VerifyJob) -> Tensor:

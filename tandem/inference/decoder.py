@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ class Decoder:
         max_length: the most positions that the model was made for.
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
+        forward_ns: time spent in them.
     """
 
     def __init__(self, model: PreTrainedModel, name: str, tokenizer: Any = None) -> None:
@@ -42,6 +44,7 @@ class Decoder:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.forward_passes = 0
         self.fed_tokens = 0
+        self.forward_ns = 0
 
     @classmethod
     def load(cls, model: str, device: str, dtype: str) -> Decoder:
@@ -79,7 +82,7 @@ class Decoder:
             logits = self.forward(SequenceCache(2), [0, 0], 2)
         if not bool(logits.isfinite().all()):
             raise StartupError(f"the model {self.name!r} computes logits that are not finite")
-        self.forward_passes = self.fed_tokens = 0
+        self.forward_passes = self.fed_tokens = self.forward_ns = 0
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -101,12 +104,14 @@ class Decoder:
         Returns:
             [last, V] logits in the model's dtype.
         """
+        started = time.perf_counter_ns()
         tokens = torch.tensor([list(token_ids)], device=self.device)
         output = self._model(
             input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=last
         )
         self.forward_passes += 1
         self.fed_tokens += len(token_ids)
+        self.forward_ns += time.perf_counter_ns() - started
         logits: Tensor = output.logits[0, -last:]
         return logits
 
