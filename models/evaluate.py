@@ -2,6 +2,7 @@
 
 import json
 import math
+import platform
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -112,18 +113,17 @@ def drafted(pair: Pair, samples: Tensor, given: int) -> Row:
     return np.stack(columns, axis=-1)
 
 
-def on_text(pair: Pair, stream: corpus.Tokens, facts: dict[str, Any]) -> dict[str, Any]:
-    """Losses, overlap and agreement on the held-out files, in windows of 512 tokens."""
+def on_text(pair: Pair, stream: corpus.Tokens, size: int) -> dict[str, Any]:
+    """Losses, overlap and agreement on held-out files of `size` bytes, in windows of 512 tokens."""
     count = (len(stream) - 1) // WINDOW
     starts = [slice(i * WINDOW, (i + 1) * WINDOW + 1) for i in range(count)]
     tokens = torch.from_numpy(np.stack([stream[start] for start in starts]).astype(np.int64))
     rows = comparison(pair, tokens, skip=0)
-    tokens_per_byte = facts["tokens"]["held_out"] / facts["bytes"]["held_out"]
     found: dict[str, Any] = {"positions": count * WINDOW}
     for name in ("target", "drafter"):
         nats = float(rows[f"{name}_loss"].mean())
         found[f"{name}_nats_per_token"] = round(nats, 4)
-        found[f"{name}_bits_per_byte"] = round(nats * tokens_per_byte / math.log(2), 4)
+        found[f"{name}_bits_per_byte"] = round(nats * len(stream) / size / math.log(2), 4)
     for name in ("overlap", "greedy_agreement"):
         found[name] = mean_and_error(rows[name])
     return found
@@ -162,22 +162,24 @@ def context_losses(pair: Pair, stream: corpus.Tokens) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def run(cache: Path, folder: Path) -> None:
-    """Measure the pair in `folder` on the corpus in `cache`; write `metrics.json` beside it."""
+def run(folder: Path) -> None:
+    """Measure the pair in `folder` on this Python's held-out files; write `metrics.json` there."""
     began = time.monotonic()
     torch.manual_seed(0)
     pair = Pair.load(folder)
-    facts = json.loads((cache / "corpus.json").read_text())
-    stream = corpus.load(cache, "held_out")
+    texts = [text for name, text in corpus.sources() if corpus.held_out(name)]
+    size = sum(len(text.encode()) for text in texts)
+    stream = corpus.encode(pair.tokenizer, texts)
     begin = np.random.default_rng(0).integers(len(stream) - PROMPT, size=SAMPLE_ROWS)
     prompts = torch.from_numpy(np.stack([stream[i : i + PROMPT] for i in begin]).astype(np.int64))
     metrics = {
+        "python": platform.python_version(),
         "parameters": {
             "target": pair.target.num_parameters(),
             "drafter": pair.drafter.num_parameters(),
         },
-        "corpus": facts,
-        "held_out_text": on_text(pair, stream, facts),
+        "held_out_files": {"files": len(texts), "bytes": size, "tokens": len(stream)},
+        "held_out_text": on_text(pair, stream, size),
         "samples_from_nothing": on_samples(pair, torch.full((SAMPLE_ROWS, 1), END_ID)),
         "samples_from_prompts": on_samples(pair, prompts),
         "target_nats_by_position": context_losses(pair, stream),

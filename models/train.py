@@ -151,7 +151,7 @@ def main() -> None:
     if everything or options.part == "drafter":
         train_drafter(cache, output, options.scale)
     if everything or options.part == "evaluate":
-        evaluate.run(cache, output)
+        evaluate.run(output)
 
 
 if __name__ == "__main__":

@@ -204,5 +204,7 @@ def test_ghz_requests_are_requests(name: str) -> None:
     assert service == GRPC_NAMES["orchestrator"]
     request = {"Complete": pb.CompleteRequest, "Generate": pb.GenerateRequest}[method]
     data = json.loads(json.dumps(config["data"]).replace("{{.RequestNumber}}", "1"))
-    assert ParseDict(data, request()).generation.prompt
+    message = request()
+    ParseDict(data, message)
+    assert message.generation.prompt
     assert config["host"] == OrchestratorSettings.model_fields["listen"].default
