@@ -202,9 +202,9 @@ def test_ghz_requests_are_requests(name: str) -> None:
     config = json.loads((DEPLOY / "ghz" / f"{name}.json").read_text())
     service, _, method = config["call"].rpartition(".")
     assert service == GRPC_NAMES["orchestrator"]
-    request = {"Complete": pb.CompleteRequest, "Generate": pb.GenerateRequest}[method]
+    kinds: dict[str, Any] = {"Complete": pb.CompleteRequest, "Generate": pb.GenerateRequest}
     data = json.loads(json.dumps(config["data"]).replace("{{.RequestNumber}}", "1"))
-    message = request()
+    message = kinds[method]()
     ParseDict(data, message)
     assert message.generation.prompt
     assert config["host"] == OrchestratorSettings.model_fields["listen"].default
