@@ -83,6 +83,11 @@ def generation_from(
     if message.first_round > MAX_FIRST_ROUND:
         raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
     verifier, gamma = _speculation(message.speculation, terms)
+    if message.first_round and verifier == "greedy_block" and gamma:
+        raise InvalidRequest(
+            "first_round: a greedy_block text cannot be resumed, since what its last rounds"
+            " owe to the law is not in its tokens; start anew or use block"
+        )
     _check_stopping(message.stopping, terms)
     with clock.stage("tokenize"):
         prompt_ids = _prompt(message, terms)

@@ -137,7 +137,8 @@ class Session:
             with self._clock.stage("open_wait"):
                 decided = await self._target.open(
                     prompt,
-                    generation.verifier,
+                    # Without drafts all rules are the same, and greedy_block needs one.
+                    generation.verifier if generation.gamma else "token",
                     generation.gamma if generation.fixed_gamma else 0,
                     traceparent(span),
                     self._waits.open_seconds,
@@ -188,10 +189,15 @@ class Session:
         """A draft, or None from the moment the drafter fails: the text goes on without."""
         if self._drafter is None:
             return None
+        seconds = self._waits.draft_seconds
         try:
             if self._opening is not None:
+                # Meanwhile the target's stream is silent: wait no longer than for a draft.
                 with self._clock.stage("open_wait"):
-                    await self._opening
+                    done, _ = await asyncio.wait((self._opening,), timeout=seconds)
+                if not done:
+                    raise Unavailable(f"the drafter did not open within {seconds:g} s")
+                self._opening.result()
                 self._opening = None
             with self._clock.stage("draft_wait"):
                 drafted = await self._drafter.draft(
@@ -200,7 +206,7 @@ class Session:
                     self._news,
                     gamma,
                     traceparent(span),
-                    self._waits.draft_seconds,
+                    seconds,
                 )
         except TandemError as error:
             self._lose_drafter(error)
@@ -210,6 +216,8 @@ class Session:
 
     def _lose_drafter(self, error: TandemError) -> None:
         _log.warning("drafter lost", error=str(error), round=self._round)
+        if self._opening is not None:
+            self._opening.cancel()
         if self._drafter is not None:
             self._drafter.cancel()
         self._drafter = self._opening = None

@@ -14,6 +14,10 @@ class TextCodec:
 
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer = Tokenizer.from_buffer(tokenizer_json) if tokenizer_json else None
+        if self._tokenizer is not None:
+            # A checkpoint may carry either from its training; a prompt wants neither.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
 
     @property
     def has_text(self) -> bool:

@@ -99,7 +99,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 raise NotFound("the checkpoint has no tokenizer; send prompts as token ids")
             return target_pb2.GetTokenizerResponse(
                 tokenizer_json=tokenizer_json,
-                fingerprint=decoder.tokenizer_fingerprint(),
+                fingerprint=decoder.tokenizer_fingerprint,
                 chat_template=decoder.chat_template(),
             )
 
@@ -228,7 +228,9 @@ def _carry_from(request: target_pb2.OpenSequence, engine: TargetEngine) -> Greed
                 f"open.carry: log_ratio must be finite and count 1..{request.gamma - 1},"
                 f" got {log_ratio} and {count}"
             )
-    return GreedyBlockCarry.from_levels(levels, engine.decoder.device) if levels else None
+    if not levels:
+        return None
+    return GreedyBlockCarry.from_levels(levels, request.gamma, engine.decoder.device)
 
 
 def _carry_to(sequence: TargetSequence) -> common_pb2.VerifierCarry | None:

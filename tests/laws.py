@@ -73,21 +73,25 @@ def accepted_law(rule: Verifier[Any], h: Tensor) -> Tensor:
     return law
 
 
-def speculative_law(rule: Verifier[Any], tables: Tables, gamma: int, length: int) -> Tensor:
-    """[V ** length]: exact law of the first `length` tokens of rounds of `gamma` drafts.
+def speculative_law(
+    rule: Verifier[Any], tables: Tables, full_gamma: int, length: int, *, capped: bool = False
+) -> Tensor:
+    """[V ** length]: exact law of the first `length` tokens of rounds of `full_gamma` drafts.
 
     Integrates the uniforms out through `accept_probabilities` and `residual_weights`, and
-    carries a rule's state along every path.
+    carries a rule's state along every path. `capped` drafts no more than `length` leaves, as
+    greedy_block does at the end of max_new_tokens.
     """
     vocab_size = tables.vocab_size
     offset = sum(vocab_size**n for n in range(length))
     law = torch.zeros(vocab_size**length, dtype=torch.float64)
-    all_drafts = torch.tensor(list(product(range(vocab_size), repeat=gamma)))
     pending: dict[int, list[tuple[int, float, object]]] = {0: [(0, 1.0, None)]}
     for emitted in range(length):
         states = _merge(pending.pop(emitted, []))
         if not states:
             continue
+        gamma = min(full_gamma, length - emitted) if capped else full_gamma
+        all_drafts = torch.tensor(list(product(range(vocab_size), repeat=gamma)))
         prefixes = torch.tensor([s[0] for s in states]).repeat_interleave(len(all_drafts))
         mass = torch.tensor([s[1] for s in states], dtype=torch.float64)
         carry = [s[2] for s in states for _ in range(len(all_drafts))]

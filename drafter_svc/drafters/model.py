@@ -50,6 +50,8 @@ class ModelDrafter(Drafter):
             if token_id != held:
                 break
             kept += 1
+        # The last token is computed (again), if only for its logits.
+        kept = min(kept, len(sequence.token_ids) + len(token_ids) - 1)
         state.cache.rollback(kept)
         del state.held[kept:]
         sequence.token_ids.extend(token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from transformers.utils.logging import disable_progress_bar
 from tandem.errors import StartupError
 from tandem.inference.cache import SequenceCache
 
+# transformers patches its own classes while it loads, which two threads must not do at once.
+_LOADING = threading.Lock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,6 +33,7 @@ class Decoder:
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
         forward_ns: time spent in them.
+        tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
     """
 
     def __init__(self, model: PreTrainedModel, name: str, tokenizer: Any = None) -> None:
@@ -45,6 +49,7 @@ class Decoder:
         self.forward_passes = 0
         self.fed_tokens = 0
         self.forward_ns = 0
+        self.tokenizer_fingerprint = _fingerprint(tokenizer)
 
     @classmethod
     def load(cls, model: str, device: str, dtype: str) -> Decoder:
@@ -66,13 +71,19 @@ class Decoder:
             wanted = _DTYPES[dtype]
         try:
             config = AutoConfig.from_pretrained(model)
-            loaded = AutoModelForCausalLM.from_pretrained(model, config=config, dtype=wanted)
+            with _LOADING:
+                loaded, report = AutoModelForCausalLM.from_pretrained(
+                    model, config=config, dtype=wanted, output_loading_info=True
+                )
             loaded = loaded.to(place)
         except Exception as error:  # transformers raises whatever its readers raise
             first_line = str(error).strip().split("\n")[0]
             raise StartupError(
                 f"cannot load the model {model!r}: {type(error).__name__}: {first_line}"
             ) from error
+        if report["missing_keys"]:
+            missing = ", ".join(sorted(report["missing_keys"])[:3])
+            raise StartupError(f"the model {model!r} lacks weights: {missing}")
         decoder = cls(loaded, Path(model).name, _tokenizer(model))
         decoder._warm_up()
         return decoder
@@ -126,12 +137,13 @@ class Decoder:
         template = getattr(self.tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
 
-    def tokenizer_fingerprint(self) -> str:
-        """SHA-256 over the token-to-id table: the part on which a pair has to agree."""
-        if self.tokenizer is None:
-            return ""
-        table = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
-        return hashlib.sha256(json.dumps(table).encode()).hexdigest()
+
+def _fingerprint(tokenizer: Any) -> str:
+    """SHA-256 over the token-to-id table: the part on which a pair has to agree."""
+    if tokenizer is None:
+        return ""
+    table = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
 def _device(name: str) -> torch.device:

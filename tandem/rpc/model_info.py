@@ -18,7 +18,7 @@ def model_info(engine: Engine[Any, Any], max_length: int, max_gamma: int) -> com
         model=decoder.name,
         protocol_version=PROTOCOL_VERSION,
         vocab_size=decoder.vocab_size,
-        tokenizer_fingerprint=decoder.tokenizer_fingerprint(),
+        tokenizer_fingerprint=decoder.tokenizer_fingerprint,
         eos_token_ids=decoder.eos_token_ids,
         max_length=max_length,
         max_gamma=max_gamma,

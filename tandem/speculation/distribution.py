@@ -29,7 +29,9 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
     if logits.dtype != torch.float64:
         logits = logits.float()
     if sampling.greedy:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        best, place = logits.max(-1, keepdim=True)
+        # A logit that is no number must not become a certainty: it makes the row NaN.
+        return torch.zeros_like(logits).scatter_(-1, place, 1.0) + 0.0 * best
     temperature = max(sampling.temperature, _COLDEST)
     scores = (logits - logits.amax(-1, keepdim=True)) / temperature
     if 0 < sampling.top_k < scores.shape[-1]:
@@ -58,9 +60,14 @@ def _keep_nucleus(scores: Tensor, top_p: float) -> Tensor:
 
 
 def _mass_before(scores: Tensor, normaliser: Tensor) -> Tensor:
-    """The mass of all more likely tokens, for scores in descending order."""
+    """The mass of all more likely tokens, for scores in descending order.
+
+    That of the first is below any share, so that no rounding drops all tokens.
+    """
     probs = (scores - normaliser).exp()
-    return probs.cumsum(-1) - probs
+    before = probs.cumsum(-1) - probs
+    before[:, 0] = -1.0
+    return before
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -101,6 +108,7 @@ def quantize(probs: Tensor, mass: float, support: int) -> Categorical:
     else:
         values, ids = probs.topk(min(support, probs.shape[0]))
         covered_before = values.cumsum(0) - values
+        covered_before[0] = -1.0  # the likeliest token stays, whatever the rounding
         keep = covered_before < mass
         values, ids = values[keep], ids[keep]
     weights = (values / values.amax() * MAX_WEIGHT).round().to(torch.int32)

@@ -46,12 +46,16 @@ class GreedyBlockCarry:
 
     @classmethod
     def from_levels(
-        cls, levels: Sequence[tuple[float, int]], device: torch.device | str = "cpu"
+        cls,
+        levels: Sequence[tuple[float, int]],
+        gamma: int,
+        device: torch.device | str = "cpu",
     ) -> GreedyBlockCarry:
-        """From (log ratio, count) pairs, as they travel."""
+        """From (log ratio, count) pairs, as they travel; `gamma` is the request's."""
+        padded = [*levels, *[(0.0, 0)] * (gamma - 1 - len(levels))]
         return cls(
-            torch.tensor([ratio for ratio, _ in levels], dtype=torch.float64, device=device),
-            torch.tensor([count for _, count in levels], dtype=torch.int64, device=device),
+            torch.tensor([ratio for ratio, _ in padded], dtype=torch.float64, device=device),
+            torch.tensor([count for _, count in padded], dtype=torch.int64, device=device),
         )
 
     def levels(self) -> list[tuple[float, int]]:
@@ -188,12 +192,16 @@ def _stack(carry: Sequence[Any] | None, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _compact(log_ratios: Tensor, counts: Tensor, depth: int) -> list[Any]:
-    """Drop used-up levels, keep the order, and split by sequence.
+    """Exactly `depth` levels: used-up ones go last, the others keep their order.
 
-    At most gamma - 1 levels live at a time: each covers fewer positions than the last.
+    A level covers fewer rounds than the longest draft seen so far, so no more than that less
+    one live at a time. The depth never shrinks: behind a draft that the end cut short, levels
+    of longer drafts live on.
     """
+    missing = max(depth - counts.shape[1], 0)
+    counts = torch.nn.functional.pad(counts, (0, missing))
+    log_ratios = torch.nn.functional.pad(log_ratios, (0, missing))
     order = (counts <= 0).long().argsort(dim=1, stable=True)[:, :depth]
-    log_ratios = log_ratios.gather(1, order)
-    log_ratios = torch.where(counts.gather(1, order) > 0, log_ratios, 0.0)
     counts = counts.gather(1, order)
+    log_ratios = torch.where(counts > 0, log_ratios.gather(1, order), 0.0)
     return [GreedyBlockCarry(r, c) for r, c in zip(log_ratios, counts, strict=True)]

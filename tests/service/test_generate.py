@@ -65,6 +65,11 @@ async def stream(stack: Stack, message: pb.Generation) -> tuple[list[pb.Round], 
         ({"speculation": pb.Speculation(gamma=9)}, "gamma must be 0..8"),
         ({"request_id": "a" * 129}, "request_id"),
         ({"first_round": 2**63 + 1}, "first_round"),
+        (
+            {"first_round": 3, "speculation": {"gamma": 3, "verifier": "greedy_block"}},
+            "first_round",
+        ),
+        ({"speculation": {"verifier": "x" * 20_000}}, "verifier"),
     ],
 )
 async def test_bad_input_names_its_field_and_costs_nothing(

@@ -31,7 +31,7 @@ def greedy() -> list[Reference]:
     return references(source_lines(8), 48)
 
 
-@pytest.mark.parametrize(("verifier", "gamma"), [("block", 0), *product(VERIFIERS, GAMMAS)])
+@pytest.mark.parametrize(("verifier", "gamma"), [*product(VERIFIERS, (0, *GAMMAS))])
 def test_greedy_equals_transformers(
     services: Trio, greedy: list[Reference], verifier: str, gamma: int
 ) -> None:

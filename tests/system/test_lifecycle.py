@@ -79,6 +79,7 @@ def test_sigterm_drains(services: Trio, victim: str) -> None:
     deadline = time.monotonic() + 10
     while services.open_sequences() < 8 and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert services.open_sequences() == 8
     started = time.monotonic()
     assert getattr(services, victim).stop() == 0
     assert time.monotonic() - started < 10

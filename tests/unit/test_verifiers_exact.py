@@ -39,6 +39,15 @@ def test_law_equals_the_targets(name: str, vocab_size: int, gamma: int) -> None:
         assert error < TOLERANCE, f"seed {seed}: {error}"
 
 
+@pytest.mark.parametrize("name", sorted(VERIFIERS))
+def test_law_holds_where_the_end_cuts_drafts_short(name: str) -> None:
+    for seed in range(6):
+        tables = Tables.random(3, 8, seed, zeros=seed % 2 == 0)
+        for length in (3, 4):
+            law = speculative_law(VERIFIERS[name], tables, 3, length, capped=True)
+            assert float((law - tables.autoregressive_law(length)).abs().max()) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("token", Fraction(10, 9)), ("block", Fraction(11, 9)), ("greedy_block", Fraction(12, 9))],

@@ -107,7 +107,7 @@ class Generation(google.protobuf.message.Message):
     """
     first_round: builtins.int
     """first_round resumes a text: the number of the first round, which must be larger
-    than every round already received. Default 0.
+    than every round already received. Default 0; greedy_block takes no other.
     """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

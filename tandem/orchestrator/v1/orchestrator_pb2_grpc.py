@@ -67,15 +67,16 @@ class OrchestratorServiceServicer:
         Idempotency: the same request with the same seed, a fixed gamma and float32
         models gives the same tokens. Safe to retry while no message has come; after
         that, resume: prompt_token_ids = the prompt's and all received ids,
-        first_round = last received round + 1, the same seed.
+        first_round = last received round + 1, the same seed. A text of greedy_block
+        cannot be resumed: what its last rounds owe to the law is not in its tokens.
         Deadline: yours to set; it is passed on to both services. DEADLINE_EXCEEDED
         leaves what was received intact.
 
         Errors:
         INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
         RESOURCE_EXHAUSTED   every place is taken. Retry later, with backoff.
-        UNAVAILABLE          no target can be reached, or (greedy_block only) the
-        drafter was lost. Retry or resume.
+        UNAVAILABLE          no target can be reached: retry or resume. Or the
+        drafter of a greedy_block text was lost: start anew.
         DEADLINE_EXCEEDED    the deadline passed.
         CANCELLED            the client left.
         INTERNAL             a bug or a failed engine; see the logs by request_id.
