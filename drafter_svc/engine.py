@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence
+from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence, PromptChunk
+from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
-from tandem.inference.engine import Engine, Job
+from tandem.inference.engine import BatchLimits, Engine, Job
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Draws, Purpose, integers
-from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 
@@ -27,31 +27,27 @@ class _Draft(Job):
 
     request: DraftRequest
     new_token_ids: Sequence[int]
+    draft: Draft = field(init=False)
+
+    @property
+    def tokens(self) -> int:
+        return max(len(self.new_token_ids), 1)
 
 
 class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
     """Awaitables of a sequence over the engine thread: open, draft, and release."""
 
-    def __init__(self, decoder: Decoder, drafter: Drafter, max_sequences: int) -> None:
-        super().__init__("drafter-engine", decoder, max_sequences)
+    def __init__(
+        self, decoder: Decoder, drafter: Drafter, admission: AdmissionLimits, batch: BatchLimits
+    ) -> None:
+        super().__init__("drafter-engine", decoder, admission, batch)
         self.drafter = drafter
 
-    def admit(
-        self, token_ids: list[int], sampling: Sampling, vocab_size: int, capacity: int
-    ) -> DraftSequence:
-        """Take a place for a sequence; `release` gives it back.
-
-        Raises:
-            Exhausted: every place is taken.
-        """
-        sequence = DraftSequence(token_ids, sampling, vocab_size, capacity)
-        self._admit(sequence)
-        return sequence
-
-    async def open(self, sequence: DraftSequence) -> StageTimes:
-        """Take in the prompt."""
+    async def open(self, sequence: DraftSequence, capacity: int) -> StageTimes:
+        """Give a sequence room for `capacity` tokens and take in its prompt."""
         job = _Open(sequence)
-        await self._submit(job)
+        job.prompt = list(sequence.token_ids)
+        await self._open(job, sequence, capacity)
         return job.times
 
     async def draft(
@@ -64,36 +60,26 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
         bits = integers(Draws(sequence.sampling.seed, Purpose.DRAFT, round_, gamma))
         job = _Draft(DraftRequest(sequence, gamma, bits), new_token_ids)
         await self._submit(job)
-        return job.request.draft(), job.times
+        return job.draft, job.times
 
-    def _step(self, jobs: list[_Open | _Draft]) -> None:
-        """One prompt at most, and one token for every draft in the making."""
-        opening = next((job for job in jobs if isinstance(job, _Open)), None)
-        if opening is not None:
-            self._start(opening)
-            before = self.decoder.forward_ns
-            self.drafter.open(opening.sequence)
-            opening.times.forward_ns += self.decoder.forward_ns - before
-            opening.finish()
-        drafting = [job for job in jobs if isinstance(job, _Draft)]
-        if not drafting:
-            return
-        for job in drafting:
-            self._start(job)
-        before = self.decoder.forward_ns
-        self.drafter.propose([job.request for job in drafting])
-        spent = self.decoder.forward_ns - before
-        for job in drafting:
-            job.times.forward_ns += spent
-            job.times.batch_size = len(drafting)
-            if job.request.complete:
-                job.finish()
-
-    def _start(self, job: _Open | _Draft) -> None:
-        job.start()
-        if isinstance(job, _Draft) and job.new_token_ids:
-            self.drafter.extend(job.request.sequence, job.new_token_ids)
-            job.new_token_ids = ()
-
-    def _free(self, sequence: DraftSequence) -> None:
-        self.drafter.close(sequence)
+    def _step(self, jobs: Sequence[_Open | _Draft]) -> None:
+        """One token for every draft in the making, and a chunk of the prompts."""
+        chunks, requests = [], []
+        for job in jobs:
+            if isinstance(job, _Open):
+                if job.sequence.state is None:
+                    self.drafter.open(job.sequence)
+                chunks.append(PromptChunk(job.sequence, job.take_chunk()))
+            else:
+                if job.new_token_ids:
+                    self.drafter.extend(job.request.sequence, job.new_token_ids)
+                    job.new_token_ids = ()
+                requests.append(job.request)
+        self.drafter.propose(requests, chunks)
+        for job in jobs:
+            if isinstance(job, _Open):
+                if not job.prompt:
+                    job.end()
+            elif job.request.complete:
+                job.draft = job.request.draft()
+                job.end()

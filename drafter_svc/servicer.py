@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import structlog
 
@@ -12,11 +10,13 @@ from drafter_svc.drafters.model import ModelDrafter
 from drafter_svc.engine import DrafterEngine
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.errors import InvalidRequest, Unavailable
+from tandem.errors import InvalidRequest
+from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
-from tandem.inference.threads import in_daemon_thread, use_threads
+from tandem.inference.engine import BatchLimits
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
+from tandem.rpc.model_service import ModelServicer
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -24,45 +24,20 @@ from tandem.rpc.status import status_boundary
 _Context = grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse]
 
 
-class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
+class DrafterServicer(
+    ModelServicer[DrafterSettings, DrafterEngine], drafter_pb2_grpc.DrafterServiceServicer
+):
     """Serves a drafter engine, once its model is loaded."""
 
     def __init__(self, settings: DrafterSettings) -> None:
-        self.settings = settings
-        self._engine: DrafterEngine | None = None
+        super().__init__(settings, "drafter")
 
-    @property
-    def engine(self) -> DrafterEngine:
-        """The engine.
-
-        Raises:
-            Unavailable: the model is not loaded yet.
-        """
-        if self._engine is None:
-            raise Unavailable("the drafter is loading its model; wait until it is SERVING")
-        return self._engine
-
-    async def become_ready(self) -> None:
-        """Load the model and start the engine."""
-        self._engine = await in_daemon_thread(self._load)
-        self._engine.start()
-
-    def _load(self) -> DrafterEngine:
+    def _make_engine(
+        self, decoder: Decoder, admission: AdmissionLimits, batch: BatchLimits
+    ) -> DrafterEngine:
         settings = self.settings
-        use_threads(settings.threads)
-        decoder = Decoder.load(settings.model, settings.device, settings.dtype)
         drafter = ModelDrafter(decoder, settings.draft_mass, settings.draft_support)
-        return DrafterEngine(decoder, drafter, settings.max_sequences)
-
-    async def stop(self) -> None:
-        """Stop the engine."""
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens a sequence may hold."""
-        return min(self.engine.decoder.max_length, self.settings.max_length)
+        return DrafterEngine(decoder, drafter, admission, batch)
 
     async def Draft(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See drafter.proto."""
@@ -93,7 +68,7 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
         super().__init__(context, "draft", servicer.settings.idle_seconds)
         self._servicer = servicer
         self._engine = servicer.engine
-        self._sequence: DraftSequence
+        self._sequence: DraftSequence | None = None
         self._progress: Progress
         self._end = 0
 
@@ -111,16 +86,14 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
                 f"open.max_new_tokens must be at least 1 and with the {len(token_ids)} prompt"
                 f" tokens at most {max_length}, got {request.max_new_tokens}"
             )
-        self._sequence = self._engine.admit(
-            token_ids,
-            messages.sampling_from(request.sampling),
-            request.target_vocab_size,
-            # A draft may reach beyond what will be emitted.
-            capacity=length + self._servicer.settings.max_gamma,
+        self._sequence = DraftSequence(
+            token_ids, messages.sampling_from(request.sampling), request.target_vocab_size
         )
         self._progress = Progress(len(token_ids), request.first_round)
         self._end = length
-        times = await self._engine.open(self._sequence)
+        # A draft may reach beyond what will be emitted.
+        capacity = length + self._servicer.settings.max_gamma
+        times = await self._engine.open(self._sequence, capacity)
         return StepReply(
             drafter_pb2.DraftResponse(
                 opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))
@@ -133,6 +106,7 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
     async def step(self, message: drafter_pb2.DraftRequest) -> StepReply[drafter_pb2.DraftResponse]:
         request = message.draft
         self._progress.check(request.round, request.position)
+        assert self._sequence is not None  # no step comes before open
         new_token_ids = list(request.new_token_ids)
         self._check(request, new_token_ids)
         draft, times = await self._engine.draft(
@@ -172,7 +146,7 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
             )
 
     def release(self) -> None:
-        if hasattr(self, "_sequence"):
+        if self._sequence is not None:
             self._engine.release(self._sequence)
 
 

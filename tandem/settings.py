@@ -41,14 +41,36 @@ class ServiceSettings(BaseSettings):
 class ModelSettings(ServiceSettings):
     """What a service with a model reads besides."""
 
+    model: str = Field(description="directory or hub id of the checkpoint")
     device: str = Field("cpu", description='device of the model ("cpu", "cuda", "cuda:1")')
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is float32 on a CPU and the checkpoint's elsewhere"
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 takes one a core")
-    max_sequences: int = Field(64, ge=1, description="sequences open at once; one more is refused")
+    max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
         2048, ge=2, description="tokens a sequence may hold, if the model can hold as many"
+    )
+    cache_tokens: int = Field(
+        0,
+        ge=0,
+        description="tokens that the KV cache holds for all sequences together; 0 takes"
+        " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory",
+    )
+    max_waiting: int = Field(
+        64, ge=0, description="sequences that may wait for a place; one more is refused at once"
+    )
+    admission_seconds: float = Field(
+        5.0, ge=0, description="how long one of them waits before it is refused"
+    )
+    token_budget: int = Field(
+        512, ge=1, description="new tokens of running sequences in one forward pass"
+    )
+    prefill_chunk: int = Field(
+        0,
+        ge=0,
+        description="prompt tokens in one forward pass, which running sequences wait for;"
+        " 0 takes 64 on a CPU and 512 elsewhere",
     )
     max_gamma: int = Field(16, ge=1, le=64, description="longest draft of one round")
 

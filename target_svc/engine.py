@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tandem.errors import EngineFailure
+from tandem.inference.admission import AdmissionLimits
+from tandem.inference.batch import Feed
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
-from tandem.inference.engine import Engine, Job
+from tandem.inference.engine import BatchLimits, Engine, Job
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -33,16 +35,16 @@ class TargetSequence:
         sampling: the request's parameters; its seed keys the draws.
         rule: its verifier.
         carry: the verifier's state between rounds.
-        cache: holds all tokens but the last.
+        cache: its extent of the KV pool; holds all tokens but the last.
         last_token: emitted last, not computed yet.
-        length: tokens held, the last one included.
+        length: tokens held, the last one included; 0 until the prompt is computed.
     """
 
     token_ids: list[int]
     sampling: Sampling
     rule: Verifier[Any]
     carry: Any
-    cache: SequenceCache
+    cache: SequenceCache = field(init=False)
     last_token: int = -1
     length: int = 0
 
@@ -55,6 +57,7 @@ class VerifyJob(Job):
         sequence: the draft's.
         round: keys the random numbers.
         draft: may be empty.
+        opens: whether it computes the prompt.
         num_accepted: result, drafted tokens kept.
         next_token: result, the correction or bonus.
         overlaps: result, Σ min(p, q) of each drafted position.
@@ -63,41 +66,34 @@ class VerifyJob(Job):
     sequence: TargetSequence
     round: int
     draft: Draft
+    opens: bool = False
     num_accepted: int = field(default=0, init=False)
     next_token: int = field(default=0, init=False)
     overlaps: list[float] = field(default_factory=list, init=False)
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.opens else 1 + len(self.draft)
 
 
 class TargetEngine(Engine[VerifyJob, TargetSequence]):
     """Awaitables of a sequence over the engine thread: open, verify, and release."""
 
-    def __init__(self, decoder: Decoder, max_sequences: int) -> None:
-        super().__init__("target-engine", decoder, max_sequences)
+    def __init__(self, decoder: Decoder, admission: AdmissionLimits, batch: BatchLimits) -> None:
+        super().__init__("target-engine", decoder, admission, batch)
 
-    def admit(
-        self,
-        token_ids: list[int],
-        sampling: Sampling,
-        rule: Verifier[Any],
-        carry: Any,
-        capacity: int,
-    ) -> TargetSequence:
-        """Take a place for a sequence; `release` gives it back.
-
-        Raises:
-            Exhausted: every place is taken.
-        """
-        sequence = TargetSequence(token_ids, sampling, rule, carry, SequenceCache(capacity))
-        self._admit(sequence)
-        return sequence
-
-    async def open(self, sequence: TargetSequence, round_: int) -> VerifyJob:
-        """Compute the prompt and draw the first token, a round of gamma 0.
+    async def open(self, sequence: TargetSequence, round_: int, capacity: int) -> VerifyJob:
+        """Give a sequence room for `capacity` tokens, compute its prompt and draw the first
+        token, a round of gamma 0.
 
         With a carry no token is drawn: the rule needs a draft at the next position.
         """
-        job = VerifyJob(sequence, round_, Draft.from_rows([], []))
-        await self._submit(job)
+        job = VerifyJob(sequence, round_, Draft.none(), opens=True)
+        job.prompt = list(sequence.token_ids)
+        if sequence.carry is not None:
+            sequence.last_token = job.prompt.pop()
+            sequence.length = len(sequence.token_ids)
+        await self._open(job, sequence, capacity)
         return job
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> VerifyJob:
@@ -106,98 +102,122 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         await self._submit(job)
         return job
 
-    def _step(self, jobs: list[VerifyJob]) -> None:
-        """One prompt at most, and every draft that waits."""
-        prefills = [job for job in jobs if job.sequence.length == 0][:1]
-        batch = [job for job in jobs if job.sequence.length > 0]
-        for job in prefills:
-            if job.sequence.carry is None:
-                batch.append(job)
-            else:
-                self._resume(job)
-        batch.sort(key=lambda job: job.sequence.rule.name)
-        for _, group in groupby(batch, key=lambda job: job.sequence.rule.name):
-            self._verify(list(group))
+    def _step(self, jobs: Sequence[VerifyJob]) -> None:
+        """Every draft that waits and a chunk of the prompts, in one pass; then the verdicts."""
+        feeds, deciding = [], []
+        for job in jobs:
+            feed = self._feed(job)
+            feeds.append(feed)
+            if feed.rows:
+                deciding.append(job)
+            elif not job.prompt:
+                job.end()
+        logits = self.decoder.forward(feeds)
+        if deciding:
+            started = time.perf_counter_ns()
+            self._decide(deciding, logits)
+            spent = time.perf_counter_ns() - started
+            for job in deciding:
+                job.times.accept_ns = spent
 
-    def _verify(self, jobs: list[VerifyJob]) -> None:
-        """Score and decide the rounds of sequences that share a rule."""
-        gamma = max(len(job.draft) for job in jobs)
-        target_probs = torch.zeros(
-            len(jobs), gamma + 1, self.decoder.vocab_size, device=self.decoder.device
-        )
-        started = time.perf_counter_ns()
-        modelled = self.decoder.forward_ns
+    def _feed(self, job: VerifyJob) -> Feed:
+        """What a job has computed in this step, and how many rows of it decide something."""
+        sequence = job.sequence
+        if job.prompt:
+            chunk = job.take_chunk()
+            draws = not job.prompt and sequence.length == 0
+            return Feed(sequence.cache, chunk, 1 if draws else 0)
+        fed = [sequence.last_token, *job.draft.token_ids.tolist()]
+        return Feed(sequence.cache, fed, len(fed))
+
+    def _decide(self, jobs: Sequence[VerifyJob], logits: Tensor) -> None:
+        """Verify each rule's rounds together, and write all verdicts down.
+
+        Args:
+            jobs: with a row for their last token and one for each drafted token.
+            logits: [sum of rows, V].
+        """
+        samplings = [job.sequence.sampling for job in jobs for _ in range(1 + len(job.draft))]
+        probs = process(logits, samplings)
+        starts = np.cumsum([0] + [1 + len(job.draft) for job in jobs])
+        groups: dict[str, list[int]] = {}
         for b, job in enumerate(jobs):
-            job.start()
-            before = self.decoder.forward_ns
-            target_probs[b, : len(job.draft) + 1] = self._score(job)
-            job.times.forward_ns = self.decoder.forward_ns - before
+            groups.setdefault(job.sequence.rule.name, []).append(b)
+        decided = [
+            self._verify([jobs[b] for b in group], [int(starts[b]) for b in group], probs)
+            for group in groups.values()
+        ]
+        # The round's one synchronisation with the host.
+        numbers = torch.cat([verdicts.flatten() for _, verdicts in decided]).cpu().numpy()
+        for group, (carry, verdicts) in zip(groups.values(), decided, strict=True):
+            rows, numbers = np.split(numbers, [verdicts.numel()])
+            for b, level, row in zip(group, carry, rows.reshape(verdicts.shape), strict=True):
+                _commit(jobs[b], level, row)
+
+    def _verify(
+        self, jobs: Sequence[VerifyJob], starts: Sequence[int], probs: Tensor
+    ) -> tuple[list[Any], Tensor]:
+        """Decide the rounds of sequences that share a rule.
+
+        Args:
+            jobs: the rounds.
+            starts: each one's first row of `probs`.
+            probs: [R, V] processed distributions.
+
+        Returns:
+            The carries, and [B, 3 + G] float64: tokens kept, next token, a number that is
+            finite if all rows are, and the overlap of each drafted position.
+        """
+        gamma = max(len(job.draft) for job in jobs)
+        target_probs = _stack(probs, starts, [len(job.draft) for job in jobs], gamma)
         proposal = Proposal.from_drafts([job.draft for job in jobs], self.decoder.device)
-        proposal = proposal.with_rows(self.decoder.vocab_size, target_probs.dtype)
         verdict = jobs[0].sequence.rule.verify(
             proposal,
             target_probs,
-            torch.from_numpy(_uniforms(jobs, gamma)).to(self.decoder.device),
+            torch.from_numpy(_uniforms(jobs, gamma)).to(self.decoder.device, non_blocking=True),
             [job.sequence.carry for job in jobs],
         )
-        results = torch.cat(
-            (
-                verdict.num_accepted[:, None].double(),
-                verdict.next_token[:, None].double(),
-                target_probs.sum((1, 2))[:, None].double(),
-                _overlaps(proposal, target_probs).double(),
-            ),
-            dim=1,
-        ).tolist()  # the round's one synchronisation with the host
-        spent = time.perf_counter_ns() - started - (self.decoder.forward_ns - modelled)
-        for job, carry, result in zip(jobs, verdict.carry, results, strict=True):
-            job.times.accept_ns = spent
-            job.times.batch_size = 1
-            self._commit(job, carry, result)
-
-    def _resume(self, job: VerifyJob) -> None:
-        """Compute a resumed sequence up to its last token, and draw nothing."""
-        sequence = job.sequence
-        job.start()
-        before = self.decoder.forward_ns
-        *computed, sequence.last_token = sequence.token_ids
-        if computed:
-            self.decoder.forward(sequence.cache, computed, 1)
-        sequence.length = len(sequence.token_ids)
-        sequence.token_ids = []
-        job.times.forward_ns = self.decoder.forward_ns - before
-        job.finish()
-
-    def _score(self, job: VerifyJob) -> Tensor:
-        """[g+1, V] processed distributions behind the last token and each drafted one."""
-        sequence = job.sequence
-        new = sequence.token_ids if sequence.length == 0 else [sequence.last_token]
-        fed = new + job.draft.token_ids.tolist()
-        logits = self.decoder.forward(sequence.cache, fed, len(job.draft) + 1)
-        return process(logits, sequence.sampling)
-
-    def _commit(self, job: VerifyJob, carry: Any, result: Sequence[float]) -> None:
-        """Write a verdict into its sequence; the rejected part of the cache is rewound."""
-        sequence = job.sequence
-        num_accepted, next_token, total, *overlaps = result
-        if not np.isfinite(total):
-            job.finish(EngineFailure("the target computed a distribution that is not finite"))
-            return
-        job.num_accepted, job.next_token = int(num_accepted), int(next_token)
-        job.overlaps = overlaps[: len(job.draft)]
-        before = sequence.length or len(sequence.token_ids)
-        sequence.cache.rollback(before + job.num_accepted)
-        sequence.length = before + job.num_accepted + 1
-        sequence.last_token = job.next_token
-        sequence.token_ids = []
-        sequence.carry = carry
-        job.finish()
-
-    def _free(self, sequence: TargetSequence) -> None:
-        del sequence.cache
+        columns = (
+            verdict.num_accepted[:, None],
+            verdict.next_token[:, None],
+            # A logit that is no number makes its whole row so.
+            target_probs[:, :, 0].sum(1, keepdim=True),
+            proposal.overlaps(target_probs),
+        )
+        return verdict.carry, torch.cat([column.double() for column in columns], dim=1)
 
 
-def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: int) -> Tensor:
+    """[B, G+1, V] from rows [R, V]; zeros behind a shorter draft's last row."""
+    if len(starts) == 1:
+        return probs[None, starts[0] : starts[0] + gamma + 1]
+    rows = len(probs)
+    index = [
+        [start + i if i <= length else rows for i in range(gamma + 1)]
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    padded = torch.nn.functional.pad(probs, (0, 0, 0, 1))
+    return padded[torch.tensor(index, device=probs.device)]
+
+
+def _commit(job: VerifyJob, carry: Any, verdict: npt.NDArray[np.float64]) -> None:
+    """Write a verdict into its sequence; the rejected part of the cache is rewound."""
+    sequence = job.sequence
+    if not np.isfinite(verdict[2]):
+        job.end(EngineFailure("the target computed a distribution that is not finite"))
+        return
+    job.num_accepted, job.next_token = int(verdict[0]), int(verdict[1])
+    job.overlaps = verdict[3 : 3 + len(job.draft)].tolist()
+    before = sequence.length or len(sequence.token_ids)
+    sequence.cache.rollback(before + job.num_accepted)
+    sequence.length = before + job.num_accepted + 1
+    sequence.last_token = job.next_token
+    sequence.carry = carry
+    sequence.token_ids = []
+    job.end()
+
+
+def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> npt.NDArray[np.float64]:
     """[B, gamma+1]: each row's acceptance, then the draw, keyed by the job's seed and round."""
     drawn = uniforms(
         *(
@@ -214,9 +234,3 @@ def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> np.ndarray[Any, np.dtype
         values[b, gamma] = drawn[end]
         start = end + 1
     return values
-
-
-def _overlaps(proposal: Proposal, target_probs: Tensor) -> Tensor:
-    """[B, G]: Σ_x min(p(x), q(x)) of each drafted position."""
-    q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
-    return torch.minimum(target_probs[:, :-1], q).sum(-1)

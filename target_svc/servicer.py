@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 import grpc
 import structlog
 
 from tandem.common.v1 import common_pb2
-from tandem.errors import InvalidRequest, NotFound, Unavailable, WrongState
+from tandem.errors import InvalidRequest, NotFound, WrongState
+from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
-from tandem.inference.threads import in_daemon_thread, use_threads
+from tandem.inference.engine import BatchLimits
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
+from tandem.rpc.model_service import ModelServicer
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -26,43 +27,18 @@ from target_svc.verifiers.greedy_block import GreedyBlockCarry, GreedyBlockVerif
 _Context = grpc.aio.ServicerContext[target_pb2.VerifyRequest, target_pb2.VerifyResponse]
 
 
-class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+class TargetServicer(
+    ModelServicer[TargetSettings, TargetEngine], target_pb2_grpc.TargetServiceServicer
+):
     """Serves a target engine, once its model is loaded."""
 
     def __init__(self, settings: TargetSettings) -> None:
-        self.settings = settings
-        self._engine: TargetEngine | None = None
+        super().__init__(settings, "target")
 
-    @property
-    def engine(self) -> TargetEngine:
-        """The engine.
-
-        Raises:
-            Unavailable: the model is not loaded yet.
-        """
-        if self._engine is None:
-            raise Unavailable("the target is loading its model; wait until it is SERVING")
-        return self._engine
-
-    async def become_ready(self) -> None:
-        """Load the model and start the engine."""
-        self._engine = await in_daemon_thread(self._load)
-        self._engine.start()
-
-    def _load(self) -> TargetEngine:
-        use_threads(self.settings.threads)
-        decoder = Decoder.load(self.settings.model, self.settings.device, self.settings.dtype)
-        return TargetEngine(decoder, self.settings.max_sequences)
-
-    async def stop(self) -> None:
-        """Stop the engine."""
-        if self._engine is not None:
-            await asyncio.to_thread(self._engine.stop)
-
-    @property
-    def max_length(self) -> int:
-        """Tokens a sequence may hold."""
-        return min(self.engine.decoder.max_length, self.settings.max_length)
+    def _make_engine(
+        self, decoder: Decoder, admission: AdmissionLimits, batch: BatchLimits
+    ) -> TargetEngine:
+        return TargetEngine(decoder, admission, batch)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""
@@ -111,7 +87,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
         super().__init__(context, "verify", servicer.settings.idle_seconds)
         self._servicer = servicer
         self._engine = servicer.engine
-        self._sequence: TargetSequence
+        self._sequence: TargetSequence | None = None
         self._progress: Progress
         self._gamma = 0
         self._end = 0
@@ -122,17 +98,17 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
         structlog.contextvars.bind_contextvars(request_id=request.request_id)
         token_ids = list(request.token_ids)
         self._check_open(request, token_ids)
-        sequence = self._sequence = self._engine.admit(
+        sequence = self._sequence = TargetSequence(
             token_ids,
             messages.sampling_from(request.sampling),
             VERIFIERS[request.verifier],
             _carry_from(request, self._engine),
-            # A draft may reach one place beyond what can be emitted.
-            capacity=len(token_ids) + request.max_new_tokens + self._servicer.settings.max_gamma,
         )
         self._gamma = request.gamma
         self._end = len(token_ids) + request.max_new_tokens
-        job = await self._engine.open(sequence, request.first_round)
+        # A draft may reach one place beyond what can be emitted.
+        capacity = self._end + self._servicer.settings.max_gamma
+        job = await self._engine.open(sequence, request.first_round, capacity)
         self._progress = Progress(sequence.length, request.first_round)
         opened = target_pb2.OpenedSequence(
             token_id=None if request.carry.levels else job.next_token,
@@ -170,19 +146,21 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
     async def step(self, message: target_pb2.VerifyRequest) -> StepReply[target_pb2.VerifyResponse]:
         request, settings = message.verify, self._servicer.settings
         self._progress.check(request.round, request.position)
+        sequence = self._sequence
+        assert sequence is not None  # no step comes before open
         draft = messages.draft_from(
             request.draft, self._engine.decoder.vocab_size, settings.max_gamma
         )
         self._check_length(len(draft))
-        job = await self._engine.verify(self._sequence, request.round, draft)
-        self._progress = Progress(self._sequence.length, request.round)
+        job = await self._engine.verify(sequence, request.round, draft)
+        self._progress = Progress(sequence.length, request.round)
         verdict = target_pb2.Verdict(
             round=request.round,
             position=self._progress.length,
             num_accepted=job.num_accepted,
             next_token_id=job.next_token,
             overlaps=job.overlaps,
-            carry=_carry_to(self._sequence),
+            carry=_carry_to(sequence),
             times=messages.times_to(job.times),
         )
         times = job.times
@@ -198,7 +176,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
                 "tandem.round": request.round,
                 "tandem.gamma": len(draft),
                 "tandem.accepted": job.num_accepted,
-                "tandem.verifier": self._sequence.rule.name,
+                "tandem.verifier": sequence.rule.name,
                 "tandem.batch_size": times.batch_size,
             },
         )
@@ -214,7 +192,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
             )
 
     def release(self) -> None:
-        if hasattr(self, "_sequence"):
+        if self._sequence is not None:
             self._engine.release(self._sequence)
 
 

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from tandem.inference.cache import SequenceCache
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
@@ -20,43 +24,60 @@ class DraftSequence:
         token_ids: prompt and emitted tokens.
         sampling: shapes the drafter's distribution; its seed keys the draws.
         vocab_size: ids at or beyond it are never drafted.
-        capacity: the most tokens that it may hold, drafts included.
-        state: the drafting method's own (a model's KV cache, for instance).
+        cache: its extent of the KV pool.
+        state: the drafting method's own.
     """
 
     token_ids: list[int]
     sampling: Sampling
     vocab_size: int
-    capacity: int
+    cache: SequenceCache = field(init=False)
     state: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The next tokens of a prompt, to be taken in.
+
+    Attributes:
+        sequence: whose prompt it is.
+        token_ids: they follow what was taken in before.
+    """
+
+    sequence: DraftSequence
+    token_ids: Sequence[int]
 
 
 @dataclass(eq=False)
 class DraftRequest:
-    """One draft in the making.
+    """One draft in the making; it stays on the device until it is complete.
 
     Attributes:
         sequence: to draft for.
         gamma: tokens wanted.
         bits: a 64-bit random integer for each of them.
-        token_ids: drafted so far.
-        rows: the distributions they were drawn from.
+        tokens: [1] int64 each, drafted so far.
+        rows: the distributions they were drawn from, of one row each.
     """
 
     sequence: DraftSequence
     gamma: int
     bits: Sequence[int]
-    token_ids: list[int] = field(default_factory=list)
+    tokens: list[Tensor] = field(default_factory=list)
     rows: list[Categorical] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
         """Whether all wanted tokens are drafted."""
-        return len(self.token_ids) >= self.gamma
+        return len(self.tokens) >= self.gamma
 
     def draft(self) -> Draft:
-        """The finished draft."""
-        return Draft.from_rows(self.token_ids, self.rows)
+        """The finished draft, on the host."""
+        return Draft.from_rows(
+            torch.cat(self.tokens).cpu().numpy(),
+            torch.cat([row.ids for row in self.rows]).cpu().numpy(),
+            torch.cat([row.weights for row in self.rows]).cpu().numpy(),
+        )
 
 
 class Drafter(ABC):
@@ -70,20 +91,16 @@ class Drafter(ABC):
 
     @abstractmethod
     def open(self, sequence: DraftSequence) -> None:
-        """Take in a sequence's prompt."""
+        """Begin a sequence; its prompt follows in chunks."""
 
     @abstractmethod
     def extend(self, sequence: DraftSequence, token_ids: Sequence[int]) -> None:
         """Move a sequence on by emitted tokens, forgetting what was drafted otherwise."""
 
     @abstractmethod
-    def propose(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft one more token for each request.
+    def propose(self, requests: Sequence[DraftRequest], chunks: Sequence[PromptChunk]) -> None:
+        """Draft one more token for each request, and take in pieces of prompts beside them.
 
         One step at a time, so that the engine may add, drop or cancel sequences between
         steps.
         """
-
-    @abstractmethod
-    def close(self, sequence: DraftSequence) -> None:
-        """Free a sequence's state."""

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence
-from tandem.inference.cache import SequenceCache
+from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence, PromptChunk
+from tandem.inference.batch import Feed
 from tandem.inference.decoder import Decoder
-from tandem.speculation.distribution import process, quantize
-
-
-@dataclass(eq=False)
-class _State:
-    """A KV cache and the tokens it holds: emitted ones, then drafted ones."""
-
-    cache: SequenceCache
-    held: list[int] = field(default_factory=list)
+from tandem.speculation.categorical import Categorical
+from tandem.speculation.distribution import process
 
 
 class ModelDrafter(Drafter):
     """Samples from a model's own processed, truncated distribution.
+
+    A sequence's state is the tokens that its cache holds: emitted ones, then drafted ones.
 
     Args:
         decoder: the small model.
@@ -38,44 +33,61 @@ class ModelDrafter(Drafter):
         self._draft_support = draft_support
 
     def open(self, sequence: DraftSequence) -> None:
-        """Prefill."""
-        sequence.state = _State(SequenceCache(sequence.capacity))
-        self._feed(sequence.state, sequence.token_ids)
+        """Nothing is held yet."""
+        sequence.state = []
 
     def extend(self, sequence: DraftSequence, token_ids: Sequence[int]) -> None:
         """Keep what was drafted as it came out, roll the rest back. Computes nothing."""
-        state: _State = sequence.state
+        held: list[int] = sequence.state
         kept = len(sequence.token_ids)
-        for token_id, held in zip(token_ids, state.held[kept:], strict=False):
-            if token_id != held:
+        for token_id, guess in zip(token_ids, held[kept:], strict=False):
+            if token_id != guess:
                 break
             kept += 1
         # The last token is computed (again), if only for its logits.
         kept = min(kept, len(sequence.token_ids) + len(token_ids) - 1)
-        state.cache.rollback(kept)
-        del state.held[kept:]
+        sequence.cache.rollback(kept)
+        del held[kept:]
         sequence.token_ids.extend(token_ids)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> None:
-        """One forward pass and one draw for each request."""
-        for request in requests:
-            sequence, step = request.sequence, len(request.token_ids)
-            state: _State = sequence.state
-            wanted = sequence.token_ids + request.token_ids
-            logits = self._feed(state, wanted[len(state.held) :])
-            vocab_size = min(sequence.vocab_size, self._decoder.vocab_size)
-            probs = process(logits[:, :vocab_size], sequence.sampling)[0]
-            # A greedy row has a single token, whatever the support.
-            support = 1 if sequence.sampling.greedy else self._draft_support
-            row = quantize(probs, self._draft_mass, support)
-            request.token_ids.append(row.draw(request.bits[step]))
-            request.rows.append(row)
+    def propose(self, requests: Sequence[DraftRequest], chunks: Sequence[PromptChunk]) -> None:
+        """One forward pass for all, and one draw for each request."""
+        feeds = [Feed(request.sequence.cache, self._news(request), 1) for request in requests]
+        feeds += [Feed(chunk.sequence.cache, chunk.token_ids, 0) for chunk in chunks]
+        logits = self._decoder.forward(feeds)
+        for chunk in chunks:
+            chunk.sequence.state += chunk.token_ids
+        if requests:
+            self._draw(requests, logits)
 
-    def close(self, sequence: DraftSequence) -> None:
-        """Drop the cache."""
-        sequence.state = None
+    def _news(self, request: DraftRequest) -> Sequence[int] | Tensor:
+        """What the model has not seen of a sequence: its news, then one drafted token a step."""
+        if request.tokens:
+            return request.tokens[-1]
+        sequence = request.sequence
+        news = sequence.token_ids[len(sequence.state) :]
+        sequence.state += news
+        return news
 
-    def _feed(self, state: _State, token_ids: list[int]) -> Tensor:
-        logits = self._decoder.forward(state.cache, token_ids, 1)
-        state.held.extend(token_ids)
+    def _draw(self, requests: Sequence[DraftRequest], logits: Tensor) -> None:
+        samplings = [request.sequence.sampling for request in requests]
+        probs = process(self._within_target(requests, logits), samplings)
+        # A greedy row has a single token, whatever the support.
+        support = 1 if all(sampling.greedy for sampling in samplings) else self._draft_support
+        rows = Categorical.quantize(probs, self._draft_mass, support)
+        tokens = rows.draw([request.bits[len(request.tokens)] for request in requests])
+        for b, request in enumerate(requests):
+            request.tokens.append(tokens[b : b + 1])
+            request.rows.append(Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1]))
+            if request.complete:
+                # All but the last were fed; a rollback has to know them.
+                request.sequence.state += [int(token) for token in request.tokens[:-1]]
+
+    def _within_target(self, requests: Sequence[DraftRequest], logits: Tensor) -> Tensor:
+        """Logits [B, V] without the ids that a request's target does not have."""
+        sizes = [min(request.sequence.vocab_size, logits.shape[1]) for request in requests]
+        logits = logits[:, : max(sizes)]
+        for row, size in enumerate(sizes):
+            if size < logits.shape[1]:
+                logits[row, size:] = -torch.inf
         return logits

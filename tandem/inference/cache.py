@@ -1,69 +1,118 @@
-"""The KV cache of one sequence: a slot allocated once, rewound by moving a length."""
+"""The KV cache: one pool of positions, in which every sequence reserves an extent.
+
+An extent is contiguous, so that attention reads it in place: no step copies what it holds,
+and a rejected draft is undone by moving a length.
+"""
 
 from __future__ import annotations
 
+import bisect
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 
-class SlotLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values [1, heads, capacity, head_dim] of one layer, written in place.
+@dataclass(eq=False, slots=True)
+class SequenceCache:
+    """One sequence's extent of the pool.
 
-    Sliding-window models get whole-length layers too: their attention masks cut the window,
-    and a window that had dropped its oldest entries could not be rewound.
+    Attributes:
+        start: first position in the pool.
+        capacity: positions reserved.
+        length: positions in use.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-        self.length = 0
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the slot in the shape and dtype of the first states."""
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = (
-            torch.empty(
-                (*states.shape[:2], self.capacity, states.shape[-1]),
-                dtype=states.dtype,
-                device=states.device,
-            )
-            for states in (key_states, value_states)
-        )
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Append states [1, heads, n, head_dim]; return all keys and values so far."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
-        self.keys[..., self.length : end, :] = key_states
-        self.values[..., self.length : end, :] = value_states
-        self.length = end
-        return self.keys[..., :end, :], self.values[..., :end, :]
-
-    def get_seq_length(self) -> int:
-        """The number of positions in use."""
-        return self.length
-
-
-class SequenceCache(Cache):  # type: ignore[misc]
-    """One sequence's KV cache for a model of any number of attention layers."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__(layer_class_to_replicate=lambda: SlotLayer(capacity))
-        self.capacity = capacity
-
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        return int(self.get_seq_length())
+    start: int
+    capacity: int
+    length: int = 0
 
     def rollback(self, length: int) -> None:
         """Forget all positions at or beyond `length`."""
-        for layer in self.layers:
-            layer.length = min(layer.length, length)
+        self.length = min(self.length, length)
+
+
+class KVPool(Cache):  # type: ignore[misc]
+    """Keys and values [heads, positions, head_dim] of every layer, allocated once.
+
+    Sliding-window layers keep all positions too: attention cuts the window, and a window
+    that had dropped its oldest entries could not be rewound.
+
+    Args:
+        positions: that all sequences may hold together.
+    """
+
+    def __init__(self, positions: int) -> None:
+        super().__init__(layers=[])
+        self.positions = positions
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        # Where the batch in flight writes: [T] positions of the pool.
+        self.places = torch.empty(0, dtype=torch.int64)
+        self._lock = threading.Lock()
+        self._free = [(0, positions)]  # (start, size), by start, never adjacent
+
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """An extent, the first that fits; None where no gap is large enough now."""
+        with self._lock:
+            for i, (start, size) in enumerate(self._free):
+                if size >= capacity:
+                    left = [(start + capacity, size - capacity)] if size > capacity else []
+                    self._free[i : i + 1] = left
+                    return SequenceCache(start, capacity)
+        return None
+
+    def release(self, cache: SequenceCache) -> None:
+        """Give an extent back; whoever held it must not feed it any more."""
+        with self._lock:
+            i = bisect.bisect(self._free, (cache.start, 0))
+            start, end = cache.start, cache.start + cache.capacity
+            first = last = i
+            if i > 0 and sum(self._free[i - 1]) == start:
+                first, start = i - 1, self._free[i - 1][0]
+            if i < len(self._free) and self._free[i][0] == end:
+                last, end = i + 1, end + self._free[i][1]
+            self._free[first:last] = [(start, end - start)]
+
+    @property
+    def free_positions(self) -> int:
+        """Positions that no sequence has reserved."""
+        with self._lock:
+            return sum(size for _, size in self._free)
+
+    @property
+    def bytes_per_position(self) -> int:
+        """What one position takes in all layers; known once a token was fed."""
+        return sum(
+            states.shape[0] * states.shape[2] * states.element_size()
+            for states in (*self.keys, *self.values)
+        )
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write a batch's states [1, heads, T, head_dim] in place; return the whole layer.
+
+        `attention.py` finds each sequence's extent in it.
+        """
+        if layer_idx == len(self.keys):
+            self._allocate(key_states, value_states)
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        keys.index_copy_(1, self.places, key_states[0])
+        values.index_copy_(1, self.places, value_states[0])
+        return keys, values
+
+    def _allocate(self, *states: Tensor) -> None:
+        """A layer in the shape and dtype of its first states. Untouched pages cost nothing."""
+        for layers, first in zip((self.keys, self.values), states, strict=True):
+            _, heads, _, head_dim = first.shape
+            layers.append(
+                torch.empty(heads, self.positions, head_dim, dtype=first.dtype, device=first.device)
+            )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Not asked for by a model that is given its positions; the pool has no one length."""
+        return 0

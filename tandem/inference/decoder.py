@@ -1,4 +1,4 @@
-"""A decoder-only transformer, loaded once, that feeds tokens to caches."""
+"""A decoder-only transformer, loaded once, that takes ragged batches of many sequences."""
 
 from __future__ import annotations
 
@@ -16,28 +16,51 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError
-from tandem.inference.cache import SequenceCache
+from tandem.inference.attention import PackedAttention
+from tandem.inference.batch import Feed, PackedBatch
+from tandem.inference.cache import KVPool, SequenceCache
+from tandem.inference.layout import choose_layout
+from tandem.inference.support import (
+    cache_size,
+    cannot_serve,
+    check_support,
+    compare,
+    plain_logits,
+)
 
 # transformers patches its own classes while it loads, which two threads must not do at once.
 _LOADING = threading.Lock()
+# Fed at start, plainly and batched: both must give the same logits.
+_PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
+_PROBE_TOKENS = 2 * len(_PROBE)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Decoder:
-    """A causal language model and how often it was called.
+    """A causal language model, its KV pool, and how often it was called.
 
     Attributes:
         name: the checkpoint's name, for people.
         vocab_size: rows of the logits.
         max_length: the most positions that the model was made for.
+        pool: the KV cache of all sequences.
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
         forward_ns: time spent in them.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str, tokenizer: Any = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        tokenizer: Any = None,
+        *,
+        cache_tokens: int = 0,
+        at_most: int = 4096,
+    ) -> None:
         self._model = model.eval()
+        self._attention = PackedAttention()
         self.name = name
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
@@ -50,18 +73,25 @@ class Decoder:
         self.fed_tokens = 0
         self.forward_ns = 0
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
+        self.pool = KVPool(_PROBE_TOKENS)
+        self._start(cache_tokens, at_most)
 
     @classmethod
-    def load(cls, model: str, device: str, dtype: str) -> Decoder:
+    def load(
+        cls, model: str, device: str, dtype: str, cache_tokens: int = 0, *, at_most: int = 4096
+    ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
         Args:
             model: directory or hub id.
             device: as torch names it ("cpu", "cuda", "cuda:1").
             dtype: "auto" (float32 on a CPU, else the checkpoint's), or a name.
+            cache_tokens: positions that all sequences may hold together; 0 takes `at_most`,
+                or what fits into half of the free memory.
+            at_most: see there.
 
         Raises:
-            StartupError: one sentence on what is missing or broken.
+            StartupError: one sentence on what is missing, broken or too large.
         """
         place = _device(device)
         disable_progress_bar()  # bars would tear the structured log
@@ -84,16 +114,49 @@ class Decoder:
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
             raise StartupError(f"the model {model!r} lacks weights: {missing}")
-        decoder = cls(loaded, Path(model).name, _tokenizer(model))
-        decoder._warm_up()
-        return decoder
+        return cls(
+            loaded, Path(model).name, _tokenizer(model), cache_tokens=cache_tokens, at_most=at_most
+        )
 
-    def _warm_up(self) -> None:
+    def _start(self, cache_tokens: int, at_most: int) -> None:
+        """Check that the model can be served, lay its weights out, and make the pool."""
         with torch.inference_mode():
-            logits = self.forward(SequenceCache(2), [0, 0], 2)
-        if not bool(logits.isfinite().all()):
-            raise StartupError(f"the model {self.name!r} computes logits that are not finite")
+            expected = plain_logits(self._model, _PROBE)
+            self._model.set_attn_implementation(self._attention.name)
+            check_support(self._model)
+            if self.device.type == "cpu":
+                choose_layout(self._model)
+            self._attention.checking = True
+            try:
+                found = self._probe()
+            except Exception as error:
+                raise cannot_serve(self._model, error) from error
+            self._attention.checking = False
+            compare(self._model, expected, found)
+        self.pool = KVPool(
+            cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
+        )
         self.forward_passes = self.fed_tokens = self.forward_ns = 0
+
+    def _probe(self) -> Tensor:
+        """The probe's logits, fed in pieces beside another sequence and after a rollback."""
+        other, cache = self.reserve(len(_PROBE)), self.reserve(len(_PROBE))
+        assert other is not None
+        assert cache is not None
+        self.forward([Feed(other, _PROBE[:3], 0)])
+        head = self.forward([Feed(cache, _PROBE[:5], 5), Feed(other, _PROBE[3:5], 1)])[:5]
+        self.forward([Feed(cache, [1, 1, 1], 1)])
+        cache.rollback(5)
+        tail = self.forward([Feed(other, _PROBE[5:6], 0), Feed(cache, _PROBE[5:], len(_PROBE) - 5)])
+        return torch.cat((head, tail))
+
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """Room for a sequence of up to `capacity` positions; None where there is none now."""
+        return self.pool.reserve(capacity)
+
+    def release(self, cache: SequenceCache) -> None:
+        """Give a sequence's room back. It must not be in a batch any more."""
+        self.pool.release(cache)
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -104,26 +167,31 @@ class Decoder:
                 return sorted({eos} if isinstance(eos, int) else set(eos))
         return []
 
-    def forward(self, cache: SequenceCache, token_ids: Sequence[int], last: int) -> Tensor:
-        """Feed new tokens behind what the cache holds.
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """Feed new tokens of several sequences in one pass.
 
         Args:
-            cache: grows by len(token_ids).
-            token_ids: at least one.
-            last: rows wanted, of the last tokens.
+            feeds: of different sequences, at least one; their caches grow.
 
         Returns:
-            [last, V] logits in the model's dtype.
+            [R, V] logits in the model's dtype: the rows asked for, feed by feed.
         """
         started = time.perf_counter_ns()
-        tokens = torch.tensor([list(token_ids)], device=self.device)
+        batch = PackedBatch.of(feeds, self.device)
+        self._attention.batch, self.pool.places = batch, batch.places
         output = self._model(
-            input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=last
+            input_ids=batch.token_ids,
+            position_ids=batch.positions,
+            past_key_values=self.pool,
+            use_cache=True,
+            logits_to_keep=batch.rows,
         )
+        for feed in feeds:
+            feed.cache.length += len(feed.token_ids)
         self.forward_passes += 1
-        self.fed_tokens += len(token_ids)
+        self.fed_tokens += batch.token_ids.shape[1]
         self.forward_ns += time.perf_counter_ns() - started
-        logits: Tensor = output.logits[0, -last:]
+        logits: Tensor = output.logits[0]
         return logits
 
     def tokenizer_json(self) -> bytes:

@@ -7,13 +7,15 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
 import torch
 
-from tandem.errors import EngineFailure, Exhausted, TandemError, Unavailable
+from tandem.errors import EngineFailure, TandemError, Unavailable
+from tandem.inference.admission import Admission, AdmissionLimits, CachedSequence
 from tandem.inference.decoder import Decoder
 from tandem.telemetry.stages import StageTimes
 
@@ -25,17 +27,30 @@ class Job:
     """A piece of work for the engine thread, of one sequence.
 
     Attributes:
+        request_id: for the log.
+        prompt: tokens still to take in, chunk by chunk; empty for a step of a running sequence.
+        chunk: how many of them the step at hand takes.
         times: where the job's time went, filled in as it runs.
     """
 
+    request_id: str = field(default="", init=False)
+    prompt: list[int] = field(default_factory=list, init=False)
+    chunk: int = field(default=0, init=False)
     times: StageTimes = field(default_factory=StageTimes, init=False)
     done: asyncio.Future[None] = field(init=False)
     _arrived_ns: int = field(init=False)
     _started: bool = field(default=False, init=False)
     _over: bool = field(default=False, init=False)
+    _error: BaseException | None = field(default=None, init=False)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens that the next step would feed, besides the prompt's."""
+        return 0
 
     def arrive(self) -> None:
         """Stamp the arrival, on the event loop that awaits the job."""
+        self.request_id = str(structlog.contextvars.get_contextvars().get("request_id", ""))
         self.done = asyncio.get_running_loop().create_future()
         self._arrived_ns = time.perf_counter_ns()
 
@@ -45,89 +60,91 @@ class Job:
             self._started = True
             self.times.queue_ns = time.perf_counter_ns() - self._arrived_ns
 
+    def take_chunk(self) -> list[int]:
+        """The prompt tokens of this step. Engine thread."""
+        taken, self.prompt = self.prompt[: self.chunk], self.prompt[self.chunk :]
+        return taken
+
     @property
     def over(self) -> bool:
         """Whether the job has ended, or nobody waits for it any more."""
         return self._over or self.done.cancelled()
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Wake the waiter up. Engine thread."""
-        self._over = True
-        loop = self.done.get_loop()
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._resolve, error)
+    def end(self, error: BaseException | None = None) -> None:
+        """Mark the end; the waiter wakes when the step is measured. Engine thread."""
+        if not self._over:
+            self._over, self._error = True, error
 
-    def _resolve(self, error: BaseException | None) -> None:
+    def resolve(self) -> None:
+        """Wake the waiter up. Event loop."""
         if self.done.done():
             return
-        if error is None:
+        if self._error is None:
             self.done.set_result(None)
         else:
-            self.done.set_exception(error)
+            self.done.set_exception(self._error)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds on one step.
+
+    Attributes:
+        token_budget: new tokens of running sequences.
+        prefill_chunk: prompt tokens beside them: what a running sequence waits for at most.
+    """
+
+    token_budget: int
+    prefill_chunk: int
 
 
 J = TypeVar("J", bound=Job)
-S = TypeVar("S")
+S = TypeVar("S", bound=CachedSequence)
 
 
 class Engine(ABC, Generic[J, S]):
     """Jobs in, batches through the model, results out.
 
     The thread takes all that is ready and runs it step by step; between two steps jobs may
-    join, end or be given up. A sequence has at most one job at a time, so the queue never
-    holds more than `max_sequences` jobs.
+    join, end or be given up (continuous batching). A sequence has at most one job at a time,
+    so the queue never holds more than `max_sequences` jobs.
+
+    Attributes:
+        on_device_lost: called on the event loop when the device answers no more.
     """
 
-    def __init__(self, name: str, decoder: Decoder, max_sequences: int) -> None:
+    def __init__(
+        self, name: str, decoder: Decoder, admission: AdmissionLimits, batch: BatchLimits
+    ) -> None:
         self.decoder = decoder
-        self.max_sequences = max_sequences
-        self.opened_sequences = 0
-        self._sequences: set[S] = set()
+        self.admission: Admission[S] = Admission(decoder.pool, admission)
+        self.on_device_lost: Callable[[], None] = lambda: None
+        self._limits = batch
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._arrivals: queue.SimpleQueue[J | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[S] = queue.SimpleQueue()
-        self._stopping = False
+        # Why no job is taken any more; empty while the engine runs.
+        self._closed = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @abstractmethod
-    def _step(self, jobs: list[J]) -> None:
-        """Advance jobs by one step, finishing those that end. Engine thread."""
-
-    @abstractmethod
-    def _free(self, sequence: S) -> None:
-        """Give up a sequence's memory. Engine thread."""
-
-    @property
-    def open_sequences(self) -> int:
-        """Sequences that hold a place now."""
-        return len(self._sequences)
+    def _step(self, jobs: Sequence[J]) -> None:
+        """Advance jobs by one forward pass, and `end` those that are through. Engine thread."""
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, for awaitables on the running loop."""
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
         """Fail what is waiting, and end the thread."""
-        self._stopping = True
+        self._closed = "the engine is stopping; try another replica"
         self._arrivals.put(None)
         self._thread.join()
 
-    def _admit(self, sequence: S) -> None:
-        """Take a place.
-
-        Raises:
-            Exhausted: every place is taken.
-        """
-        if len(self._sequences) >= self.max_sequences:
-            raise Exhausted(
-                f"all {self.max_sequences} sequences are taken; try another replica, or later"
-            )
-        self._sequences.add(sequence)
-        self.opened_sequences += 1
-
     def release(self, sequence: S) -> None:
         """Give a sequence's place back. Never waits, so it is safe in any `finally`."""
-        if sequence in self._sequences:
-            self._sequences.discard(sequence)
+        if self.admission.leave(sequence):
             self._released.put(sequence)
             self._arrivals.put(None)
 
@@ -135,26 +152,44 @@ class Engine(ABC, Generic[J, S]):
         """Run a job and wait for its end.
 
         Raises:
-            Unavailable: the engine is stopping.
+            Unavailable: the engine is stopping, or its device is gone.
             TandemError: as the job failed.
         """
-        if self._stopping:
-            raise Unavailable("the engine is stopping; try another replica")
         job.arrive()
-        self._arrivals.put(job)
-        await job.done
+        await self._run_job(job)
+
+    async def _open(self, job: J, sequence: S, capacity: int) -> None:
+        """Admit a sequence, then run its first job; waiting for room counts as queueing.
+
+        Raises:
+            InvalidRequest: it could never fit.
+            Exhausted: no room, and too many wait already or it waited for too long.
+            Unavailable, TandemError: as `_submit`.
+        """
+        job.arrive()
+        await self.admission.admit(sequence, capacity)
+        await self._run_job(job)
+
+    async def _run_job(self, job: J) -> None:
+        if self._closed:
+            raise Unavailable(self._closed)
+        if job.prompt or job.tokens:
+            self._arrivals.put(job)
+            await job.done
 
     def _run(self) -> None:
         jobs: list[J] = []
         with torch.inference_mode():
-            while not self._stopping:
+            while not self._closed:
                 jobs.extend(self._take(wait=not jobs))
                 jobs = [job for job in jobs if not job.over]
-                if jobs:
-                    self._guarded_step(jobs)
+                if batch := self._select(jobs):
+                    self._guarded_step(batch)
                     jobs = [job for job in jobs if not job.over]
-        for job in jobs + self._take(wait=False):
-            job.finish(Unavailable("the engine is stopping; try another replica"))
+        left = jobs + self._take(wait=False)
+        for job in left:
+            job.end(Unavailable(self._closed))
+        self._wake(left)
 
     def _take(self, wait: bool) -> list[J]:
         """All jobs that have arrived; with `wait`, at least one event."""
@@ -167,16 +202,66 @@ class Engine(ABC, Generic[J, S]):
             wait = False
             if job is not None:
                 arrived.append(job)
-        while not self._released.empty():
-            self._free(self._released.get())
+        self._free_released()
         return arrived
 
-    def _guarded_step(self, jobs: list[J]) -> None:
+    def _free_released(self) -> None:
+        freed = False
+        while not self._released.empty():
+            self.admission.free(self._released.get())
+            freed = True
+        if freed and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.admission.grant)
+
+    def _select(self, jobs: Sequence[J]) -> list[J]:
+        """The next step: running sequences first come, first served, then a chunk of prompts.
+
+        The oldest job always takes part, so none starves.
+        """
+        selected: list[J] = []
+        budget, chunk = self._limits.token_budget, self._limits.prefill_chunk
+        for job in jobs:
+            if job.prompt:
+                job.chunk = min(chunk, len(job.prompt))
+                chunk -= job.chunk
+                if job.chunk:
+                    selected.append(job)
+            elif job.tokens <= budget or not selected:
+                budget -= job.tokens
+                selected.append(job)
+        return selected
+
+    def _guarded_step(self, jobs: Sequence[J]) -> None:
+        """A failure of the model ends this batch, and no other sequence."""
+        for job in jobs:
+            job.start()
+        before = self.decoder.forward_ns
         try:
             self._step(jobs)
         except Exception as error:
             if not isinstance(error, TandemError):
-                _log.exception("engine step failed", jobs=len(jobs))
+                _log.exception("engine step failed", requests=[job.request_id for job in jobs])
                 error = EngineFailure("the engine failed on this batch; see the service's log")
             for job in jobs:
-                job.finish(error)
+                job.end(error)
+            self._check_device()
+        spent = self.decoder.forward_ns - before
+        for job in jobs:
+            job.times.forward_ns += spent
+            job.times.batch_size = len(jobs)
+        self._wake([job for job in jobs if job.over])
+
+    def _wake(self, jobs: Sequence[J]) -> None:
+        """Wake the waiters of ended jobs, all at once."""
+        if jobs and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(lambda: [job.resolve() for job in jobs])
+
+    def _check_device(self) -> None:
+        """After a failure: stop for good if the device does not answer."""
+        try:
+            torch.ones(1, device=self.decoder.device).item()
+        except Exception as error:
+            _log.error("device lost", device=str(self.decoder.device), error=str(error))
+            self._closed = "the device is gone; try another replica"
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self.on_device_lost)

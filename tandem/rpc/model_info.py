@@ -22,7 +22,7 @@ def model_info(engine: Engine[Any, Any], max_length: int, max_gamma: int) -> com
         eos_token_ids=decoder.eos_token_ids,
         max_length=max_length,
         max_gamma=max_gamma,
-        max_sequences=engine.max_sequences,
+        max_sequences=engine.admission.limits.max_sequences,
         dtype=decoder.dtype,
         device=decoder.device.type,
         parameters=decoder.parameters,
@@ -32,8 +32,8 @@ def model_info(engine: Engine[Any, Any], max_length: int, max_gamma: int) -> com
 def engine_stats(engine: Engine[Any, Any]) -> common_pb2.EngineStats:
     """The work done since the start."""
     return common_pb2.EngineStats(
-        open_sequences=engine.open_sequences,
+        open_sequences=engine.admission.open_sequences,
         forward_passes=engine.decoder.forward_passes,
         fed_tokens=engine.decoder.fed_tokens,
-        opened_sequences=engine.opened_sequences,
+        opened_sequences=engine.admission.opened,
     )

@@ -1,39 +1,77 @@
 """The sparse categorical with integer weights: small on the wire, and exact.
 
-The drafter truncates and rounds its distribution first and samples from the result, so the
+The drafter truncates and rounds its distributions first and samples from the result, so the
 target can rebuild the very distribution that a token came from. Truncation may cost
 acceptance, never correctness.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 MAX_WEIGHT = 65535
+_DIGIT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """A distribution over token ids: weight / sum of weights, 0 elsewhere.
+    """Distributions over token ids: weight / sum of weights, 0 elsewhere.
 
     Attributes:
-        ids: [K] uint32, distinct.
-        weights: [K] uint16, each >= 1, the largest 65535.
+        ids: [B, K] int64, distinct in each row.
+        weights: [B, K] int64, the largest of each row 65535; entries of weight 0 are padding.
     """
 
-    ids: npt.NDArray[np.uint32]
-    weights: npt.NDArray[np.uint16]
+    ids: Tensor
+    weights: Tensor
 
-    def draw(self, bits: int) -> int:
-        """Draw a token by integer arithmetic.
+    @classmethod
+    def quantize(cls, probs: Tensor, mass: float, support: int) -> Categorical:
+        """Truncate distributions and round them to integer weights.
+
+        Keeps the smallest set of most likely tokens that covers `mass`, at most `support` of
+        them, scales the largest probability to 65535 and drops what rounds to 0.
 
         Args:
-            bits: a uniform 64-bit integer. (A full row's weights can add up to more than
-                2**32, so 32 bits would not reach every token.)
+            probs: [B, V] probabilities.
+            mass: the share to cover, in (0, 1]; not applied where support is 0.
+            support: the most tokens to keep; 0 keeps the full vocabulary.
         """
-        sums = self.weights.cumsum(dtype=np.int64)
-        point = bits * int(sums[-1]) >> 64
-        return int(self.ids[np.searchsorted(sums, point, side="right")])
+        if support == 0:
+            ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
+            return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
+        values, ids = probs.topk(min(support, probs.shape[1]))
+        weights = _scaled(values, values[:, :1])
+        # The likeliest token stays, whatever the rounding.
+        covered = values[:, :-1].cumsum(-1) >= mass
+        weights[:, 1:].masked_fill_(covered, 0)
+        return cls(ids, weights)
+
+    def draw(self, bits: Sequence[int]) -> Tensor:
+        """Draw a token from each row by integer arithmetic.
+
+        Args:
+            bits: B uniform 64-bit integers. (A full row's weights can add up to more than
+                2**32, so 32 bits would not reach every token.)
+
+        Returns:
+            [B] int64 token ids.
+        """
+        sums = self.weights.cumsum(-1)
+        digits = np.array(bits, dtype="<u8").view("<u2").reshape(-1, 4).T.astype(np.int64)
+        # floor(bits * total / 2**64), digit by digit, since the product has 98 bits.
+        point = torch.zeros_like(sums[:, -1])
+        for digit in torch.from_numpy(digits).to(sums.device, non_blocking=True):
+            point = (digit * sums[:, -1] + point) >> _DIGIT_BITS
+        place = torch.searchsorted(sums, point[:, None], right=True)
+        return self.ids.gather(1, place)[:, 0]
+
+
+def _scaled(probs: Tensor, largest: Tensor) -> Tensor:
+    """Weights [B, K] int64, the largest probability [B, 1] becoming 65535."""
+    return (probs / largest * MAX_WEIGHT).round().long()

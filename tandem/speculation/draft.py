@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from tandem.speculation.categorical import Categorical
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,32 @@ class Draft:
     weights: npt.NDArray[np.uint16]
 
     @classmethod
-    def from_rows(cls, token_ids: Sequence[int], rows: Sequence[Categorical]) -> Draft:
-        """Concatenate rows. A row with a single token is one-hot and costs nothing."""
-        sent = [row for row in rows if len(row.ids) > 1]
+    def none(cls) -> Draft:
+        """The empty draft, of plain decoding."""
+        return cls.from_rows(*(np.empty(shape, np.int64) for shape in (0, (0, 0), (0, 0))))
+
+    @classmethod
+    def from_rows(
+        cls,
+        token_ids: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        weights: npt.NDArray[np.int64],
+    ) -> Draft:
+        """Concatenate rows. One with a single token is one-hot and costs nothing.
+
+        Args:
+            token_ids: [G], drawn from the rows.
+            ids: [G, K] token ids of the rows.
+            weights: [G, K], 0 for padding.
+        """
+        sent = weights > 0
+        sizes = sent.sum(1)
+        sent[sizes == 1] = False
         return cls(
-            np.array(token_ids, dtype=np.int64),
-            np.array([len(row.ids) if len(row.ids) > 1 else 0 for row in rows], dtype=np.int64),
-            np.concatenate([row.ids for row in sent] or [np.empty(0, np.uint32)]),
-            np.concatenate([row.weights for row in sent] or [np.empty(0, np.uint16)]),
+            token_ids,
+            np.where(sizes == 1, 0, sizes),
+            ids[sent].astype(np.uint32),
+            weights[sent].astype(np.uint16),
         )
 
     def __len__(self) -> int:

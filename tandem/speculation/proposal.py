@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -51,25 +51,35 @@ class Proposal:
     @classmethod
     def from_drafts(cls, drafts: Sequence[Draft], device: torch.device | str = "cpu") -> Proposal:
         """Batch drafts of any lengths; the integer weights become float64 probabilities."""
-        batch, gamma = len(drafts), max((len(draft) for draft in drafts), default=0)
-        widest = max((int(d.support_sizes.max(initial=1)) for d in drafts), default=1)
-        tokens = np.zeros((batch, gamma), dtype=np.int64)
-        ids = np.zeros((batch, gamma, max(widest, 1)), dtype=np.int64)
-        probs = np.zeros(ids.shape, dtype=np.float64)
-        for b, draft in enumerate(drafts):
-            tokens[b, : len(draft)] = draft.token_ids
-            start = 0
-            for i, size in enumerate(draft.support_sizes.tolist()):
-                if size == 0:
-                    ids[b, i, 0], probs[b, i, 0] = draft.token_ids[i], 1.0
-                    continue
-                end = start + size
-                ids[b, i, :size] = draft.support_ids[start:end]
-                weights = draft.weights[start:end]
-                probs[b, i, :size] = weights / weights.sum(dtype=np.int64)
-                start = end
         lengths = np.array([len(draft) for draft in drafts], dtype=np.int64)
-        return cls(*(torch.from_numpy(a).to(device) for a in (tokens, lengths, ids, probs)))
+        batch, gamma = len(drafts), int(lengths.max(initial=0))
+        sizes = np.concatenate([draft.support_sizes for draft in drafts])
+        token_ids = np.concatenate([draft.token_ids for draft in drafts])
+        weights = np.concatenate([draft.weights for draft in drafts])
+        # Where each row [R] and each entry [E] of the drafts goes.
+        places = np.flatnonzero(np.arange(gamma) < lengths[:, None])
+        rows = np.repeat(np.arange(len(sizes)), sizes)
+        columns = np.arange(len(rows)) - np.repeat(sizes.cumsum() - sizes, sizes)
+        tokens = np.zeros(batch * gamma, dtype=np.int64)
+        ids = np.zeros((batch * gamma, max(int(sizes.max(initial=0)), 1)), dtype=np.int64)
+        probs = np.zeros(ids.shape, dtype=np.float64)
+        tokens[places] = token_ids
+        totals = np.bincount(rows, weights, minlength=len(sizes))
+        ids[places[rows], columns] = np.concatenate([draft.support_ids for draft in drafts])
+        probs[places[rows], columns] = weights / totals[rows]
+        one_hot = sizes == 0
+        ids[places[one_hot], 0], probs[places[one_hot], 0] = token_ids[one_hot], 1.0
+        return cls(
+            *(
+                torch.from_numpy(array.reshape(shape)).to(device, non_blocking=True)
+                for array, shape in (
+                    (tokens, (batch, gamma)),
+                    (lengths, (batch,)),
+                    (ids, (batch, gamma, ids.shape[1])),
+                    (probs, (batch, gamma, ids.shape[1])),
+                )
+            )
+        )
 
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
         """Rows of q over the whole vocabulary: [B, G, V] of `dtype`."""
@@ -79,9 +89,14 @@ class Proposal:
         rows = torch.zeros(shape, dtype=dtype, device=self.tokens.device)
         return rows.scatter_add_(-1, self.ids, self.probs.to(dtype))
 
-    def with_rows(self, vocab_size: int, dtype: torch.dtype) -> Proposal:
-        """The same proposal with its dense rows at hand, for those who need them repeatedly."""
-        return replace(self, rows=self.dense(vocab_size, dtype))
+    def overlaps(self, target_probs: Tensor) -> Tensor:
+        """[B, G]: Σ_x min(p(x), q(x)) of each drafted position.
+
+        Args:
+            target_probs: [B, G+1, V].
+        """
+        p = target_probs[:, :-1].gather(-1, self.ids)
+        return torch.minimum(p.to(self.probs.dtype), self.probs).sum(-1)
 
 
 @dataclass(frozen=True, slots=True)

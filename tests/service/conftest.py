@@ -60,11 +60,19 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
     async with AsyncExitStack() as stack:
         drafter = await start(
             stack,
-            make_drafter(DrafterSettings(model=str(drafter_model), max_sequences=4, max_gamma=8)),
+            make_drafter(
+                DrafterSettings(
+                    model=str(drafter_model), max_sequences=4, max_gamma=8, admission_seconds=0.2
+                )
+            ),
         )
         target = await start(
             stack,
-            make_target(TargetSettings(model=str(target_model), max_sequences=4, max_gamma=8)),
+            make_target(
+                TargetSettings(
+                    model=str(target_model), max_sequences=4, max_gamma=8, admission_seconds=0.2
+                )
+            ),
         )
         settings = OrchestratorSettings(
             drafters=(address_of(drafter),), targets=(address_of(target),)

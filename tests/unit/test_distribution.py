@@ -43,26 +43,45 @@ def hugging_face(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 @pytest.mark.parametrize("vocab_size", [11, 2000])
 def test_equals_hugging_face(sampling: Sampling, vocab_size: int) -> None:
     logits = 3 * torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1))
-    probs = process(logits, sampling)
+    probs = process(logits, [sampling])
     assert torch.allclose(probs, hugging_face(logits.clone(), sampling), atol=1e-6)
     assert probs.dtype == torch.float32
 
 
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    """Each row with parameters of its own equals the row alone, bit for bit."""
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0),
+        Sampling(temperature=0.3),
+        Sampling(top_k=1),
+        Sampling(top_k=50),
+        Sampling(top_p=0.4),
+        Sampling(min_p=0.2),
+        Sampling(temperature=1.7, top_k=50, top_p=0.9, min_p=0.05),
+    ]
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(len(samplings), 1000, generator=generator)
+    batch = process(logits, samplings)
+    for row, sampling in enumerate(samplings):
+        assert torch.equal(batch[row], process(logits[row : row + 1], [sampling])[0]), sampling
+
+
 def test_temperature_0_is_the_one_hot_argmax() -> None:
     logits = torch.tensor([[0.0, 3.0, 2.0], [5.0, 5.0, 1.0]])
-    probs = process(logits, Sampling(temperature=0))
+    probs = process(logits, [Sampling(temperature=0)])
     assert probs.tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
 def test_half_precision_is_widened_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.bfloat16)
-    assert torch.equal(process(logits, Sampling()), torch.softmax(logits.float(), -1))
+    assert torch.equal(process(logits, [Sampling()]), torch.softmax(logits.float(), -1))
 
 
 def test_extreme_temperatures_stay_finite() -> None:
     logits = torch.tensor([[-1e4, 0.0, 1e4]])
     for temperature in (1e-300, 1e-30, 1e30, 1e300):
-        probs = process(logits, Sampling(temperature=temperature))
+        probs = process(logits, [Sampling(temperature=temperature)])
         assert probs.sum() == pytest.approx(1)
 
 

@@ -12,52 +12,72 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, Unsupported
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
-from tandem.speculation.distribution import quantize
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 
 
-def categorical(ids: list[int], weights: list[int]) -> Categorical:
-    return Categorical(np.array(ids, np.uint32), np.array(weights, np.uint16))
+def draft_of(token_ids: list[int], rows: list[dict[int, int]]) -> Draft:
+    """A draft from rows of token id to weight."""
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    weights = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], weights[i, : len(row)] = list(row), list(row.values())
+    return Draft.from_rows(np.array(token_ids), ids, weights)
+
+
+def quantize(probs: list[float], mass: float, support: int) -> dict[int, int]:
+    """One row, as token id to weight."""
+    row = Categorical.quantize(torch.tensor([probs]), mass, support)
+    entries = zip(row.ids[0].tolist(), row.weights[0].tolist(), strict=True)
+    return {token: weight for token, weight in entries if weight}
 
 
 def test_quantize_keeps_the_smallest_set_that_covers_the_mass() -> None:
-    row = quantize(torch.tensor([0.05, 0.5, 0.15, 0.3]), mass=0.9, support=4)
-    assert row.ids.tolist() == [1, 3, 2]
-    assert row.weights[0] == MAX_WEIGHT
-    assert row.weights[1] == round(0.3 / 0.5 * MAX_WEIGHT)
+    row = quantize([0.05, 0.5, 0.15, 0.3], mass=0.9, support=4)
+    assert list(row) == [1, 3, 2]
+    assert row[1] == MAX_WEIGHT
+    assert row[3] == round(0.3 / 0.5 * MAX_WEIGHT)
 
 
 def test_quantize_keeps_at_most_the_support_and_drops_zeros() -> None:
-    assert quantize(torch.tensor([0.1, 0.2, 0.3, 0.4]), 1.0, 2).ids.tolist() == [3, 2]
-    assert quantize(torch.tensor([1.0, 1e-9, 0.0]), 1.0, 3).ids.tolist() == [0]
+    assert list(quantize([0.1, 0.2, 0.3, 0.4], 1.0, 2)) == [3, 2]
+    assert list(quantize([1.0, 1e-9, 0.0], 1.0, 3)) == [0]
 
 
 def test_support_0_keeps_the_full_vocabulary() -> None:
     probs = torch.softmax(torch.randn(300, generator=torch.Generator().manual_seed(0)), 0)
-    assert len(quantize(probs, 0.5, 0).ids) == 300
+    assert len(quantize(probs.tolist(), 0.5, 0)) == 300
 
 
-def test_draw_has_exactly_the_law_that_is_sent() -> None:
-    """The 64-bit numbers that give a token are a share weight / sum of all, to within one."""
-    row = categorical([7, 3, 9], [65535, 1, 40000])
-    total = int(row.weights.sum(dtype=np.int64))
-    edges = [0, 65535, 65536, total]
-    for token, low, high in zip(row.ids.tolist(), edges, edges[1:], strict=False):
-        first, last = -(-low * 2**64 // total), -(-high * 2**64 // total) - 1
-        assert row.draw(first) == token
-        assert row.draw(last) == token
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    probs = torch.softmax(torch.randn(4, 50, generator=torch.Generator().manual_seed(0)), -1)
+    batch = Categorical.quantize(probs, 0.8, 20)
+    for b in range(4):
+        alone = Categorical.quantize(probs[b : b + 1], 0.8, 20)
+        assert torch.equal(alone.ids[0], batch.ids[b])
+        assert torch.equal(alone.weights[0], batch.weights[b])
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("scale", [1, 262_144])
+def test_draw_has_exactly_the_law_that_is_sent(padding: int, scale: int) -> None:
+    """The 64-bit numbers that give a token are a share weight / sum of all, to within one.
+
+    Also where the sum exceeds 32 bits, as a full row's may.
+    """
+    weights = [65535 * scale, scale, 40000 * scale]
+    row = Categorical(
+        torch.tensor([[7, 3, 9] + [0] * padding]), torch.tensor([weights + [0] * padding])
+    )
+    edges = [0, weights[0], weights[0] + weights[1], sum(weights)]
+    for token, low, high in zip([7, 3, 9], edges, edges[1:], strict=False):
+        first, last = -(-low * 2**64 // edges[-1]), -(-high * 2**64 // edges[-1]) - 1
+        assert row.draw([first]).tolist() == [token]
+        assert row.draw([last]).tolist() == [token]
 
 
 def test_a_draft_survives_the_wire_bit_for_bit() -> None:
-    draft = Draft.from_rows(
-        [2, 4, 1],
-        [
-            categorical([2, 0], [65535, 9]),
-            categorical([4], [65535]),
-            categorical([0, 1, 3], [1, 65535, 777]),
-        ],
-    )
+    draft = draft_of([2, 4, 1], [{2: 65535, 0: 9}, {4: 65535}, {0: 1, 1: 65535, 3: 777}])
     assert draft.support_sizes.tolist() == [2, 0, 3]
     received = draft_from(common_pb2.Draft.FromString(draft_to(draft).SerializeToString()), 5, 8)
     sent, rebuilt = Proposal.from_drafts([draft]), Proposal.from_drafts([received])
@@ -68,19 +88,23 @@ def test_a_draft_survives_the_wire_bit_for_bit() -> None:
 def test_padding_adds_no_mass() -> None:
     """Short rows and short drafts are padded with id 0, which must stay as unlikely as it is."""
     drafts = [
-        Draft.from_rows([1], [categorical([1, 2], [65535, 65535])]),
-        Draft.from_rows([3, 2], [categorical([3, 2, 1], [65535, 1, 1]), categorical([2], [9])]),
+        draft_of([1], [{1: 65535, 2: 65535}]),
+        Draft.none(),
+        draft_of([3, 2], [{3: 65535, 2: 1, 1: 1}, {2: 9}]),
     ]
-    dense = Proposal.from_drafts(drafts).dense(4, torch.float64)
+    proposal = Proposal.from_drafts(drafts)
+    dense = proposal.dense(4, torch.float64)
     assert dense[0, 0].tolist() == [0, 0.5, 0.5, 0]
     assert dense[0, 1].sum() == 0
-    assert dense[1, 1].tolist() == [0, 0, 1, 0]
+    assert dense[1].sum() == 0
+    assert dense[2, 0, 3] == 65535 / 65537
+    assert dense[2, 1].tolist() == [0, 0, 1, 0]
+    assert proposal.tokens.tolist() == [[1, 0], [0, 0], [3, 2]]
+    assert proposal.lengths.tolist() == [1, 0, 2]
 
 
 def good() -> common_pb2.Draft:
-    return draft_to(
-        Draft.from_rows([2, 4], [categorical([2, 0], [65535, 9]), categorical([4, 3], [65535, 5])])
-    )
+    return draft_to(draft_of([2, 4], [{2: 65535, 0: 9}, {4: 65535, 3: 5}]))
 
 
 def set_field(name: str, value: object) -> Callable[[common_pb2.Draft], None]:

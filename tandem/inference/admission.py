@@ -1,0 +1,119 @@
+"""Who gets a place and room in the KV pool, and who has to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from tandem.errors import Exhausted, InvalidRequest
+from tandem.inference.cache import KVPool, SequenceCache
+
+
+class CachedSequence(Protocol):
+    """A sequence that is given an extent of the pool when it is admitted."""
+
+    cache: SequenceCache
+
+
+S = TypeVar("S", bound=CachedSequence)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds on what is open and what waits.
+
+    Attributes:
+        max_sequences: open at once.
+        max_waiting: that wait for a place or for room.
+        wait_seconds: that each of them waits at most.
+    """
+
+    max_sequences: int
+    max_waiting: int
+    wait_seconds: float
+
+
+class Admission(Generic[S]):
+    """First come, first served; memory is reserved in full before a sequence is open, so that
+    none runs out of it midway. Lives on the event loop, but for `free`.
+    """
+
+    def __init__(self, pool: KVPool, limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self._pool = pool
+        self._open: set[S] = set()
+        self._waiting: OrderedDict[S, tuple[int, asyncio.Future[None]]] = OrderedDict()
+        self.opened = 0
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that hold a place now."""
+        return len(self._open)
+
+    async def admit(self, sequence: S, capacity: int) -> None:
+        """Give a sequence a place and `capacity` positions, or wait for them.
+
+        Raises:
+            InvalidRequest: it could never fit.
+            Exhausted: too many wait already, or it waited for too long.
+        """
+        if capacity > self._pool.positions:
+            raise InvalidRequest(
+                f"open.max_new_tokens: the sequence needs {capacity} positions of the KV cache,"
+                f" which has {self._pool.positions}"
+            )
+        if not self._waiting and self._try(sequence, capacity):
+            return
+        limits = self.limits
+        if len(self._waiting) >= limits.max_waiting:
+            raise Exhausted(
+                f"all {limits.max_sequences} sequences are taken or the KV cache is full, and"
+                f" {len(self._waiting)} others wait; try another replica, or later"
+            )
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[sequence] = (capacity, granted)
+        try:
+            async with asyncio.timeout(limits.wait_seconds):
+                await granted
+        except TimeoutError:
+            raise Exhausted(
+                f"all {limits.max_sequences} sequences are taken or the KV cache is full, for"
+                f" more than {limits.wait_seconds:g} s; try another replica, or later"
+            ) from None
+        finally:
+            self._waiting.pop(sequence, None)
+            # Those behind a large one that gave up may fit.
+            self.grant()
+
+    def leave(self, sequence: S) -> bool:
+        """Give the place back; its memory stays reserved until `free`. False if it had none."""
+        if sequence not in self._open:
+            return False
+        self._open.discard(sequence)
+        return True
+
+    def free(self, sequence: S) -> None:
+        """Give the memory back, when no batch uses it any more. From any thread."""
+        self._pool.release(sequence.cache)
+
+    def grant(self) -> None:
+        """Admit those who wait, in their order, as long as they fit."""
+        for sequence, (capacity, granted) in list(self._waiting.items()):
+            if granted.done():
+                continue
+            if not self._try(sequence, capacity):
+                return
+            granted.set_result(None)
+
+    def _try(self, sequence: S, capacity: int) -> bool:
+        if len(self._open) >= self.limits.max_sequences:
+            return False
+        cache = self._pool.reserve(capacity)
+        if cache is None:
+            return False
+        sequence.cache = cache
+        self._open.add(sequence)
+        self.opened += 1
+        return True

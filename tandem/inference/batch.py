@@ -1,0 +1,126 @@
+"""A ragged batch, packed: the new tokens of many sequences in one row, without padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tandem.inference.cache import SequenceCache
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """New tokens of one sequence.
+
+    Attributes:
+        cache: grows by them.
+        token_ids: at least one; a [n] int64 tensor where they are on the device already.
+        rows: logits wanted, of the last tokens; may be 0.
+    """
+
+    cache: SequenceCache
+    token_ids: Sequence[int] | Tensor
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's part of a batch.
+
+    Attributes:
+        first: its first row of the batch.
+        count: its new tokens.
+        start: of its extent of the pool.
+        length: its positions in use, the new ones included.
+    """
+
+    first: int
+    count: int
+    start: int
+    length: int
+
+
+@dataclass(slots=True)
+class PackedBatch:
+    """Everything that a forward pass is given.
+
+    Attributes:
+        segments: one a sequence, in the order of the rows.
+        token_ids: [1, T] int64.
+        positions: [1, T] int64, of each token in its own sequence.
+        places: [T] int64, of each token in the pool.
+        rows: [R] int64, rows of the batch whose logits are wanted.
+    """
+
+    segments: list[Segment]
+    token_ids: Tensor
+    positions: Tensor
+    places: Tensor
+    rows: Tensor
+    _masks: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, feeds: Sequence[Feed], device: torch.device) -> PackedBatch:
+        """Pack feeds of different sequences."""
+        segments: list[Segment] = []
+        positions: list[int] = []
+        places: list[int] = []
+        rows: list[int] = []
+        first = 0
+        for feed in feeds:
+            cache, count = feed.cache, len(feed.token_ids)
+            length = cache.length + count
+            segments.append(Segment(first, count, cache.start, length))
+            positions.extend(range(cache.length, length))
+            places.extend(range(cache.start + cache.length, cache.start + length))
+            first += count
+            rows.extend(range(first - feed.rows, first))
+        numbers = torch.tensor([positions, places], dtype=torch.int64)
+        numbers = numbers.to(device, non_blocking=True)
+        return cls(
+            segments,
+            _token_ids(feeds, device)[None],
+            numbers[:1],
+            numbers[1],
+            torch.tensor(rows, dtype=torch.int64, device=device),
+        )
+
+    def mask(
+        self, count: int, seen: int, window: int | None, groups: int, like: Tensor
+    ) -> Tensor | None:
+        """What a sequence's new tokens may not look at, as an additive mask.
+
+        Args:
+            count: new tokens.
+            seen: keys at hand, the last of the sequence's positions.
+            window: positions that a token sees, its own included; None for all.
+            groups: query heads that share a key head; each token has a row for each.
+            like: dtype and device.
+
+        Returns:
+            [groups * count, seen] of 0 and -inf; None where everything may be seen.
+        """
+        if count == 1 and (window is None or window >= seen):
+            return None
+        key = (count, seen, window or seen, groups)
+        mask = self._masks.get(key)
+        if mask is None:
+            queries = torch.arange(seen - count, seen, device=like.device)[:, None]
+            keys = torch.arange(seen, device=like.device)
+            hidden = (keys > queries) | (keys <= queries - (window or seen))
+            mask = torch.zeros(count, seen, dtype=like.dtype, device=like.device)
+            mask = self._masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
+        return mask
+
+
+def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:
+    """[T] token ids of all feeds; those on the host travel together."""
+    if not any(isinstance(feed.token_ids, Tensor) for feed in feeds):
+        token_ids = [token_id for feed in feeds for token_id in feed.token_ids]
+        return torch.tensor(token_ids, dtype=torch.int64, device=device)
+    return torch.cat(
+        [torch.as_tensor(feed.token_ids, dtype=torch.int64, device=device) for feed in feeds]
+    )

@@ -1,0 +1,100 @@
+"""Whether a model can be served: asked by name, and then by measurement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import StartupError
+
+# Largest difference of logits, as a share of their spread. Another order of summation
+# explains less; attention that looks elsewhere gives many times as much.
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+
+
+def check_support(model: PreTrainedModel) -> None:
+    """Refuse what cannot be rewound, or does its attention by itself.
+
+    Raises:
+        StartupError: names the architecture and the reason.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise cannot_serve(model, "its recurrent state cannot be rewound after a rejection")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise cannot_serve(model, "its attention cannot be replaced by a batched one")
+
+
+def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+    """[n, V] logits of one sequence by the model's own attention, without a cache.
+
+    Raises:
+        StartupError: they are not finite.
+    """
+    tokens = torch.tensor([list(token_ids)], device=model.device)
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+    if not bool(logits.isfinite().all()):
+        raise StartupError(f"the model {_name(model)} computes logits that are not finite")
+    return logits
+
+
+def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
+    """Refuse a model that a ragged batch computes otherwise.
+
+    Raises:
+        StartupError: names the architecture and the difference.
+    """
+    spread = float(expected.float().std()) + 1e-6
+    worst = float((expected.float() - found.float()).abs().max()) / spread
+    if not worst <= _TOLERANCES[expected.dtype]:
+        raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
+
+
+def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:
+    """The error that refuses a model by name."""
+    return StartupError(
+        f"cannot serve {_name(model)}: {reason}; docs/architectures.md lists what can be served"
+    )
+
+
+def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int) -> int:
+    """Positions of the KV pool.
+
+    Args:
+        device: where it goes.
+        bytes_each: of a position.
+        wanted: positions asked for; 0 for `at_most`, or what fits into half the free memory.
+        at_most: see there.
+
+    Raises:
+        StartupError: the device cannot hold what was asked for; with the numbers.
+    """
+    free = free_memory(device)
+    if wanted == 0:
+        return max(min(at_most, free // 2 // bytes_each), 1)
+    if wanted * bytes_each > free:
+        raise StartupError(
+            f"a KV cache of {wanted} tokens takes {wanted * bytes_each / 2**30:.1f} GiB,"
+            f" {device} has {free / 2**30:.1f} GiB free; lower CACHE_TOKENS"
+        )
+    return wanted
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated now."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    # Memory available without swapping is in no API of Python's standard library.
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            entries = dict(line.split(":", 1) for line in lines)
+        return int(entries["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _name(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} ({model.config.model_type})"

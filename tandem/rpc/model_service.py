@@ -1,0 +1,84 @@
+"""What the services with a model share: load it, run an engine over it, say what it is."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from tandem.errors import Unavailable
+from tandem.inference.admission import AdmissionLimits
+from tandem.inference.decoder import Decoder
+from tandem.inference.engine import BatchLimits, Engine
+from tandem.inference.threads import in_daemon_thread, use_threads
+from tandem.settings import ModelSettings
+
+_CPU_CHUNK = 64
+_DEVICE_CHUNK = 512
+
+M = TypeVar("M", bound=ModelSettings)
+E = TypeVar("E", bound=Engine[Any, Any])
+
+
+class ModelServicer(ABC, Generic[M, E]):
+    """Serves an engine, once its model is loaded.
+
+    Args:
+        settings: of the service.
+        role: its name in sentences.
+    """
+
+    def __init__(self, settings: M, role: str) -> None:
+        self.settings = settings
+        self._role = role
+        self._engine: E | None = None
+
+    @property
+    def engine(self) -> E:
+        """The engine.
+
+        Raises:
+            Unavailable: the model is not loaded yet.
+        """
+        if self._engine is None:
+            raise Unavailable(f"the {self._role} is loading its model; wait until it is SERVING")
+        return self._engine
+
+    async def become_ready(self) -> None:
+        """Load the model and start the engine."""
+        self._engine = await in_daemon_thread(self._load)
+        self._engine.start()
+
+    def _load(self) -> E:
+        settings = self.settings
+        use_threads(settings.threads)
+        decoder = Decoder.load(
+            settings.model,
+            settings.device,
+            settings.dtype,
+            settings.cache_tokens,
+            at_most=settings.max_sequences * (settings.max_length + settings.max_gamma),
+        )
+        chunk = _CPU_CHUNK if decoder.device.type == "cpu" else _DEVICE_CHUNK
+        return self._make_engine(
+            decoder,
+            AdmissionLimits(
+                settings.max_sequences, settings.max_waiting, settings.admission_seconds
+            ),
+            BatchLimits(settings.token_budget, settings.prefill_chunk or chunk),
+        )
+
+    @abstractmethod
+    def _make_engine(self, decoder: Decoder, admission: AdmissionLimits, batch: BatchLimits) -> E:
+        """The service's engine over a loaded model."""
+
+    async def stop(self) -> None:
+        """Stop the engine."""
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.stop)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens a sequence may hold, so that a draft behind them still fits."""
+        room = self.engine.decoder.pool.positions - self.settings.max_gamma
+        return min(self.engine.decoder.max_length, self.settings.max_length, room)
