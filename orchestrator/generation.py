@@ -42,6 +42,17 @@ class Stopping:
     strings: tuple[str, ...] = ()
 
 
+# These rules modify the target's law for the positions that follow, where it takes a draft of the
+# same drafter to make up for it: gamma stays fixed, no draft may be missing, and the tokens alone
+# do not say how to go on. The handshake does not tell, so they are known here, by name.
+_LAW_MODIFYING_VERIFIERS = frozenset({"greedy_block"})
+
+
+def needs_every_draft(verifier: str, gamma: int) -> bool:
+    """Whether a text of this rule depends on getting each of its drafts, at full length."""
+    return gamma > 0 and verifier in _LAW_MODIFYING_VERIFIERS
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A validated request with every default filled in.
@@ -65,9 +76,9 @@ class Generation:
     first_round: int = 0
 
     @property
-    def fixed_gamma(self) -> bool:
-        """Whether the rule needs every draft at full length (design of `greedy_block`)."""
-        return self.verifier == "greedy_block" and self.gamma > 0
+    def needs_every_draft(self) -> bool:
+        """See the function."""
+        return needs_every_draft(self.verifier, self.gamma)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import uuid
 from dataclasses import dataclass
 
-from orchestrator.generation import FinishReason, Generation, Origin, Round, Stopping, Tally
+from orchestrator.generation import (
+    FinishReason,
+    Generation,
+    Origin,
+    Round,
+    Stopping,
+    Tally,
+    needs_every_draft,
+)
 from orchestrator.text import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
@@ -71,7 +80,7 @@ def request_id_of(message: pb.Generation) -> str:
     return message.request_id or uuid.uuid4().hex
 
 
-def generation_from(
+async def generation_from(
     message: pb.Generation, request_id: str, terms: Terms, clock: StageClock
 ) -> Generation:
     """A request, validated, with every default filled in.
@@ -83,28 +92,17 @@ def generation_from(
     if message.first_round > MAX_FIRST_ROUND:
         raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
     verifier, gamma = _speculation(message.speculation, terms)
-    if message.first_round and verifier == "greedy_block" and gamma:
+    if message.first_round and needs_every_draft(verifier, gamma):
         raise InvalidRequest(
-            "first_round: a greedy_block text cannot be resumed, since what its last rounds"
+            f"first_round: a {verifier} text cannot be resumed, since what its last rounds"
             " owe to the law is not in its tokens; start anew or use block"
         )
     _check_stopping(message.stopping, terms)
     with clock.stage("tokenize"):
-        prompt_ids = _prompt(message, terms)
-    limit = terms.target_length
-    if gamma:
-        limit = min(limit, terms.drafter_length)
-    room = limit - len(prompt_ids)
+        # A long prompt takes long, and other texts go on meanwhile.
+        prompt_ids = await asyncio.to_thread(_prompt, message, terms)
     stopping = message.stopping
-    if stopping.HasField("max_new_tokens"):
-        max_new_tokens = stopping.max_new_tokens
-    else:
-        max_new_tokens = min(terms.max_new_tokens, max(room, 1))
-    if max_new_tokens > room:
-        raise InvalidRequest(
-            f"max_new_tokens: {len(prompt_ids)} prompt tokens and {max_new_tokens} new ones"
-            f" exceed the {limit} tokens that a sequence may hold"
-        )
+    max_new_tokens = _max_new_tokens(stopping, len(prompt_ids), gamma, terms)
     return Generation(
         request_id=request_id,
         prompt_ids=tuple(prompt_ids),
@@ -119,6 +117,19 @@ def generation_from(
         gamma=gamma,
         first_round=message.first_round,
     )
+
+
+def _max_new_tokens(message: pb.Stopping, prompt_tokens: int, gamma: int, terms: Terms) -> int:
+    limit = min(terms.target_length, terms.drafter_length) if gamma else terms.target_length
+    room = limit - prompt_tokens
+    asked = message.HasField("max_new_tokens")
+    count = message.max_new_tokens if asked else min(terms.max_new_tokens, max(room, 1))
+    if count > room:
+        raise InvalidRequest(
+            f"max_new_tokens: {prompt_tokens} prompt tokens and {count} new ones"
+            f" exceed the {limit} tokens that a sequence may hold"
+        )
+    return count
 
 
 def _speculation(message: pb.Speculation, terms: Terms) -> tuple[str, int]:
@@ -147,10 +158,15 @@ def _check_stopping(message: pb.Stopping, terms: Terms) -> None:
 
 
 def _prompt(message: pb.Generation, terms: Terms) -> list[int]:
-    token_ids = list(message.prompt_token_ids)
-    if message.HasField("prompt") == bool(token_ids):
+    count = len(message.prompt_token_ids)
+    if message.HasField("prompt") == bool(count):
         raise InvalidRequest("prompt: give either prompt or prompt_token_ids, and not both")
-    if token_ids:
+    if count > terms.target_length:
+        raise InvalidRequest(
+            f"prompt_token_ids: a sequence may hold {terms.target_length} tokens, got {count}"
+        )
+    if count:
+        token_ids = list(message.prompt_token_ids)
         messages.check_tokens("prompt_token_ids", token_ids, terms.vocab_size)
         return token_ids
     if not message.prompt:

@@ -14,6 +14,8 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import TandemError, Unavailable
 from tandem.rpc.clients import DrafterClient, TargetClient
 from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.status import notes_of
+from tandem.target.v1 import target_pb2
 
 _log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 0.2
@@ -47,9 +49,9 @@ class Pool:
     """The replicas that this orchestrator uses.
 
     Attributes:
-        target: what the targets serve.
-        drafter: what the drafters serve; None without drafters.
-        verifiers: that every target knows.
+        target: what the targets serve, with the least limits of them all.
+        drafter: the same of the drafters; None without drafters.
+        verifiers: that the targets know.
         tokenizer_json: the target's; empty where it has none.
 
     Args:
@@ -84,7 +86,7 @@ class Pool:
             except TandemError as error:
                 if str(error) != self._obstacle:
                     self._obstacle = str(error)
-                    _log.warning("not ready", reason=self._obstacle)
+                    _log.warning("not ready", reason=self._obstacle, notes=notes_of(error))
                 await asyncio.sleep(_RETRY_SECONDS)
 
     def require_ready(self) -> None:
@@ -100,18 +102,17 @@ class Pool:
         seconds = self._connect_seconds
         targets = [await replica.client.model_info(seconds) for replica in self._targets]
         drafters = [await replica.client.model_info(seconds) for replica in self._drafters]
-        self.target = targets[0].info
-        for reply, replica in zip(targets, self._targets, strict=True):
-            _require_fit(self.target, reply.info, f"target {replica.client.address}")
-            if reply.info.dtype != self.target.dtype or reply.info.model != self.target.model:
-                raise Unavailable(
-                    f"targets differ: {self.target.model} in {self.target.dtype} and"
-                    f" {reply.info.model} in {reply.info.dtype}"
-                )
-        for drafter, drafting in zip(drafters, self._drafters, strict=True):
-            _require_fit(self.target, drafter.info, f"drafter {drafting.client.address}")
-        self.drafter = drafters[0].info if drafters else None
-        self.verifiers = sorted(set.intersection(*(set(reply.verifiers) for reply in targets)))
+        first = targets[0]
+        for place, (reply, replica) in enumerate(zip(targets, self._targets, strict=True), 1):
+            with _noting(replica.client.address):
+                _require_fit(first.info, reply.info, f"target {place}")
+                _require_same_law(first, reply, f"target {place}")
+        for place, (answer, drafting) in enumerate(zip(drafters, self._drafters, strict=True), 1):
+            with _noting(drafting.client.address):
+                _require_fit(first.info, answer.info, f"drafter {place}")
+        self.target = _least_limits([reply.info for reply in targets])
+        self.drafter = _least_limits([reply.info for reply in drafters]) if drafters else None
+        self.verifiers = sorted(first.verifiers)
         self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
 
     def pick_drafter(self) -> Replica[DrafterClient] | None:
@@ -126,6 +127,16 @@ class Pool:
         """Close all channels."""
         clients = [r.client for r in self._drafters] + [r.client for r in self._targets]
         await asyncio.gather(*(client.close() for client in clients))
+
+
+@contextmanager
+def _noting(address: str) -> Iterator[None]:
+    """Note the address of what is refused inside the block: for our log, not for clients."""
+    try:
+        yield
+    except Unavailable as error:
+        error.add_note(address)
+        raise
 
 
 def _require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: str) -> None:
@@ -154,3 +165,40 @@ def _require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who:
 
 def _short(info: common_pb2.ModelInfo) -> str:
     return info.tokenizer_fingerprint[:12] or "(none)"
+
+
+def _require_same_law(
+    first: target_pb2.GetModelInfoResponse, other: target_pb2.GetModelInfoResponse, who: str
+) -> None:
+    """Refuse a target that would end, check or draw texts in another way than the first.
+
+    Raises:
+        Unavailable: what differs.
+    """
+    agreed, its_own = _law(first), _law(other)
+    for name, value in its_own.items():
+        if value != agreed[name]:
+            raise Unavailable(
+                f"{who} differs from target 1 in {name}: {value} and {agreed[name]};"
+                " all targets must serve the same model in the same way"
+            )
+
+
+def _law(reply: target_pb2.GetModelInfoResponse) -> dict[str, object]:
+    info = reply.info
+    return {
+        "model": info.model,
+        "dtype": info.dtype,
+        "vocab_size": info.vocab_size,
+        "eos_token_ids": sorted(info.eos_token_ids),
+        "verifiers": sorted(reply.verifiers),
+    }
+
+
+def _least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
+    """The first replica, with limits that any of them keeps: a text may go to each."""
+    info = common_pb2.ModelInfo()
+    info.CopyFrom(replicas[0])
+    for name in ("max_length", "max_gamma", "max_sequences"):
+        setattr(info, name, min(getattr(replica, name) for replica in replicas))
+    return info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, aclosing, contextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from orchestrator.pool import Pool
 from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted, StartupError
+from tandem.errors import Exhausted, IdleTimeout, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import Service
@@ -48,9 +49,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             raise StartupError(
                 f"TANDEM_ORCHESTRATOR_VERIFIER: {verifier!r} is unknown; the target has {known}"
             )
-        self._terms = self._make_terms()
+        # Parsing a large vocabulary takes a second.
+        codec = await asyncio.to_thread(TextCodec, self._pool.tokenizer_json)
+        self._terms = self._make_terms(codec)
 
-    def _make_terms(self) -> Terms:
+    def _make_terms(self, codec: TextCodec) -> Terms:
         target, drafter, settings = self._pool.target, self._pool.drafter, self._settings
         return Terms(
             vocab_size=target.vocab_size,
@@ -61,7 +64,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             verifier=settings.verifier,
             gamma=settings.gamma,
             max_new_tokens=settings.max_new_tokens,
-            codec=TextCodec(self._pool.tokenizer_json),
+            codec=codec,
         )
 
     @property
@@ -72,7 +75,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             Unavailable: the pair is not ready.
         """
         self._pool.require_ready()
-        assert self._terms is not None
+        if self._terms is None:
+            raise Unavailable("not ready: reading the target's tokenizer")
         return self._terms
 
     async def stop(self) -> None:
@@ -85,11 +89,26 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
 
         async def send(round_: pb.Round) -> None:
-            await context.write(pb.GenerateResponse(round=round_))
+            await self._write(context, pb.GenerateResponse(round=round_))
 
         async with status_boundary(context):
             summary = await self._generate(request.generation, context, send)
-            await context.write(pb.GenerateResponse(summary=summary))
+            await self._write(context, pb.GenerateResponse(summary=summary))
+
+    async def _write(self, context: _Context, message: pb.GenerateResponse) -> None:
+        """Hand a message to a client, who may be slow but not stand still.
+
+        Raises:
+            IdleTimeout: flow control let nothing through for too long.
+        """
+        seconds = self._settings.idle_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(message)
+        except TimeoutError:
+            raise IdleTimeout(
+                f"the client read nothing for {seconds:g} s; resume behind what it has"
+            ) from None
 
     async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
         """See orchestrator.proto."""
@@ -126,7 +145,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             structlog.contextvars.bind_contextvars(request_id=request_id)
             span.set_attribute("tandem.request_id", request_id)
             with self._place():
-                generation = self._read(message, request_id, clock, span)
+                generation = await self._read(message, request_id, clock, span)
                 summary = await self._run(generation, context, send, clock, span)
             outcome = pb.FinishReason.Name(summary.finish_reason)
             return summary
@@ -154,12 +173,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         finally:
             self._active -= 1
 
-    def _read(
+    async def _read(
         self, message: pb.Generation, request_id: str, clock: StageClock, span: Span
     ) -> Generation:
         terms = self.terms
         with tracer().start_as_current_span("tokenize", trace.set_span_in_context(span)):
-            generation = messages.generation_from(message, request_id, terms, clock)
+            generation = await messages.generation_from(message, request_id, terms, clock)
         span.set_attributes(
             {
                 "gen_ai.operation.name": "text_completion",

@@ -30,7 +30,8 @@ from orchestrator.generation import (
 )
 from orchestrator.text import TextStream
 from tandem.errors import TandemError, Unavailable
-from tandem.rpc.clients import Decided, DraftCall, Drafted, Prompt, VerifyCall
+from tandem.rpc.calls import Decided, DraftCall, Drafted, Prompt, VerifyCall
+from tandem.rpc.status import notes_of
 from tandem.telemetry.stages import StageClock
 from tandem.telemetry.tracing import fail, traceparent, tracer
 
@@ -59,7 +60,7 @@ class Session:
         generation: the validated request.
         drafter: a fresh stream, or None to decode plainly.
         target: a fresh stream.
-        target_vocab_size: bounds the drafter's ids.
+        target_vocab_size: bounds drafted and emitted ids.
         eos_token_ids: of the target.
         text: decodes what is emitted.
         clock: the request's ledger.
@@ -87,7 +88,7 @@ class Session:
         self._target = target
         self._target_vocab_size = target_vocab_size
         self._eos_token_ids = frozenset() if generation.stopping.ignore_eos else eos_token_ids
-        self._gamma = FixedGamma(generation.gamma, generation.fixed_gamma)
+        self._gamma = FixedGamma(generation.gamma, generation.needs_every_draft)
         self._text = text
         self._clock = clock
         self._waits = waits
@@ -128,6 +129,7 @@ class Session:
             generation.sampling,
             generation.first_round,
             generation.stopping.max_new_tokens,
+            self._target_vocab_size,
         )
         if self._drafter is not None:
             self._opening = asyncio.create_task(self._open_drafter(self._drafter, prompt, span))
@@ -137,9 +139,9 @@ class Session:
             with self._clock.stage("open_wait"):
                 decided = await self._target.open(
                     prompt,
-                    # Without drafts all rules are the same, and greedy_block needs one.
+                    # Without drafts all rules are the same, and some refuse to go without.
                     generation.verifier if generation.gamma else "token",
-                    generation.gamma if generation.fixed_gamma else 0,
+                    generation.gamma if generation.needs_every_draft else 0,
                     traceparent(span),
                     self._waits.open_seconds,
                 )
@@ -152,9 +154,7 @@ class Session:
         return self._emit(None, decided)
 
     async def _open_drafter(self, drafter: DraftCall, prompt: Prompt, span: Span) -> None:
-        times = await drafter.open(
-            prompt, self._target_vocab_size, traceparent(span), self._waits.open_seconds
-        )
+        times = await drafter.open(prompt, traceparent(span), self._waits.open_seconds)
         self.tally.add_busy(drafter_prefill=times.forward_ns)
 
     async def _next_round(self) -> Round:
@@ -205,6 +205,7 @@ class Session:
                     self._length - len(self._news),
                     self._news,
                     gamma,
+                    self._generation.needs_every_draft,
                     traceparent(span),
                     seconds,
                 )
@@ -215,16 +216,16 @@ class Session:
         return drafted
 
     def _lose_drafter(self, error: TandemError) -> None:
-        _log.warning("drafter lost", error=str(error), round=self._round)
+        _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=self._round)
         if self._opening is not None:
             self._opening.cancel()
         if self._drafter is not None:
             self._drafter.cancel()
         self._drafter = self._opening = None
         self.tally.drafter_lost = True
-        if self._generation.fixed_gamma:
-            # Its target is modified where it needs a draft of this very drafter.
-            raise Unavailable(f"greedy_block cannot go on without its drafter ({error}); try again")
+        if self._generation.needs_every_draft:
+            rule = self._generation.verifier
+            raise Unavailable(f"{rule} cannot go on without its drafter; start anew") from error
 
     def _measure(self, drafted: Drafted | None, decided: Decided, wall_ns: int) -> None:
         tally, verify = self.tally, decided.times

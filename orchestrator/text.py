@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-_REPLACEMENT = "\ufffd"
+from orchestrator.detokenizer import Detokenizer, Vocabulary
+from tandem.errors import StartupError
 
 
 class TextCodec:
-    """The target's tokenizer, or none at all for a target without one."""
+    """The target's tokenizer, or none at all for a target without one.
+
+    Raises:
+        StartupError: these are not a tokenizer's bytes.
+    """
 
     def __init__(self, tokenizer_json: bytes) -> None:
-        self._tokenizer = Tokenizer.from_buffer(tokenizer_json) if tokenizer_json else None
-        if self._tokenizer is not None:
-            # A checkpoint may carry either from its training; a prompt wants neither.
-            self._tokenizer.no_truncation()
-            self._tokenizer.no_padding()
+        self._tokenizer = _parse(tokenizer_json) if tokenizer_json else None
+        self._vocabulary = Vocabulary(self._tokenizer) if self._tokenizer else None
 
     @property
     def has_text(self) -> bool:
@@ -32,7 +34,19 @@ class TextCodec:
 
     def stream(self, prompt_ids: Sequence[int], stop_strings: Sequence[str]) -> TextStream:
         """A decoder of the tokens that follow a prompt."""
-        return TextStream(self._tokenizer, prompt_ids, stop_strings)
+        decoder = Detokenizer(self._vocabulary, prompt_ids) if self._vocabulary else None
+        return TextStream(decoder, stop_strings)
+
+
+def _parse(tokenizer_json: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(tokenizer_json)
+    except Exception as error:  # the library promises no type
+        raise StartupError(f"cannot read the target's tokenizer: {error}") from error
+    # A checkpoint may carry either from its training; a prompt wants neither.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 class TextStream:
@@ -44,11 +58,8 @@ class TextStream:
         stop_string: the one that came, if any; no text is released from it on.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], stop_strings: Sequence[str]
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = _Detokenizer(tokenizer, prompt_ids) if tokenizer else None
+    def __init__(self, decoder: Detokenizer | None, stop_strings: Sequence[str]) -> None:
+        self._decoder = decoder
         self._stop_strings = stop_strings
         self._held = ""
         self.stop_string: str | None = None
@@ -85,32 +96,3 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._stop_strings):
                 return length
         return 0
-
-
-class _Detokenizer:
-    """Incremental decoding: a token's text is what it adds to the decoded context.
-
-    Decoding starts a few tokens back, since some tokenizers treat a first token (its leading
-    space, for instance) in their own way.
-    """
-
-    _CONTEXT = 6
-
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._ids = list(prompt_ids[-self._CONTEXT :])
-        self._known = self._decode()
-
-    def push(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        text = self._decode()
-        if text.endswith(_REPLACEMENT) and len(self._ids) < 4 * self._CONTEXT:
-            return ""  # perhaps half a character; the next token tells
-        added = text[len(self._known) :]
-        del self._ids[: -self._CONTEXT]
-        self._known = self._decode()
-        return added
-
-    def _decode(self) -> str:
-        text: str = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return text

@@ -10,6 +10,7 @@ TandemError
 ├── IdleTimeout        a stream without a message for too long
 ├── DeadlineExceeded   the request's deadline passed
 ├── EngineFailure      the model or the device failed
+├── PeerFailure        a service we need failed, or broke the contract
 └── StartupError       the service cannot start as configured (exit code 2)
 """
 
@@ -54,6 +55,10 @@ class DeadlineExceeded(TandemError):
 
 class EngineFailure(TandemError):
     """The engine failed; not the caller's fault."""
+
+
+class PeerFailure(TandemError):
+    """A service we need failed, or answered what it must not; not the caller's fault."""
 
 
 class StartupError(TandemError):

@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.errors import StartupError
 
-Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
+_MAX_PORT = 65_535
+
+
+def _with_real_port(address: str) -> str:
+    # gRPC would take such a port modulo 65,536 and say nothing.
+    if int(address.rpartition(":")[2]) > _MAX_PORT:
+        raise ValueError(f"a port is at most {_MAX_PORT}")
+    return address
+
+
+Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_with_real_port)]
 
 
 class ServiceSettings(BaseSettings):

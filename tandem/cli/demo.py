@@ -57,8 +57,9 @@ def demo(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with reported():
         services = Pair().settings()
-        services["orchestrator"] = {"LISTEN": "127.0.0.1:0"}
+        services["orchestrator"] = {}
         for name in _SERVICES:
+            services[name]["LISTEN"] = "127.0.0.1:0"
             services[name]["TRACE_FILE"] = str(_fresh(folder / f"{name}.jsonl"))
         _fresh(folder / _MERGED)
         stack = Stack(StackSettings(services))

@@ -26,7 +26,8 @@ class ServiceProcess:
     """A running service.
 
     Its log is JSON lines; we wait for its "listening" line to learn the port it took. It has a
-    session of its own, so that Ctrl-C reaches us alone and we choose the order of the stops.
+    session of its own, so that Ctrl-C reaches us alone and we choose the order of the stops; if
+    we die without a word, the end of its standard input tells it (see `tandem.cli.tethered`).
 
     Attributes:
         name: "drafter", "target" or "orchestrator".
@@ -57,9 +58,9 @@ class ServiceProcess:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", "tandem.cli.tethered", module],
             env={**os.environ, "PYTHONPATH": path, **environment},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -121,6 +122,8 @@ class ServiceProcess:
         except subprocess.TimeoutExpired:
             self._popen.kill()
         self._popen.wait()
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
         self._reader.join(_READER_SECONDS)
         return self._popen.returncode
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,9 @@ _FIT_SECONDS = 5.0
 # What a service may take beside its drain: stopping its engine, writing its last spans.
 _MARGIN_SECONDS = 10.0
 _KILL_SECONDS = 2.0
+# The environment comes before these: it is the user's.
+_DEFAULTS = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "30", "LOG_LEVEL": "info"}
+_TELLING_LEVELS = ("info", "debug")
 
 _MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
 _HEALTH_NAMES = {
@@ -42,15 +46,13 @@ class StackSettings:
     """What to start.
 
     Attributes:
-        services: settings by service, named as in the environment but for the prefix. The
-            orchestrator's need LISTEN; without "drafter" the stack decodes plainly.
-        drain_seconds: how long running requests may take to finish.
+        services: settings by service, named as in the environment but for the prefix; they
+            win over the environment's. Without "drafter" the stack decodes plainly.
         log_dir: gets each service's log, if given.
         echo: is called with every log line, if given.
     """
 
     services: Mapping[str, Mapping[str, str]]
-    drain_seconds: float = 30.0
     log_dir: Path | None = None
     echo: Callable[[str], None] | None = None
 
@@ -78,17 +80,17 @@ class Stack:
             Failure: a service cannot start, or the pair does not fit.
             Interrupted: `stopping` was set.
         """
-        _require_free(self._settings.services["orchestrator"]["LISTEN"])
+        _require_free(self._settings_of("orchestrator")["LISTEN"])
         models = [name for name in ("drafter", "target") if name in self._settings.services]
         for name in models:
-            self._launch(name, {"LISTEN": "127.0.0.1:0"})
+            self._launch(name)
         progress("starting the models' processes")
         self._wait(stopping, lambda: all(self._processes[name].port for name in models))
         peers = {
             f"{name.upper()}S": self._processes[name].address if name in models else ""
             for name in ("drafter", "target")
         }
-        self._launch("orchestrator", peers)
+        self._launch("orchestrator", **peers)
         for name in models:
             progress(f"loading the {name}'s model")
             self._wait(stopping, lambda name=name: self._is_ready(name))  # type: ignore[misc]
@@ -97,15 +99,29 @@ class Stack:
         fit_by = time.monotonic() + _FIT_SECONDS
         self._wait(stopping, lambda: self._is_matched(fit_by))
 
-    def _launch(self, name: str, settings: Mapping[str, str]) -> None:
-        chosen = {
-            **settings,
-            **self._settings.services.get(name, {}),
-            "DRAIN_SECONDS": f"{self._settings.drain_seconds:g}",
-            # The port is read from the log.
-            "LOG_FORMAT": "json",
-            "LOG_LEVEL": "info",
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """What was asked for, else what the environment says, else our own defaults.
+
+        Raises:
+            Failure: we could not run a service that is set so.
+        """
+        prefix = f"TANDEM_{name.upper()}_"
+        inherited = {
+            variable.removeprefix(prefix): value
+            for variable, value in os.environ.items()
+            if variable.startswith(prefix)
         }
+        chosen = {**_DEFAULTS, **inherited, **self._settings.services.get(name, {})}
+        if chosen["LOG_LEVEL"] not in _TELLING_LEVELS:
+            raise Failure(
+                f"{prefix}LOG_LEVEL: the ports are read from the services' logs;"
+                f" use {' or '.join(_TELLING_LEVELS)}",
+                2,
+            )
+        return {**chosen, "LOG_FORMAT": "json"}
+
+    def _launch(self, name: str, **peers: str) -> None:
+        chosen = {**self._settings_of(name), **peers}
         folder = self._settings.log_dir
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -175,17 +191,20 @@ class Stack:
         Returns:
             Exit codes.
         """
-        seconds = self._settings.drain_seconds + _MARGIN_SECONDS
         codes = {}
         orchestrator = self._processes.get("orchestrator")
         if orchestrator is not None:
             orchestrator.terminate()
-            codes["orchestrator"] = orchestrator.wait(seconds)
+            codes["orchestrator"] = orchestrator.wait(self._drain_seconds("orchestrator"))
         for process in self._processes.values():
             process.terminate()
         for name, process in self._processes.items():
-            codes[name] = process.wait(seconds)
+            codes[name] = process.wait(self._drain_seconds(name))
         return codes
+
+    def _drain_seconds(self, name: str) -> float:
+        """The most that a service takes to end, which has read the same value and found it good."""
+        return float(self._settings_of(name)["DRAIN_SECONDS"]) + _MARGIN_SECONDS
 
     def kill(self) -> None:
         """End all at once; a service that is loading its model does not hear SIGTERM."""

@@ -27,6 +27,7 @@ _Target = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|ID",
+        envvar="TANDEM_TARGET_MODEL",
         help="Target checkpoint: directory or hub id. Default: the embedded demo pair.",
         rich_help_panel=_MODELS,
     ),
@@ -35,6 +36,7 @@ _Drafter = Annotated[
     str | None,
     typer.Option(
         metavar="DIR|ID|none",
+        envvar="TANDEM_DRAFTER_MODEL",
         help="Drafter checkpoint with the target's tokenizer; none decodes plainly.",
         rich_help_panel=_MODELS,
     ),
@@ -93,7 +95,13 @@ _DraftSupport = Annotated[
     ),
 ]
 _Listen = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where clients connect.", rich_help_panel=_RUNNING)
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="TANDEM_ORCHESTRATOR_LISTEN",
+        help="Where clients connect.",
+        rich_help_panel=_RUNNING,
+    ),
 ]
 _TraceDir = Annotated[
     Path | None,
@@ -114,11 +122,11 @@ _LogDir = Annotated[
     ),
 ]
 _DrainSeconds = Annotated[
-    float,
+    float | None,
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="How long running texts may take to finish.",
+        help="How long running texts may take to finish. Default 30.",
         rich_help_panel=_RUNNING,
     ),
 ]
@@ -142,14 +150,15 @@ def up(
     listen: _Listen = DEFAULT_ADDRESS,
     trace_dir: _TraceDir = None,
     log_dir: _LogDir = None,
-    drain_seconds: _DrainSeconds = 30.0,
+    drain_seconds: _DrainSeconds = None,
     verbose: _Verbose = False,
 ) -> None:
     """Start drafter, target and orchestrator, and serve until Ctrl-C.
 
     Ctrl-C or SIGTERM lets running texts finish; a second Ctrl-C does not.
     More can be set by TANDEM_DRAFTER_*, TANDEM_TARGET_* and
-    TANDEM_ORCHESTRATOR_* variables.
+    TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
+    the orchestrator's DRAFTERS and TARGETS are chosen here.
     """
     from tandem.cli.pair import Pair
     from tandem.cli.stack import Stack, StackSettings
@@ -171,8 +180,10 @@ def up(
         for name, settings in services.items():
             if trace_dir is not None:
                 settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
+            if drain_seconds is not None:
+                settings["DRAIN_SECONDS"] = f"{drain_seconds:g}"
         echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
-        _serve(Stack(StackSettings(services, drain_seconds, log_dir, echo)))
+        _serve(Stack(StackSettings(services, log_dir, echo)))
 
 
 def _serve(stack: Stack) -> None:

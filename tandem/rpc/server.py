@@ -13,11 +13,11 @@ import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
 from tandem.rpc.channel import SERVER_OPTIONS
+from tandem.rpc.health import Health
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing
 
@@ -53,7 +53,7 @@ class RunningServer:
     def __init__(self, listen: str, service: Service) -> None:
         self._service = service
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._health = health_aio.HealthServicer()
+        self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         service.add_to(self._server)
         reflection.enable((service.name, _HEALTH), self._server)
@@ -93,15 +93,19 @@ class RunningServer:
         """Refuse new requests, let running ones finish for the grace period, then free all."""
         if self._ready is not None:
             self._ready.cancel()
-        await self._health.enter_graceful_shutdown()
+        await self._health.drain()
         await self._server.stop(grace_seconds)
         await self._service.stop()
+
+    async def end_grace(self) -> None:
+        """End what a `stop` in progress still waits for."""
+        await self._server.stop(None)
 
 
 def run(name: str, kind: type[S], make_service: Callable[[S], Service]) -> NoReturn:
     """Run a service as a process, from its environment to its exit code.
 
-    0 after SIGTERM or SIGINT; 2 and one line where it cannot start as configured.
+    0 after SIGTERM or SIGINT, in a hurry too; 2 and one line where it cannot start as configured.
     """
     try:
         settings = read_settings(kind)
@@ -123,7 +127,7 @@ def _one_line(name: str, error: StartupError) -> int:
 
 
 async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
-    """Run a service until SIGTERM or SIGINT, then drain it.
+    """Run a service until SIGTERM or SIGINT, then drain it; a second one ends the drain.
 
     Args:
         settings: where to listen (port 0 takes a free one and logs it), and how long running
@@ -133,9 +137,11 @@ async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
     Raises:
         StartupError: the port is taken, or the service cannot become ready.
     """
-    stopping = asyncio.Event()
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(signal_number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(
+            signal_number, lambda: (hurrying if stopping.is_set() else stopping).set()
+        )
     server = RunningServer(settings.listen, make_service(settings))
     await server.start()
     _log.info("listening", address=settings.listen, port=server.port)
@@ -148,8 +154,20 @@ async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
     finally:
         stop.cancel()
         ready.cancel()
-        await server.stop(settings.drain_seconds)
+        await _drain(server, settings.drain_seconds, hurrying)
     _log.info("stopped")
+
+
+async def _drain(server: RunningServer, grace_seconds: float, hurrying: asyncio.Event) -> None:
+    """Stop a server, at once from the moment that somebody is in a hurry."""
+    drain = asyncio.create_task(server.stop(grace_seconds))
+    hurry = asyncio.create_task(hurrying.wait())
+    await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+    if not drain.done():
+        _log.info("ending the drain")
+        await server.end_grace()
+    hurry.cancel()
+    await drain
 
 
 async def _first_of(stop: asyncio.Task[bool], ready: asyncio.Task[None]) -> None:

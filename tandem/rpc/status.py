@@ -1,4 +1,4 @@
-"""Errors to gRPC statuses and back: one table."""
+"""Errors to gRPC statuses, and a peer's statuses to errors: two tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,25 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.IdleTimeout: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
+    errors.PeerFailure: grpc.StatusCode.INTERNAL,
 }
-_ERRORS = {code: error for error, code in _CODES.items()}
+
+# What a peer's status means to our own caller. The rest is a PeerFailure: a peer that finds our
+# message malformed or out of turn has found a bug of ours, or of its own, and not our caller's.
+_PEER_ERRORS: dict[grpc.StatusCode, tuple[type[errors.TandemError], str]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: (
+        errors.Exhausted,
+        "has no free place; try again later, with backoff",
+    ),
+    grpc.StatusCode.UNAVAILABLE: (errors.Unavailable, "is not available; try again"),
+    grpc.StatusCode.ABORTED: (errors.Unavailable, "ended an idle sequence; try again"),
+    # Nobody else cancels a call of ours than a peer whose drain is over.
+    grpc.StatusCode.CANCELLED: (errors.Unavailable, "has stopped; try again"),
+    grpc.StatusCode.DEADLINE_EXCEEDED: (
+        errors.DeadlineExceeded,
+        "did not answer before the deadline",
+    ),
+}
 
 
 @asynccontextmanager
@@ -35,6 +52,8 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
     try:
         yield
     except errors.TandemError as error:
+        if notes := notes_of(error):
+            _log.warning("a peer failed", error=str(error), notes=notes)
         await abort(context, error)
     except grpc.aio.AbortError:
         raise
@@ -52,16 +71,28 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Tande
     await context.abort(code, str(error)[:MAX_SENTENCE])
 
 
-def from_rpc(peer: str, error: grpc.RpcError) -> errors.TandemError:
+def from_peer(
+    role: str, address: str, code: grpc.StatusCode | None, details: str | None
+) -> errors.TandemError:
     """The error that a failed call of ours stands for.
 
+    Its sentence may go to our own caller, so it says nothing that a peer or gRPC wrote: that
+    names internal addresses, and fields that the caller never sent. A note has it, for the log.
+
     Args:
-        peer: whom we called, for the sentence.
-        error: as grpc.aio raised it.
+        role: "drafter" or "target", for the sentence.
+        address: of the peer, for the note.
+        code: the call's status; None where there is none.
+        details: the status's sentence.
     """
-    code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-    # UNIMPLEMENTED and UNKNOWN from a peer are not the client's doing, nor are cancels
-    # that we did not ask for.
-    kind = _ERRORS.get(code, errors.Unavailable) if code else errors.Unavailable
-    return kind(f"{peer}: {details or code}")
+    name = code.name if code else "no status"
+    failed = (errors.PeerFailure, f"failed ({name}); the log has the details")
+    kind, sentence = _PEER_ERRORS.get(code, failed) if code else failed
+    error = kind(f"the {role} {sentence}")
+    error.add_note(f"{role} {address}: {name}: {details or 'no details'}")
+    return error
+
+
+def notes_of(error: BaseException) -> str:
+    """What is known of an error beyond its sentence, for the log."""
+    return "; ".join(getattr(error, "__notes__", ()))

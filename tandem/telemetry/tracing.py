@@ -1,4 +1,4 @@
-"""Spans across processes: W3C context in every message, export as OTEL_* says.
+"""Spans across processes: W3C context in every message.
 
 Streams outlive their rounds, so the context of a round travels in its messages and not in
 the stream's metadata. The official aio instrumentation has one span a stream, fails on
@@ -7,73 +7,41 @@ read/write handlers and never ends the span of a cancelled stream; these hooks r
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.json.file.trace_exporter import FileSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import StartupError
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
 _PROPAGATOR = TraceContextTextMapPropagator()
-# A request makes about nine spans a round; the SDK's 2,048 overflow within a second of load.
-_MAX_QUEUED_SPANS = 32_768
 
 
 def configure(service: str, trace_file: Path | None) -> TracerProvider | None:
-    """Set up the process's tracer.
-
-    Exports to `trace_file` as OTLP-JSON lines if given, else as OTEL_TRACES_EXPORTER says
-    ("otlp", "otlp_json_file", "none" or any installed exporter), else to OTLP if an
-    OTEL_EXPORTER_OTLP_ENDPOINT is set, else nowhere, at no cost.
+    """Set up the process's tracer; None where nothing is traced.
 
     Raises:
-        StartupError: the exporter is unknown or the file cannot be written.
+        StartupError: an OTEL_* variable is wrong, or the file cannot be written.
     """
-    exporter = _exporter(trace_file)
-    if exporter is None:
-        return None
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
-    provider = TracerProvider(resource=Resource.create(named))
-    queued = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", _MAX_QUEUED_SPANS))
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=queued))
-    trace.set_tracer_provider(provider)
+    try:
+        # Here, since the SDK checks some of its variables while it is imported.
+        from tandem.telemetry.export import make_provider
+
+        provider = make_provider(service, trace_file)
+    except ValueError as error:
+        raise StartupError(f"bad OTEL_* variable: {error}") from error
+    if provider is not None:
+        trace.set_tracer_provider(provider)
     return provider
-
-
-def _exporter(trace_file: Path | None) -> SpanExporter | None:
-    if trace_file is not None:
-        try:
-            trace_file.parent.mkdir(parents=True, exist_ok=True)
-            return FileSpanExporter(trace_file)
-        except OSError as error:
-            raise StartupError(f"cannot write the trace file {trace_file}: {error}") from error
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    fallback = "otlp" if any(os.environ.get(name) for name in endpoints) else "none"
-    name = os.environ.get("OTEL_TRACES_EXPORTER") or fallback
-    if name == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    if name == "otlp":
-        protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-        name = f"otlp_proto_{protocol.removesuffix('/protobuf')}"
-    found = entry_points(group="opentelemetry_traces_exporter", name=name)
-    if not found:
-        raise StartupError(
-            f"OTEL_TRACES_EXPORTER asks for {name!r}, which is not installed;"
-            " use otlp, otlp_json_file, console or none"
-        )
-    made: SpanExporter = next(iter(found)).load()()
-    return made
 
 
 def tracer() -> trace.Tracer:

@@ -2,69 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
 
+from orchestrator.servicer import make_service
+from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 VOCAB_SIZE = 100
 
 
-def model_info(**changes: Any) -> common_pb2.ModelInfo:
-    fields: dict[str, Any] = {
-        "model": "fake",
-        "protocol_version": 1,
-        "vocab_size": VOCAB_SIZE,
-        "max_length": 1000,
-        "max_gamma": 8,
-        "max_sequences": 8,
-        "dtype": "float32",
-        "device": "cpu",
-    }
-    return common_pb2.ModelInfo(**(fields | changes))
+async def _go_on(round_: int | None, context: Any) -> None:
+    """Nothing happens."""
 
 
-class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
-    """Drafts the number that follows, as one-hot rows.
+def _leave(reply: Any) -> None:
+    """Nothing is changed."""
+
+
+class Fake:
+    """What both have.
 
     Attributes:
-        before_draft: called before each draft with its round; may raise.
+        opened: sequences so far.
+        ended: of those, the ones whose stream is over.
+        interfere: called before each answer, with its round (None for the open's) and the
+            stream's context; may raise, abort or hang.
+        alter: called with each answer; may change it.
     """
 
     def __init__(self, **changes: Any) -> None:
-        self.info = model_info(**changes)
-        self.before_draft: Callable[[int], None] = lambda round_: None
-        self.ended = 0
+        fields: dict[str, Any] = {
+            "model": "fake",
+            "protocol_version": 1,
+            "vocab_size": VOCAB_SIZE,
+            "max_length": 1000,
+            "max_gamma": 8,
+            "max_sequences": 8,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        self.info = common_pb2.ModelInfo(**(fields | changes))
+        self.opened = self.ended = 0
+        self.interfere: Callable[[int | None, Any], Awaitable[None]] = _go_on
+        self.alter: Callable[[Any], None] = _leave
+
+
+class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
+    """Drafts the number that follows, as one-hot rows."""
 
     async def Draft(
         self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any
     ) -> AsyncIterator[drafter_pb2.DraftResponse]:
         tokens: list[int] = []
+        self.opened += 1
         try:
             async for request in request_iterator:
                 if request.HasField("close"):
                     return
-                if request.HasField("open"):
-                    tokens = list(request.open.token_ids)
-                    yield drafter_pb2.DraftResponse(opened=drafter_pb2.OpenedSequence())
-                    continue
-                step = request.draft
-                assert step.position == len(tokens)
-                self.before_draft(step.round)
-                tokens += step.new_token_ids
-                drafted = [(tokens[-1] + 1 + i) % VOCAB_SIZE for i in range(step.gamma)]
-                draft = common_pb2.Draft(token_ids=drafted, support_sizes=[0] * step.gamma)
-                yield drafter_pb2.DraftResponse(
-                    drafted=drafter_pb2.DraftedStep(
-                        round=step.round, position=len(tokens), draft=draft
-                    )
-                )
+                opening = request.HasField("open")
+                await self.interfere(None if opening else request.draft.round, context)
+                reply = self._open(request, tokens) if opening else self._draft(request, tokens)
+                self.alter(reply)
+                yield reply
         finally:
             self.ended += 1
+
+    def _open(
+        self, request: drafter_pb2.DraftRequest, tokens: list[int]
+    ) -> drafter_pb2.DraftResponse:
+        tokens += request.open.token_ids
+        return drafter_pb2.DraftResponse(opened=drafter_pb2.OpenedSequence())
+
+    def _draft(
+        self, request: drafter_pb2.DraftRequest, tokens: list[int]
+    ) -> drafter_pb2.DraftResponse:
+        step = request.draft
+        assert step.position == len(tokens)
+        tokens += step.new_token_ids
+        drafted = [(tokens[-1] + 1 + i) % VOCAB_SIZE for i in range(step.gamma)]
+        draft = common_pb2.Draft(token_ids=drafted, support_sizes=[0] * step.gamma)
+        return drafter_pb2.DraftResponse(
+            drafted=drafter_pb2.DraftedStep(round=step.round, position=len(tokens), draft=draft)
+        )
 
     async def GetModelInfo(
         self, request: drafter_pb2.GetModelInfoRequest, context: Any
@@ -72,71 +100,145 @@ class FakeDrafter(drafter_pb2_grpc.DrafterServiceServicer):
         return drafter_pb2.GetModelInfoResponse(info=self.info, drafter="fake")
 
 
-class FakeTarget(target_pb2_grpc.TargetServiceServicer):
-    """Counts upwards, but says 0 after each multiple of `wraps`."""
+class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
+    """Counts upwards, but says 0 after each multiple of `wraps`.
+
+    Attributes:
+        verifiers: that it claims to know.
+        tokenizer_json: that it hands out; without one it says so.
+    """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
-        self.info = model_info(**changes)
+        super().__init__(**changes)
         self.wraps = wraps
-        self.ended = 0
+        self.verifiers = ["block", "greedy_block", "token"]
+        self.tokenizer_json = b""
 
     def follow(self, token: int) -> int:
         return 0 if token and token % self.wraps == 0 else token + 1
+
+    def text(self, count: int, last: int = 1) -> list[int]:
+        """The tokens that follow one."""
+        tokens = [last]
+        while len(tokens) <= count:
+            tokens.append(self.follow(tokens[-1]))
+        return tokens[1:]
 
     async def Verify(
         self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
         tokens: list[int] = []
+        self.opened += 1
         try:
             async for request in request_iterator:
                 if request.HasField("close"):
                     return
-                if request.HasField("open"):
-                    tokens = list(request.open.token_ids)
-                    tokens.append(self.follow(tokens[-1]))
-                    opened = target_pb2.OpenedSequence(token_id=tokens[-1])
-                    yield target_pb2.VerifyResponse(opened=opened)
-                    continue
-                step = request.verify
-                assert step.position == len(tokens)
-                accepted = 0
-                for token in step.draft.token_ids:
-                    if token != self.follow(tokens[-1]):
-                        break
-                    tokens.append(token)
-                    accepted += 1
-                tokens.append(self.follow(tokens[-1]))
-                yield target_pb2.VerifyResponse(
-                    verdict=target_pb2.Verdict(
-                        round=step.round,
-                        position=len(tokens),
-                        num_accepted=accepted,
-                        next_token_id=tokens[-1],
-                        overlaps=[1.0] * len(step.draft.token_ids),
-                    )
-                )
+                opening = request.HasField("open")
+                await self.interfere(None if opening else request.verify.round, context)
+                reply = self._open(request, tokens) if opening else self._verify(request, tokens)
+                self.alter(reply)
+                yield reply
         finally:
             self.ended += 1
+
+    def _open(
+        self, request: target_pb2.VerifyRequest, tokens: list[int]
+    ) -> target_pb2.VerifyResponse:
+        tokens += request.open.token_ids
+        tokens.append(self.follow(tokens[-1]))
+        return target_pb2.VerifyResponse(opened=target_pb2.OpenedSequence(token_id=tokens[-1]))
+
+    def _verify(
+        self, request: target_pb2.VerifyRequest, tokens: list[int]
+    ) -> target_pb2.VerifyResponse:
+        step = request.verify
+        assert step.position == len(tokens)
+        accepted = 0
+        for token in step.draft.token_ids:
+            if token != self.follow(tokens[-1]):
+                break
+            tokens.append(token)
+            accepted += 1
+        tokens.append(self.follow(tokens[-1]))
+        return target_pb2.VerifyResponse(
+            verdict=target_pb2.Verdict(
+                round=step.round,
+                position=len(tokens),
+                num_accepted=accepted,
+                next_token_id=tokens[-1],
+                overlaps=[1.0] * len(step.draft.token_ids),
+            )
+        )
 
     async def GetModelInfo(
         self, request: target_pb2.GetModelInfoRequest, context: Any
     ) -> target_pb2.GetModelInfoResponse:
-        return target_pb2.GetModelInfoResponse(
-            info=self.info, verifiers=["block", "greedy_block", "token"]
-        )
+        return target_pb2.GetModelInfoResponse(info=self.info, verifiers=self.verifiers)
 
-    async def GetTokenizer(self, request: target_pb2.GetTokenizerRequest, context: Any) -> Any:
-        await context.abort(grpc.StatusCode.NOT_FOUND, "no tokenizer")
+    async def GetTokenizer(
+        self, request: target_pb2.GetTokenizerRequest, context: Any
+    ) -> target_pb2.GetTokenizerResponse:
+        if not self.tokenizer_json:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no tokenizer")
+        return target_pb2.GetTokenizerResponse(tokenizer_json=self.tokenizer_json)
 
 
+async def _serve(stack: AsyncExitStack, fake: FakeDrafter | FakeTarget) -> str:
+    """The address of a fake on a free port, until the stack ends."""
+    server = grpc.aio.server()
+    if isinstance(fake, FakeDrafter):
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(fake, server)
+    else:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(fake, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    stack.push_async_callback(server.stop, 0)
+    return address
+
+
+@asynccontextmanager
 async def serve_fakes(
-    drafter: FakeDrafter, target: FakeTarget
-) -> tuple[list[grpc.aio.Server], list[str]]:
-    """Both on free ports: the servers, and the drafter's and the target's address."""
-    servers, addresses = [grpc.aio.server(), grpc.aio.server()], []
-    drafter_pb2_grpc.add_DrafterServiceServicer_to_server(drafter, servers[0])
-    target_pb2_grpc.add_TargetServiceServicer_to_server(target, servers[1])
-    for server in servers:
-        addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+    *fakes: FakeDrafter | FakeTarget, **settings: Any
+) -> AsyncIterator[OrchestratorSettings]:
+    """Fakes on free ports, and the settings of an orchestrator over them."""
+    async with AsyncExitStack() as stack:
+        addresses = [(fake, await _serve(stack, fake)) for fake in fakes]
+        peers = {
+            "drafters": tuple(at for fake, at in addresses if isinstance(fake, FakeDrafter)),
+            "targets": tuple(at for fake, at in addresses if isinstance(fake, FakeTarget)),
+        }
+        yield OrchestratorSettings(**(peers | settings))
+
+
+@asynccontextmanager
+async def orchestrate(
+    *fakes: FakeDrafter | FakeTarget,
+    ready: bool = True,
+    channel_options: Any = (),
+    **settings: Any,
+) -> AsyncIterator[Any]:
+    """A stub of an orchestrator over fakes."""
+    async with serve_fakes(*fakes, **settings) as chosen:
+        server = RunningServer("127.0.0.1:0", make_service(chosen))
         await server.start()
-    return servers, addresses
+        try:
+            if ready:
+                await server.ready()
+            address = f"127.0.0.1:{server.port}"
+            async with grpc.aio.insecure_channel(address, options=channel_options) as channel:
+                yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        finally:
+            await server.stop(1.0)
+
+
+def generation(**changes: Any) -> pb.Generation:
+    fields: dict[str, Any] = {
+        "prompt_token_ids": [1],
+        "stopping": pb.Stopping(max_new_tokens=20),
+        "speculation": pb.Speculation(gamma=4),
+    }
+    return pb.Generation(**(fields | changes))
+
+
+def request(**changes: Any) -> pb.CompleteRequest:
+    return pb.CompleteRequest(generation=generation(**changes))

@@ -13,8 +13,6 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
 from tests.service.test_streams import open_draft
 
-INVALID = grpc.StatusCode.INVALID_ARGUMENT
-
 
 def generation(**changes: Any) -> pb.Generation:
     fields: dict[str, Any] = {
@@ -37,51 +35,6 @@ async def stream(stack: Stack, message: pb.Generation) -> tuple[list[pb.Round], 
     call = stack.orchestrator.Generate(pb.GenerateRequest(generation=message), timeout=30)
     events = [event async for event in call]
     return [event.round for event in events[:-1]], events[-1].summary
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"prompt_token_ids": []}, "prompt"),
-        ({"prompt": "text"}, "prompt"),
-        ({"prompt_token_ids": [], "prompt": ""}, "prompt must not be empty"),
-        ({"prompt_token_ids": [], "prompt": "text"}, "no tokenizer"),
-        ({"prompt_token_ids": [1, 5]}, "prompt_token_ids holds id 5"),
-        ({"stopping": pb.Stopping(max_new_tokens=510)}, "max_new_tokens"),
-        ({"stopping": pb.Stopping(max_new_tokens=0)}, "max_new_tokens"),
-        ({"stopping": pb.Stopping(stop_token_ids=[5])}, "stop_token_ids"),
-        ({"stopping": pb.Stopping(stop_token_ids=[1] * 65)}, "stop_token_ids"),
-        ({"stopping": pb.Stopping(stop_strings=["a"])}, "stop_strings"),
-        ({"stopping": pb.Stopping(stop_strings=[""])}, "stop_strings"),
-        ({"stopping": pb.Stopping(stop_strings=["a"] * 17)}, "stop_strings"),
-        ({"sampling": common_pb2.Sampling(temperature=-1)}, "sampling.temperature"),
-        ({"sampling": common_pb2.Sampling(temperature=float("nan"))}, "sampling.temperature"),
-        ({"sampling": common_pb2.Sampling(temperature=float("inf"))}, "sampling.temperature"),
-        ({"sampling": common_pb2.Sampling(top_p=0)}, "sampling.top_p"),
-        ({"sampling": common_pb2.Sampling(top_p=1.1)}, "sampling.top_p"),
-        ({"sampling": common_pb2.Sampling(min_p=-0.1)}, "sampling.min_p"),
-        ({"sampling": common_pb2.Sampling(min_p=1.1)}, "sampling.min_p"),
-        ({"speculation": pb.Speculation(verifier="magic")}, "verifier 'magic' is unknown"),
-        ({"speculation": pb.Speculation(gamma=9)}, "gamma must be 0..8"),
-        ({"request_id": "a" * 129}, "request_id"),
-        ({"first_round": 2**63 + 1}, "first_round"),
-        (
-            {"first_round": 3, "speculation": {"gamma": 3, "verifier": "greedy_block"}},
-            "first_round",
-        ),
-        ({"speculation": {"verifier": "x" * 20_000}}, "verifier"),
-    ],
-)
-async def test_bad_input_names_its_field_and_costs_nothing(
-    stack: Stack, changes: dict[str, Any], sentence: str
-) -> None:
-    running = asyncio.create_task(complete(stack, generation(stopping={"max_new_tokens": 40})))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await complete(stack, generation(**changes))
-    assert refused.value.code() == INVALID
-    assert sentence in str(refused.value.details())
-    assert len((await running).token_ids) == 40
-    assert await stack.open_sequences() == 0
 
 
 async def test_rounds_are_atomic_and_add_up(stack: Stack) -> None:
@@ -137,13 +90,21 @@ async def test_the_same_alone_and_beside_others(stack: Stack, verifier: str) -> 
     assert beside.summary.gammas == alone.summary.gammas
 
 
-async def test_a_resumed_text_uses_no_number_twice(stack: Stack) -> None:
-    rounds, _ = await stream(stack, generation())
+async def test_a_resumed_text_goes_on_where_it_stopped(stack: Stack) -> None:
+    """Greedily the whole is the same; with the next round's number, so that none is used twice."""
+    greedy = common_pb2.Sampling(temperature=0, seed=0)
+    rounds, _ = await stream(stack, generation(sampling=greedy))
+    ids = [token.id for r in rounds for token in r.tokens]
     received = [token.id for r in rounds[:3] for token in r.tokens]
-    resumed = generation(prompt_token_ids=[1, 2, 3, *received], first_round=rounds[2].round + 1)
+    resumed = generation(
+        prompt_token_ids=[1, 2, 3, *received],
+        sampling=greedy,
+        stopping=pb.Stopping(max_new_tokens=16 - len(received)),
+        first_round=rounds[2].round + 1,
+    )
     resumed_rounds, summary = await stream(stack, resumed)
-    assert resumed_rounds[0].round == 3
-    assert summary.effective.first_round == 3
+    assert resumed_rounds[0].round == summary.effective.first_round == 3
+    assert received + [token.id for r in resumed_rounds for token in r.tokens] == ids
 
 
 async def test_gamma_0_is_plain_decoding(stack: Stack) -> None:
@@ -207,20 +168,6 @@ async def test_a_client_that_leaves_frees_both_services(stack: Stack) -> None:
             return
         await asyncio.sleep(0.02)
     pytest.fail("sequences still open a second after the client left")
-
-
-async def test_a_deadline_frees_both_services(stack: Stack) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await stack.orchestrator.Complete(
-            pb.CompleteRequest(generation=generation(stopping={"max_new_tokens": 400})),
-            timeout=0.2,
-        )
-    assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    for _ in range(50):
-        if not await stack.open_sequences():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("sequences still open a second after the deadline")
 
 
 async def test_too_many_texts_for_the_drafter_go_on_undrafted(stack: Stack) -> None:

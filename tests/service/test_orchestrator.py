@@ -1,108 +1,80 @@
-"""The orchestrator against fake services: the loop, lost peers, pairs that do not fit."""
+"""The orchestrator against fake services: the loop, lost drafters, pairs that do not fit."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from orchestrator.servicer import make_service
-from orchestrator.settings import OrchestratorSettings
-from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import StartupError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.server import RunningServer
-from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
+from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 ROOT = Path(__file__).parents[2]
-
-
-@asynccontextmanager
-async def orchestrate(
-    drafter: FakeDrafter, target: FakeTarget, *, ready: bool = True, **settings: Any
-) -> AsyncIterator[Any]:
-    servers, addresses = await serve_fakes(drafter, target)
-    addressed = {"drafters": (addresses[0],), "targets": (addresses[1],)}
-    server = RunningServer(
-        "127.0.0.1:0", make_service(OrchestratorSettings(**(addressed | settings)))
-    )
-    await server.start()
-    try:
-        if ready:
-            await server.ready()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-            yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-    finally:
-        await server.stop(1.0)
-        for fake in servers:
-            await fake.stop(0)
-
-
-def request(**changes: Any) -> pb.CompleteRequest:
-    fields: dict[str, Any] = {
-        "prompt_token_ids": [1],
-        "stopping": pb.Stopping(max_new_tokens=20),
-        "speculation": pb.Speculation(gamma=4),
-    }
-    return pb.CompleteRequest(generation=pb.Generation(**(fields | changes)))
-
-
-def expected(target: FakeTarget, count: int) -> list[int]:
-    tokens = [1]
-    while len(tokens) <= count:
-        tokens.append(target.follow(tokens[-1]))
-    return tokens[1:]
 
 
 async def test_the_loop() -> None:
     drafter, target = FakeDrafter(), FakeTarget()
     async with orchestrate(drafter, target) as stub:
         reply = await stub.Complete(request())
-        assert list(reply.token_ids) == expected(target, 20)
+        assert list(reply.token_ids) == target.text(20)
         # 2, then 3456+7 kept with a bonus, then rejections where the count wraps.
         assert list(reply.summary.gammas[:3]) == [0, 4, 4]
         assert reply.summary.accepted_per_position[0] >= reply.summary.accepted_per_position[-1]
     assert (drafter.ended, target.ended) == (1, 1)
 
 
+async def test_a_resumed_text_goes_on_where_it_stopped() -> None:
+    target = FakeTarget()
+    async with orchestrate(FakeDrafter(), target) as stub:
+        call = stub.Generate(pb.GenerateRequest(generation=generation()))
+        rounds = [(await call.read()).round for _ in range(3)]
+        call.cancel()
+        received = [token.id for round_ in rounds for token in round_.tokens]
+        left = {"max_new_tokens": 20 - len(received)}
+        resumed = request(prompt_token_ids=[1, *received], first_round=3, stopping=left)
+        reply = await stub.Complete(resumed)
+        assert [*received, *reply.token_ids] == target.text(20)
+
+
 async def test_a_lost_drafter_does_not_fail_the_text() -> None:
     drafter, target = FakeDrafter(), FakeTarget()
 
-    def die(round_: int) -> None:
+    async def die(round_: int | None, context: Any) -> None:
         if round_ == 2:
             raise RuntimeError("drafter bug")
 
-    drafter.before_draft = die
+    drafter.interfere = die
     async with orchestrate(drafter, target) as stub:
         reply = await stub.Complete(request())
-        assert list(reply.token_ids) == expected(target, 20)
+        assert list(reply.token_ids) == target.text(20)
         assert reply.summary.drafter_lost
         assert list(reply.summary.gammas[:4]) == [0, 4, 0, 0]
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await stub.Complete(request(speculation={"verifier": "greedy_block", "gamma": 4}))
         assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert "greedy_block cannot go on" in str(ended.value.details())
 
 
-async def test_a_slow_drafter_is_given_up() -> None:
-    class Hanging(FakeDrafter):
-        async def Draft(self, request_iterator: Any, context: Any) -> Any:
-            async for message in request_iterator:
-                if message.HasField("draft"):
-                    await asyncio.sleep(60)
-                yield drafter_pb2.DraftResponse(opened=drafter_pb2.OpenedSequence())
+@pytest.mark.parametrize("silent_at", [None, 1])
+async def test_a_drafter_that_never_answers_is_given_up(silent_at: int | None) -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
 
-    async with orchestrate(Hanging(), FakeTarget(), draft_seconds=0.2) as stub:
-        reply = await stub.Complete(request())
+    async def hang(round_: int | None, context: Any) -> None:
+        if round_ == silent_at:
+            await asyncio.sleep(60)
+
+    drafter.interfere = hang
+    async with orchestrate(drafter, target, draft_seconds=0.2) as stub:
+        reply = await stub.Complete(request(), timeout=10)
         assert reply.summary.drafter_lost
-        assert len(reply.token_ids) == 20
+        assert list(reply.token_ids) == target.text(20)
+    assert (drafter.ended, target.ended) == (1, 1)
 
 
 async def test_an_eos_ends_the_text_and_ignore_eos_does_not() -> None:
@@ -113,6 +85,19 @@ async def test_an_eos_ends_the_text_and_ignore_eos_does_not() -> None:
         going_on = {"max_new_tokens": 20, "ignore_eos": True}
         reply = await stub.Complete(request(stopping=going_on))
         assert len(reply.token_ids) == 20
+
+
+async def refusal(*fakes: FakeDrafter | FakeTarget, sentence: str, **settings: Any) -> str:
+    """What a client is told of a pair that does not fit, once it is known."""
+    async with orchestrate(*fakes, ready=False, **settings) as stub:
+        for _ in range(100):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await stub.Complete(request())
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            if sentence in (details := str(refused.value.details())):
+                return details
+            await asyncio.sleep(0.05)
+    pytest.fail(details)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +111,55 @@ async def test_an_eos_ends_the_text_and_ignore_eos_does_not() -> None:
 async def test_a_pair_that_does_not_fit_is_refused(
     difference: dict[str, Any], sentence: str
 ) -> None:
-    async with orchestrate(FakeDrafter(**difference), FakeTarget(), ready=False) as stub:
-        for _ in range(50):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await stub.Complete(request())
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-            if sentence in str(refused.value.details()):
-                return
-            await asyncio.sleep(0.05)
-        pytest.fail(str(refused.value.details()))
+    fakes = FakeDrafter(), FakeDrafter(**difference), FakeTarget()
+    details = await refusal(*fakes, sentence=sentence)
+    assert "drafter 2" in details
+    assert "127.0.0.1" not in details
+
+
+@pytest.mark.parametrize(
+    ("difference", "sentence"),
+    [
+        ({"eos_token_ids": [7]}, "target 2 differs from target 1 in eos_token_ids: [7] and []"),
+        ({"model": "other"}, "in model: other and fake"),
+        ({"dtype": "bfloat16"}, "in dtype: bfloat16 and float32"),
+        ({"tokenizer_fingerprint": "abc"}, "target 2 (fake) has another tokenizer"),
+        ({"vocab_size": 99}, "target 2 has 99 token ids"),
+    ],
+)
+async def test_targets_that_differ_are_refused(difference: dict[str, Any], sentence: str) -> None:
+    await refusal(FakeTarget(), FakeTarget(**difference), sentence=sentence)
+
+
+async def test_targets_with_other_verifiers_are_refused() -> None:
+    other = FakeTarget()
+    other.verifiers = ["token"]
+    await refusal(FakeTarget(), other, sentence="in verifiers: ['token'] and ['block', ")
+
+
+async def test_limits_are_those_that_every_replica_keeps() -> None:
+    drafters = FakeDrafter(max_gamma=5), FakeDrafter(max_length=300)
+    targets = FakeTarget(max_gamma=6), FakeTarget(max_length=400)
+    async with orchestrate(*drafters, *targets) as stub:
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert info.max_gamma == 5
+        assert (info.target.max_length, info.target.max_gamma) == (400, 6)
+        assert (info.drafter.max_length, info.drafter.max_gamma) == (300, 5)
+        for gamma, limit in ((4, 300), (0, 400)):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"the {limit} tokens"):
+                await stub.Complete(
+                    request(stopping={"max_new_tokens": limit}, speculation={"gamma": gamma})
+                )
+
+
+async def test_a_target_that_is_gone_is_named_without_its_address() -> None:
+    gone = {"targets": ("127.0.0.1:1",)}
+    details = await refusal(FakeDrafter(), sentence="the target is not available", **gone)
+    assert "127.0.0.1" not in details
 
 
 async def test_without_a_drafter_everything_is_plain() -> None:
-    async with orchestrate(FakeDrafter(), FakeTarget(), drafters=()) as stub:
+    async with orchestrate(FakeTarget()) as stub:
         reply = await stub.Complete(request(speculation=None))
         assert reply.summary.rounds == 20
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -146,22 +167,21 @@ async def test_without_a_drafter_everything_is_plain() -> None:
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_an_unknown_default_verifier_cannot_start() -> None:
-    with pytest.raises(StartupError, match="TANDEM_ORCHESTRATOR_VERIFIER"):
-        async with orchestrate(FakeDrafter(), FakeTarget(), verifier="magic"):
+@pytest.mark.parametrize(
+    ("settings", "tokenizer_json", "sentence"),
+    [
+        ({"verifier": "magic"}, b"", "TANDEM_ORCHESTRATOR_VERIFIER"),
+        ({}, b"junk", "cannot read the target's tokenizer"),
+    ],
+)
+async def test_what_the_target_makes_impossible_cannot_start(
+    settings: dict[str, Any], tokenizer_json: bytes, sentence: str
+) -> None:
+    target = FakeTarget()
+    target.tokenizer_json = tokenizer_json
+    with pytest.raises(StartupError, match=sentence):
+        async with orchestrate(FakeDrafter(), target, **settings):
             pass
-
-
-async def test_one_text_too_many_is_refused_at_once() -> None:
-    async with orchestrate(FakeDrafter(), FakeTarget(), max_requests=1) as stub:
-        call = stub.Generate(
-            pb.GenerateRequest(generation=request(stopping={"max_new_tokens": 900}).generation)
-        )
-        await call.read()
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Complete(request())
-        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        call.cancel()
 
 
 def test_it_runs_where_torch_and_transformers_are_not_installed() -> None:

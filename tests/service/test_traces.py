@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
+from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
 from tests.service.test_generate import generation
 
 TRACE_ID, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -170,6 +172,35 @@ async def test_an_error(stack: Stack, exporter: InMemorySpanExporter) -> None:
     assert root.status.status_code == StatusCode.ERROR
     assert (root.attributes or {})["error.type"] == "InvalidRequest"
     assert "prompt_token_ids" in str(root.status.description)
+
+
+async def test_a_target_that_fails_within_the_text(exporter: InMemorySpanExporter) -> None:
+    """All the orchestrator's own spans: those of the fakes' side are not written."""
+    target = FakeTarget()
+
+    async def fail(round_: int | None, context: Any) -> None:
+        if round_ == 2:
+            await context.abort(grpc.StatusCode.INTERNAL, "out of memory")
+
+    target.interfere = fail
+    async with orchestrate(FakeDrafter(), target) as stub:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.Complete(request(), metadata=METADATA)
+    spans = await finished(exporter)
+    assert edges(spans) == {
+        ("generate", "caller"): 1,
+        ("tokenize", "generate"): 1,
+        ("open", "generate"): 1,
+        ("detokenize", "generate"): 1,
+        ("round", "generate"): 2,
+        ("detokenize", "round"): 1,
+    }
+    failed = [span for span in spans if span.status.status_code == StatusCode.ERROR]
+    assert [span.name for span in failed] == ["round", "generate"]
+    for span in failed:
+        assert (span.attributes or {})["error.type"] == "PeerFailure"
+        assert span.status.description == "the target failed (INTERNAL); the log has the details"
+    assert (failed[0].attributes or {})["tandem.round"] == 2
 
 
 async def test_unsampled_requests_record_nothing(

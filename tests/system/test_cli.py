@@ -6,94 +6,29 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from tandem.cli import comparison, report
 from tandem.cli.client import Client
-from tandem.cli.main import app
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.processes import ROOT
-from tests.tiny import save_random_llama
+from tests.system.test_up import (
+    PLAIN,
+    START_SECONDS,
+    TANDEM,
+    Up,
+    invoke,
+    one_line,
+    tandem,
+    up,
+)
 
-TANDEM = [sys.executable, "-m", "tandem.cli"]
-PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
-START_SECONDS = 90
 TEXT = ["generate", "import ", "--seed", "3", "-n", "12"]
-
-
-def tandem(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*TANDEM, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=PLAIN,
-        timeout=START_SECONDS,
-    )
-
-
-def invoke(*arguments: str, stdin: str | None = None) -> Result:
-    """The same in this process, where a second of start-up would say nothing more."""
-    return CliRunner().invoke(app, arguments, input=stdin, env={"COLUMNS": "100"})
-
-
-def one_line(run: subprocess.CompletedProcess[str] | Result) -> str:
-    """The only line on standard error; nothing is on standard output."""
-    assert run.stdout == ""
-    (line,) = run.stderr.strip().splitlines()
-    return line
-
-
-class Up:
-    """A running `tandem up`."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.out, self.err = folder / "up.out", folder / "up.err"
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            self.popen = subprocess.Popen(
-                [*TANDEM, "up", "--listen", "127.0.0.1:0", *options],
-                stdout=out,
-                stderr=err,
-                cwd=ROOT,
-                env=PLAIN,
-            )
-
-    def wait_ready(self) -> str:
-        """The orchestrator's address."""
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline and self.popen.poll() is None:
-            if "ready; try" in (text := self.out.read_text()):
-                return text.split()[1]
-            time.sleep(0.05)
-        raise AssertionError(f"never ready:\n{self.out.read_text()}{self.err.read_text()}")
-
-    def children(self) -> dict[str, int]:
-        """Process ids by module."""
-        pid = self.popen.pid
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        names = {child: Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in found}
-        return {name[2]: int(child) for child, name in names.items()}
-
-
-@contextmanager
-def up(folder: Path, *options: str) -> Iterator[Up]:
-    running = Up(folder, *options)
-    try:
-        yield running
-    finally:
-        if running.popen.poll() is None:
-            running.popen.terminate()
-        running.popen.wait(START_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -254,44 +189,6 @@ def test_up_on_a_taken_port(address: str) -> None:
     run = tandem("up", "--listen", address)
     assert run.returncode == 2
     assert one_line(run).startswith(f"tandem: cannot listen on {address}: ")
-
-
-def test_up_on_no_address() -> None:
-    run = invoke("up", "--listen", "nowhere")
-    assert run.exit_code == 2
-    assert one_line(run).startswith("tandem: cannot listen on nowhere: ")
-
-
-def test_up_without_the_model(tmp_path: Path) -> None:
-    run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
-    assert run.returncode == 2
-    assert f"target: cannot load the model '{tmp_path}/no'" in one_line(run)
-
-
-def test_up_with_a_target_alone() -> None:
-    run = invoke("up", "--target", "models/target")
-    assert run.exit_code == 2
-    assert "--target needs a --drafter that shares its tokenizer" in one_line(run)
-
-
-def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
-    target = save_random_llama(tmp_path / "target", seed=1, vocab_size=5)
-    drafter = save_random_llama(tmp_path / "drafter", seed=2, vocab_size=6)
-    pair = ["--target", str(target), "--drafter", str(drafter)]
-    run = tandem("up", "--listen", "127.0.0.1:0", *pair)
-    assert run.returncode == 2
-    assert "has 6 token ids, the target 5" in one_line(run)
-
-
-def test_up_says_which_service_died(tmp_path: Path) -> None:
-    target = save_random_llama(tmp_path / "target", seed=1)
-    with up(tmp_path, "--target", str(target), "--drafter", "none") as running:
-        address = running.wait_ready()
-        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
-        assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
-        os.kill(running.children()["target_svc"], signal.SIGKILL)
-        assert running.popen.wait(START_SECONDS) == 1
-    assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
 
 
 def test_up_drains_on_sigterm(served: tuple[Up, str], address: str) -> None:

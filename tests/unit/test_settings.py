@@ -44,6 +44,8 @@ def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
         (DrafterSettings, "TANDEM_DRAFTER_DRAFT_MASS", "1.5"),
         (TargetSettings, "TANDEM_TARGET_DTYPE", "int8"),
         (TargetSettings, "TANDEM_TARGET_LISTEN", "nowhere"),
+        (TargetSettings, "TANDEM_TARGET_LISTEN", "127.0.0.1:65536"),
+        (OrchestratorSettings, "TANDEM_ORCHESTRATOR_IDLE_SECONDS", "0"),
         (OrchestratorSettings, "TANDEM_ORCHESTRATOR_GAMMA", "many"),
         (OrchestratorSettings, "TANDEM_ORCHESTRATOR_TARGETS", ""),
     ],

@@ -3,44 +3,130 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from orchestrator.text import TextCodec
+from tandem.errors import StartupError
 
 # A byte-level vocabulary without merges: one token a byte.
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+SPECIAL = "<|end|>"
 
 
-@pytest.fixture(scope="module")
-def codec() -> TextCodec:
+def byte_level() -> Tokenizer:
     vocabulary = {character: i for i, character in enumerate(ALPHABET)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def byte_fallback() -> Tokenizer:
+    """As Llama 2 has it: ASCII characters are tokens, all others are bytes."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
+    pieces += [chr(code) for code in range(0x21, 0x7F)]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module", params=[byte_level, byte_fallback])
+def either(request: pytest.FixtureRequest) -> TextCodec:
+    tokenizer = request.param()
+    tokenizer.add_special_tokens([SPECIAL])
     return TextCodec(tokenizer.to_str().encode())
 
 
-@pytest.mark.parametrize("text", ["plain", "größer → 🚀 done", "日本語", "e\u0301", "🏳️‍🌈!"])
-def test_characters_that_span_tokens_come_whole(codec: TextCodec, text: str) -> None:
-    ids = codec.encode(text)
-    assert len(ids) == len(text.encode())
-    stream = codec.stream(codec.encode("x"), [])
-    pieces = [stream.push(token) for token in ids]
-    assert "".join(pieces) == text
-    assert not any("\ufffd" in piece for piece in pieces)
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return TextCodec(byte_level().to_str().encode())
 
 
-def test_half_a_character_at_the_end_is_never_released(codec: TextCodec) -> None:
+# Its end is a U+FFFD that was meant; between the emojis no token is text of its own.
+HARD = "größer → 🚀🚀🚀🚀🚀 日本語 e\u0301 \U0001f3f3\ufe0f\u200d\U0001f308! \ufffd"
+
+
+def test_every_character_comes_whole_and_in_time(either: TextCodec) -> None:
+    stream = either.stream(either.encode("x"), [])
+    ids = either.encode(f"x{HARD}")[len(either.encode("x")) :]
+    text = "".join(stream.push(token) for token in ids)
+    assert text == HARD
+    assert stream.flush() == ""
+
+
+def test_a_text_resumed_anywhere_goes_on_where_its_text_stopped(either: TextCodec) -> None:
+    """The client keeps ids of a character's first bytes, whose text it did not get."""
+    prompt = either.encode("x")
+    ids = either.encode(f"x{HARD}")[len(prompt) :]
+    for cut in range(len(ids) + 1):
+        before = either.stream(prompt, [])
+        text = "".join(before.push(token) for token in ids[:cut])
+        after = either.stream([*prompt, *ids[:cut]], [])
+        text += "".join(after.push(token) for token in ids[cut:])
+        assert text == HARD, cut
+
+
+def test_half_a_character_at_the_end_is_never_released(either: TextCodec) -> None:
+    prompt = either.encode("x")
+    ids = either.encode("xok🚀")[len(prompt) :]
+    for missing in (1, 2, 3):
+        stream = either.stream(prompt, [])
+        pieces = [stream.push(token) for token in ids[:-missing]]
+        assert "".join(pieces) + stream.flush() == "ok"
+
+
+def test_a_special_token_is_silent_and_breaks_nothing(either: TextCodec) -> None:
+    special = either.encode(SPECIAL)[-1]
+    ids = either.encode("xé")[-2:]
+    stream = either.stream([*either.encode("x"), special], [])
+    assert "".join(stream.push(token) for token in [ids[0], special, ids[1], special]) == "é"
+
+
+def test_bytes_that_are_no_character_become_a_replacement_each(either: TextCodec) -> None:
+    first, second = either.encode("xé")[-2:]
+    letter = either.encode("xa")[-1]
+    stream = either.stream(either.encode("x"), [])
+    pieces = [stream.push(token) for token in (first, letter, second, letter, first, first)]
+    assert "".join(pieces) == "\ufffda\ufffda\ufffd"
+    assert stream.flush() == ""
+
+
+def test_a_token_of_a_character_and_a_half_releases_the_whole_one() -> None:
+    tokenizer = byte_level()
+    a, lead = (tokenizer.encode(text).tokens[0] for text in ("a", "é"))
+    vocabulary = {**tokenizer.get_vocab(), a + lead: 256}
+    merged = Tokenizer(models.BPE(vocab=vocabulary, merges=[(a, lead)]))
+    merged.pre_tokenizer, merged.decoder = tokenizer.pre_tokenizer, tokenizer.decoder
+    codec = TextCodec(merged.to_str().encode())
+    first, second = codec.encode("aé")
+    assert first == 256
     stream = codec.stream([], [])
-    pieces = [stream.push(token) for token in codec.encode("ok🚀")[:-1]]
-    assert "".join(pieces) + stream.flush() == "ok"
+    assert [stream.push(first), stream.push(second)] == ["a", "é"]
 
 
-def test_bytes_that_are_no_character_do_not_hold_the_text_up(codec: TextCodec) -> None:
-    broken = codec.encode("é")[0]
-    stream = codec.stream([], [])
-    text = "".join(stream.push(token) for token in [broken, *codec.encode("abc")])
-    assert text == "\ufffdabc"
+def test_spaces_survive_between_tokens_and_behind_bytes(either: TextCodec) -> None:
+    prompt = either.encode("a b")
+    ids = either.encode("a b c é d")[len(prompt) :]
+    stream = either.stream(prompt, [])
+    assert "".join(stream.push(token) for token in ids) == " c é d"
+
+
+def test_bytes_that_are_no_tokenizer_cannot_start() -> None:
+    with pytest.raises(StartupError, match="cannot read the target's tokenizer"):
+        TextCodec(b"junk")
 
 
 def test_a_stop_string_that_spans_tokens_cuts_the_text(codec: TextCodec) -> None:

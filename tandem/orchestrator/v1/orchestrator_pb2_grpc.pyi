@@ -126,12 +126,21 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
 
     Errors:
       INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
-      RESOURCE_EXHAUSTED   every place is taken. Retry later, with backoff.
-      UNAVAILABLE          no target can be reached: retry or resume. Or the
-                           drafter of a greedy_block text was lost: start anew.
+      RESOURCE_EXHAUSTED   every place is taken, here or on the target. Retry later,
+                           with backoff.
+      UNAVAILABLE          no target can be reached, or it ended the sequence as idle
+                           or while stopping: retry or resume. Or the drafter of a
+                           greedy_block text was lost: start anew.
       DEADLINE_EXCEEDED    the deadline passed.
+      ABORTED              the client read nothing for the idle limit: resume.
       CANCELLED            the client left.
-      INTERNAL             a bug or a failed engine; see the logs by request_id.
+      INTERNAL             a bug or a failed engine: the target ended the sequence
+                           with any other status, or its answer was not one to what
+                           was asked. See the logs by request_id.
+
+    A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
+    message and so INTERNAL here; what a target says, and where it is, is only
+    logged. Whatever a drafter does, the text goes on without it.
     """
 
     Complete: _OrchestratorServiceCompleteType
@@ -185,12 +194,21 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
 
         Errors:
           INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
-          RESOURCE_EXHAUSTED   every place is taken. Retry later, with backoff.
-          UNAVAILABLE          no target can be reached: retry or resume. Or the
-                               drafter of a greedy_block text was lost: start anew.
+          RESOURCE_EXHAUSTED   every place is taken, here or on the target. Retry later,
+                               with backoff.
+          UNAVAILABLE          no target can be reached, or it ended the sequence as idle
+                               or while stopping: retry or resume. Or the drafter of a
+                               greedy_block text was lost: start anew.
           DEADLINE_EXCEEDED    the deadline passed.
+          ABORTED              the client read nothing for the idle limit: resume.
           CANCELLED            the client left.
-          INTERNAL             a bug or a failed engine; see the logs by request_id.
+          INTERNAL             a bug or a failed engine: the target ended the sequence
+                               with any other status, or its answer was not one to what
+                               was asked. See the logs by request_id.
+
+        A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
+        message and so INTERNAL here; what a target says, and where it is, is only
+        logged. Whatever a drafter does, the text goes on without it.
         """
 
     @abc.abstractmethod

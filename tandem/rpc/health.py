@@ -1,0 +1,65 @@
+"""grpc.health.v1 for a service that drains."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the library is untyped
+    """The library's servicer, but that watches end when a drain begins.
+
+    The library leaves them open, and each would hold the drain to its limit.
+    """
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, int] = {"": _SERVING}
+        self._changed = asyncio.Condition()
+        self._draining = False
+
+    async def set(self, service: str, status: int) -> None:
+        """Say how a service is; ignored once a drain has begun."""
+        async with self._changed:
+            if not self._draining:
+                self._statuses[service] = status
+                self._changed.notify_all()
+
+    async def drain(self) -> None:
+        """Say NOT_SERVING of everything, for good, and end all watches."""
+        async with self._changed:
+            self._draining = True
+            self._statuses = dict.fromkeys(self._statuses, _NOT_SERVING)
+            self._changed.notify_all()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> health_pb2.HealthCheckResponse:
+        """See health.proto."""
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(  # writes to the context, as grpc.aio allows
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> None:
+        """See health.proto."""
+        shown: int | None = None
+        while True:
+            status = self._statuses.get(request.service, _UNKNOWN)
+            if status != shown:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+            if self._draining:
+                return
+            shown = status
+            async with self._changed:
+                if not self._draining and self._statuses.get(request.service, _UNKNOWN) == shown:
+                    await self._changed.wait()

@@ -1,0 +1,99 @@
+"""How a service ends: its drain waits for texts, and for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from orchestrator.servicer import make_service
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.server import serve
+from tests.service.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
+
+SERVICE = "tandem.orchestrator.v1.OrchestratorService"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@asynccontextmanager
+async def serving(
+    *fakes: FakeDrafter | FakeTarget,
+) -> AsyncIterator[tuple[asyncio.Task[None], grpc.aio.Channel]]:
+    """An orchestrator that takes our signals, and a channel to it once it is ready."""
+    address = f"127.0.0.1:{free_port()}"
+    async with serve_fakes(*fakes, listen=address) as settings:
+        running = asyncio.create_task(serve(settings, make_service))
+        async with grpc.aio.insecure_channel(address) as channel:
+            await until(channel, SERVING)
+            yield running, channel
+
+
+async def until(channel: grpc.aio.Channel, status: Any) -> Any:
+    """A watch that has said a status."""
+    watch = health_pb2_grpc.HealthStub(channel).Watch(
+        health_pb2.HealthCheckRequest(service=SERVICE), wait_for_ready=True
+    )
+    async with asyncio.timeout(10):
+        while (await watch.read()).status != status:
+            pass
+    return watch
+
+
+async def test_an_open_watch_hears_of_the_drain_and_does_not_hold_it() -> None:
+    async with serving(FakeDrafter(), FakeTarget()) as (running, channel):
+        watch = await until(channel, SERVING)
+        started = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+        assert await watch.code() == grpc.StatusCode.OK
+        await running
+        assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_the_drain(second: signal.Signals) -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+
+    async def hang(round_: int | None, context: Any) -> None:
+        if round_ == 1:
+            await asyncio.sleep(60)
+
+    target.interfere = hang
+    async with serving(drafter, target) as (running, channel):
+        stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        call = stub.Generate(pb.GenerateRequest(generation=generation()))
+        await call.read()
+        watch = await until(channel, SERVING)
+        started = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (await watch.read()).status == NOT_SERVING
+        await asyncio.sleep(0.2)
+        assert not running.done()
+        os.kill(os.getpid(), second)
+        await running
+        assert time.monotonic() - started < 5
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+        for _ in range(100):
+            if (drafter.ended, target.ended) == (1, 1):
+                return
+            await asyncio.sleep(0.02)
+    pytest.fail("a sequence is still open")

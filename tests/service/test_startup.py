@@ -1,0 +1,109 @@
+"""From the environment to a running service: exporters, and what cannot start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tandem.telemetry.export import make_provider
+
+ROOT = Path(__file__).parents[2]
+
+
+class Collector(HTTPServer):
+    """Takes spans over HTTP, as a collector does."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Take)
+        self.taken: list[tuple[str, bytes]] = []
+
+
+class _Take(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.taken.append((self.path, body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Keep standard error clean."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("general", "traces"), [("http/protobuf", None), ("grpc", "http/protobuf")]
+)
+def test_spans_go_out_over_http(
+    general: str, traces: str | None, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OTEL_EXPORTER_OTLP_TRACES_PROTOCOL wins over OTEL_EXPORTER_OTLP_PROTOCOL."""
+    address = f"http://127.0.0.1:{collector.server_port}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", general)
+    if traces is not None:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", traces)
+    provider = make_provider("orchestrator", None)
+    assert provider is not None
+    provider.get_tracer("test").start_span("generate").end()
+    provider.shutdown()
+    ((path, body),) = collector.taken
+    assert path == "/v1/traces"
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    assert [span.name for span in resource.scope_spans[0].spans] == ["generate"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "sentence"),
+    [
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "'http/json'; use grpc or http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "could not convert string to float: 'soon'"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "OTEL_BSP_MAX_QUEUE_SIZE must be a whole number"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "3", "max_export_batch_size must be less than or equal"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
+        ("OTEL_TRACES_EXPORTER", "carrier_pigeon", "'carrier_pigeon', which is not installed"),
+        ("TANDEM_ORCHESTRATOR_TRACE_FILE", "/proc/nowhere/trace", "cannot write the trace file"),
+        ("TANDEM_ORCHESTRATOR_LISTEN", "127.0.0.1:99999", "a port is at most 65535"),
+    ],
+)
+def test_what_cannot_start_exits_with_2_and_one_line(
+    variable: str, value: str, sentence: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "orchestrator"],
+        env={
+            **os.environ,
+            "TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:0",
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "GRPC_VERBOSITY": "NONE",
+            variable: value,
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("orchestrator: ")
+    assert sentence in line

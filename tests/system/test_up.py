@@ -1,0 +1,188 @@
+"""`tandem up` as people run it: what it starts, with which settings, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tandem.cli.main import app
+from tests.processes import ROOT
+from tests.tiny import save_random_llama
+
+TANDEM = [sys.executable, "-m", "tandem.cli"]
+PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+START_SECONDS = 90
+
+
+def tandem(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TANDEM, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=PLAIN,
+        timeout=START_SECONDS,
+    )
+
+
+def invoke(*arguments: str, stdin: str | None = None) -> Result:
+    """The same in this process, where a second of start-up would say nothing more."""
+    return CliRunner().invoke(app, arguments, input=stdin, env={"COLUMNS": "100"})
+
+
+def one_line(run: subprocess.CompletedProcess[str] | Result) -> str:
+    """The only line on standard error; nothing is on standard output."""
+    assert run.stdout == ""
+    (line,) = run.stderr.strip().splitlines()
+    return line
+
+
+class Up:
+    """A running `tandem up`."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self.out, self.err = folder / "up.out", folder / "up.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.popen = subprocess.Popen(
+                [*TANDEM, "up", "--listen", "127.0.0.1:0", *options],
+                stdout=out,
+                stderr=err,
+                cwd=ROOT,
+                env={**PLAIN, **environment},
+            )
+
+    def wait_ready(self) -> str:
+        """The orchestrator's address."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.popen.poll() is None:
+            if "ready; try" in (text := self.out.read_text()):
+                return text.split()[1]
+            time.sleep(0.05)
+        raise AssertionError(f"never ready:\n{self.out.read_text()}{self.err.read_text()}")
+
+    def children(self) -> dict[str, int]:
+        """Process ids by module."""
+        pid = self.popen.pid
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        names = {child: Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in found}
+        return {name[3]: int(child) for child, name in names.items()}
+
+
+@contextmanager
+def up(folder: Path, *options: str, **environment: str) -> Iterator[Up]:
+    running = Up(folder, *options, **environment)
+    try:
+        yield running
+    finally:
+        if running.popen.poll() is None:
+            running.popen.terminate()
+        running.popen.wait(START_SECONDS)
+
+
+def test_up_on_no_address() -> None:
+    run = invoke("up", "--listen", "nowhere")
+    assert run.exit_code == 2
+    assert one_line(run).startswith("tandem: cannot listen on nowhere: ")
+
+
+def test_up_without_the_model(tmp_path: Path) -> None:
+    run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
+    assert run.returncode == 2
+    assert f"target: cannot load the model '{tmp_path}/no'" in one_line(run)
+
+
+def test_up_with_a_target_alone() -> None:
+    run = invoke("up", "--target", "models/target")
+    assert run.exit_code == 2
+    assert "--target needs a --drafter that shares its tokenizer" in one_line(run)
+
+
+def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
+    target = save_random_llama(tmp_path / "target", seed=1, vocab_size=5)
+    drafter = save_random_llama(tmp_path / "drafter", seed=2, vocab_size=6)
+    pair = ["--target", str(target), "--drafter", str(drafter)]
+    run = tandem("up", "--listen", "127.0.0.1:0", *pair)
+    assert run.returncode == 2
+    assert "has 6 token ids, the target 5" in one_line(run)
+
+
+def test_up_says_which_service_died(tmp_path: Path) -> None:
+    target = save_random_llama(tmp_path / "target", seed=1)
+    with up(tmp_path, "--target", str(target), "--drafter", "none") as running:
+        address = running.wait_ready()
+        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
+        assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
+        os.kill(running.children()["target_svc"], signal.SIGKILL)
+        assert running.popen.wait(START_SECONDS) == 1
+    assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
+
+
+def settings_of(pid: int) -> dict[str, str]:
+    """The TANDEM_* variables of a process."""
+    lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(line.split("=", 1) for line in lines if line.startswith("TANDEM_"))
+
+
+def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Path) -> None:
+    model = save_random_llama(tmp_path / "model", seed=1)
+    environment = {
+        "TANDEM_TARGET_MODEL": str(model),
+        "TANDEM_DRAFTER_MODEL": "none",
+        "TANDEM_TARGET_MAX_LENGTH": "100",
+        "TANDEM_TARGET_LISTEN": "localhost:0",
+        "TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:1",
+        "TANDEM_ORCHESTRATOR_VERIFIER": "token",
+        "TANDEM_ORCHESTRATOR_GAMMA": "7",
+        "TANDEM_TARGET_DRAIN_SECONDS": "3",
+        "TANDEM_TARGET_LOG_LEVEL": "debug",
+    }
+    with up(tmp_path, "--gamma", "0", "--max-length", "90", **environment) as running:
+        running.wait_ready()
+        children = running.children()
+        assert set(children) == {"target_svc", "orchestrator"}
+        target = settings_of(children["target_svc"])
+        orchestrator = settings_of(children["orchestrator"])
+        for settings, name, value in (
+            (target, "TARGET_MODEL", str(model)),
+            (target, "TARGET_LISTEN", "localhost:0"),
+            (target, "TARGET_DRAIN_SECONDS", "3"),
+            (target, "TARGET_LOG_LEVEL", "debug"),
+            (target, "TARGET_MAX_LENGTH", "90"),
+            (orchestrator, "ORCHESTRATOR_LISTEN", "127.0.0.1:0"),
+            (orchestrator, "ORCHESTRATOR_VERIFIER", "token"),
+            (orchestrator, "ORCHESTRATOR_GAMMA", "0"),
+            (orchestrator, "ORCHESTRATOR_DRAIN_SECONDS", "30"),
+        ):
+            assert settings[f"TANDEM_{name}"] == value, name
+        # Killed, it cannot stop what it started; that ends all the same.
+        os.kill(running.popen.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while any(is_running(pid) for pid in children.values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that nobody has waited for yet does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_up_needs_logs_that_tell_the_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_LOG_LEVEL", "error")
+    run = invoke("up", "--listen", "127.0.0.1:0")
+    assert run.exit_code == 2
+    assert "TANDEM_DRAFTER_LOG_LEVEL: the ports are read" in one_line(run)
