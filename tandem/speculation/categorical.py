@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 MAX_WEIGHT = 65535
-_DIGIT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,13 @@ class Categorical:
             [B] int64 token ids.
         """
         sums = self.weights.cumsum(-1)
-        digits = np.array(bits, dtype="<u8").view("<u2").reshape(-1, 4).T.astype(np.int64)
-        # floor(bits * total / 2**64), digit by digit, since the product has 98 bits.
-        point = torch.zeros_like(sums[:, -1])
-        for digit in torch.from_numpy(digits).to(sums.device, non_blocking=True):
-            point = (digit * sums[:, -1] + point) >> _DIGIT_BITS
+        total = sums[:, -1]
+        # floor(bits * total / 2**64), in digits that leave a product room in 63 bits.
+        size = 4 if sums.shape[1] * MAX_WEIGHT < 2**31 else 2
+        digits = np.array(bits, dtype="<u8").view(f"<u{size}").reshape(len(bits), -1)
+        point = torch.zeros_like(total)
+        for digit in torch.from_numpy(digits.T.astype(np.int64)).to(sums.device):
+            point = (digit * total + point) >> 8 * size
         place = torch.searchsorted(sums, point[:, None], right=True)
         return self.ids.gather(1, place)[:, 0]
 

@@ -32,16 +32,18 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         logits = logits.float()
     if all(sampling.greedy for sampling in samplings):
         return _one_hot(logits)
-    temperature = _column([min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings], logits)
-    scores = (logits - logits.amax(-1, keepdim=True)) / temperature
+    scores = logits - logits.amax(-1, keepdim=True)
+    if any(s.temperature != 1 for s in samplings):
+        temperatures = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
+        scores = scores / _column(temperatures, scores)
     if any(0 < s.top_k < scores.shape[-1] for s in samplings):
         scores = _keep_top_k(scores, samplings)
     if any(s.top_p < 1 for s in samplings):
-        scores = _keep_nucleus(scores, _column([s.top_p for s in samplings], scores))
-    probs = scores.softmax(-1)
+        probs = _nucleus(scores, _column([s.top_p for s in samplings], scores))
+    else:
+        probs = scores.softmax(-1)
     if any(s.min_p > 0 for s in samplings):
-        dropped = probs < _column([s.min_p for s in samplings], probs) * probs.amax(-1, True)
-        probs = scores.masked_fill(dropped, -torch.inf).softmax(-1)
+        probs = _keep_min_p(probs, _column([s.min_p for s in samplings], probs))
     if any(s.greedy for s in samplings):
         greedy = torch.tensor([[s.greedy] for s in samplings], device=probs.device)
         probs = torch.where(greedy, _one_hot(logits), probs)
@@ -73,37 +75,42 @@ def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     return scores.masked_fill((scores < kth) & ~unbounded, -torch.inf)
 
 
-def _keep_nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Scores [N, V] with all but the smallest set of at least `top_p` mass at -inf.
+def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
+    """Probabilities of the smallest set of tokens with at least `top_p` mass, 0 elsewhere.
 
     Args:
         scores: [N, V].
         top_p: [N, 1] or [1, 1]; 1 keeps the row as it is.
     """
+    vocab_size = scores.shape[-1]
+    # A device would have to be asked which rows need more than a first look.
+    if scores.is_cuda or vocab_size <= _NUCLEUS_FIRST_LOOK:
+        return torch.where(top_p < 1, _top_p_of(scores, top_p, vocab_size)[0], scores.softmax(-1))
+    probs, covered = _top_p_of(scores, top_p, _NUCLEUS_FIRST_LOOK)
+    for row in (~covered).nonzero()[:, 0].tolist():
+        wanted = top_p.expand(len(scores), 1)[row : row + 1]
+        one = scores[row : row + 1]
+        probs[row] = _top_p_of(one, wanted, vocab_size)[0] if wanted < 1 else one.softmax(-1)
+    return probs
+
+
+def _top_p_of(scores: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]:
+    """The nucleus [N, V] within the `look` most likely tokens, and whether [N] it lies there."""
     normaliser = scores.logsumexp(-1, keepdim=True)
-    first_look = min(_NUCLEUS_FIRST_LOOK, scores.shape[-1])
-    # A device would have to be asked whether the first look is enough; sorting is cheaper.
-    if scores.is_cuda:
-        first_look = scores.shape[-1]
-    values, indices = scores.topk(first_look, dim=-1)
-    before = _mass_before(values, normaliser)
-    if first_look < scores.shape[-1] and bool(((before[:, -1:] < top_p) & (top_p < 1)).any()):
-        values, indices = scores.sort(dim=-1, descending=True)
-        before = _mass_before(values, normaliser)
-    kept = values.masked_fill(before >= top_p, -torch.inf)
-    nucleus = torch.full_like(scores, -torch.inf).scatter_(-1, indices, kept)
-    return torch.where(top_p < 1, nucleus, scores)
-
-
-def _mass_before(scores: Tensor, normaliser: Tensor) -> Tensor:
-    """The mass of all more likely tokens, for scores in descending order.
-
-    That of the first is below any share, so that no rounding drops all tokens.
-    """
-    probs = (scores - normaliser).exp()
+    values, indices = scores.topk(look, dim=-1)
+    probs = (values - normaliser).exp()
     before = probs.cumsum(-1) - probs
+    # The likeliest token stays, whatever the rounding.
     before[:, 0] = -1.0
-    return before
+    kept = values.masked_fill(before >= top_p, -torch.inf).softmax(-1)
+    nucleus = torch.zeros_like(scores).scatter_(-1, indices, kept)
+    return nucleus, ((before[:, -1:] >= top_p) & (top_p < 1))[:, 0]
+
+
+def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
+    """Without the tokens less likely than `min_p` [N, 1] of the likeliest one; 0 keeps all."""
+    kept = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0)
+    return torch.where(min_p > 0, kept / kept.sum(-1, keepdim=True), probs)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

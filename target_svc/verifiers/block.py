@@ -56,7 +56,7 @@ class BlockVerifier(Verifier[_BlockView]):
         """Equation (5); row i - 1 decides on keeping i tokens, whose residual is at row i."""
         gamma = view.gamma
         joint = view.joint[:, 1:gamma]
-        residual = (joint[..., None] * view.p[:, 1:gamma] - view.q[:, 1:]).clamp(min=0).sum(-1)
+        residual = (joint[..., None] * view.p[:, 1:gamma]).sub_(view.q[:, 1:]).clamp_(min=0).sum(-1)
         rejected = residual + (1 - joint)
         h = torch.where(rejected <= 0, 1.0, residual / rejected)
         h = torch.nn.functional.pad(h, (0, gamma - h.shape[1]))

@@ -185,9 +185,11 @@ def ratios(p: Tensor, q: Tensor) -> Tensor:
 
 def row_at(rows: Tensor, place: Tensor) -> Tensor:
     """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, 1))
-    index = place[:, None, None].expand(-1, 1, rows.shape[-1])
-    return padded.gather(1, index)[:, 0]
+    batch, count, vocab_size = rows.shape
+    if count == 0:
+        return rows.new_zeros(batch, vocab_size)
+    found = rows[torch.arange(batch, device=rows.device), place.clamp(max=count - 1)]
+    return torch.where(place[:, None] < count, found, 0.0)
 
 
 def residual_or(excess: Tensor, fallback: Tensor) -> Tensor:
