@@ -158,4 +158,5 @@ def make_service(settings: DrafterSettings) -> Service:
         lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),
         servicer.become_ready,
         servicer.stop,
+        servicer.lost.wait,
     )

@@ -230,4 +230,5 @@ def make_service(settings: TargetSettings) -> Service:
         lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
         servicer.become_ready,
         servicer.stop,
+        servicer.lost.wait,
     )

@@ -258,10 +258,16 @@ class Engine(ABC, Generic[J, S]):
 
     def _check_device(self) -> None:
         """After a failure: stop for good if the device does not answer."""
+        if self._device_answers():
+            return
+        _log.error("device lost", device=str(self.decoder.device))
+        self._closed = "the device is gone; try another replica"
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.on_device_lost)
+
+    def _device_answers(self) -> bool:
         try:
-            torch.ones(1, device=self.decoder.device).item()
-        except Exception as error:
-            _log.error("device lost", device=str(self.decoder.device), error=str(error))
-            self._closed = "the device is gone; try another replica"
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self.on_device_lost)
+            return bool(torch.ones(1, device=self.decoder.device).item() == 1)
+        except Exception:
+            _log.exception("device does not answer")
+            return False

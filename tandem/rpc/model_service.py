@@ -23,6 +23,9 @@ E = TypeVar("E", bound=Engine[Any, Any])
 class ModelServicer(ABC, Generic[M, E]):
     """Serves an engine, once its model is loaded.
 
+    Attributes:
+        lost: set when the device answers no more.
+
     Args:
         settings: of the service.
         role: its name in sentences.
@@ -32,6 +35,7 @@ class ModelServicer(ABC, Generic[M, E]):
         self.settings = settings
         self._role = role
         self._engine: E | None = None
+        self.lost = asyncio.Event()
 
     @property
     def engine(self) -> E:
@@ -47,6 +51,7 @@ class ModelServicer(ABC, Generic[M, E]):
     async def become_ready(self) -> None:
         """Load the model and start the engine."""
         self._engine = await in_daemon_thread(self._load)
+        self._engine.on_device_lost = self.lost.set
         self._engine.start()
 
     def _load(self) -> E:

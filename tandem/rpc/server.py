@@ -36,18 +36,22 @@ class Service:
         add_to: registers the servicer.
         become_ready: returns when requests can be answered; may take as long as it needs.
         stop: frees what the servicer holds, after the last request.
+        lost: returns when the service can never answer again, its device being gone; None
+            where it has none.
     """
 
     name: str
     add_to: Callable[[grpc.aio.Server], None]
     become_ready: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
+    lost: Callable[[], Awaitable[object]] | None = None
 
 
 class RunningServer:
     """A bound server whose health follows its service.
 
-    Health: "" is SERVING while the process lives, the service's name once it is ready.
+    Health: "" is SERVING while the process lives, the service's name once it is ready. Both
+    are NOT_SERVING when the service is lost, so that a supervisor restarts the process.
     """
 
     def __init__(self, listen: str, service: Service) -> None:
@@ -65,6 +69,7 @@ class RunningServer:
                 " choose another with LISTEN"
             ) from error
         self._ready: asyncio.Task[None] | None = None
+        self._loss: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Answer health checks at once, and requests as soon as the service is ready."""
@@ -76,6 +81,13 @@ class RunningServer:
         await self._service.become_ready()
         await self._set(health_pb2.HealthCheckResponse.SERVING)
         _log.info("ready", port=self.port)
+        if self._service.lost is not None:
+            self._loss = asyncio.create_task(self._notice_loss(self._service.lost))
+
+    async def _notice_loss(self, lost: Callable[[], Awaitable[object]]) -> None:
+        await lost()
+        for name in ("", self._service.name):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         await self._health.set(self._service.name, status)
@@ -91,8 +103,9 @@ class RunningServer:
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new requests, let running ones finish for the grace period, then free all."""
-        if self._ready is not None:
-            self._ready.cancel()
+        for task in (self._ready, self._loss):
+            if task is not None:
+                task.cancel()
         await self._health.drain()
         await self._server.stop(grace_seconds)
         await self._service.stop()

@@ -25,7 +25,8 @@ def configure(service: str, level: str, style: Literal["auto", "json", "console"
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer()]
+        # A traceback with its variables would print prompts.
+        [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if console
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
