@@ -197,7 +197,7 @@ def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: 
         for start, length in zip(starts, lengths, strict=True)
     ]
     padded = torch.nn.functional.pad(probs, (0, 0, 0, 1))
-    return padded[torch.tensor(index, device=probs.device)]
+    return padded[torch.tensor(index).to(probs.device, non_blocking=True)]
 
 
 def _commit(job: VerifyJob, carry: Any, verdict: npt.NDArray[np.float64]) -> None:

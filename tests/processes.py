@@ -23,7 +23,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 ROOT = Path(__file__).parent.parent
-READY_SECONDS = 60
+READY_SECONDS = 120
 
 
 @dataclass
@@ -67,6 +67,12 @@ class Process:
         self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait(timeout=30)
 
+    def again(self) -> Process:
+        """The same service anew, on the same port, once this one has ended."""
+        listen = next(name for name in self.environment if name.endswith("_LISTEN"))
+        log = self.log.with_name(f"again-{self.log.name}")
+        return Process(self.module, {**self.environment, listen: self.address}, log)
+
     def kill(self) -> None:
         if self.popen.poll() is None:
             self.popen.kill()
@@ -84,6 +90,26 @@ class Trio:
     @property
     def processes(self) -> list[Process]:
         return [self.orchestrator, self.drafter, self.target]
+
+    def restart(self, name: str) -> None:
+        """Start a service that has ended again, and wait until a text can be had."""
+        setattr(self, name, getattr(self, name).again())
+        getattr(self, name).wait_ready()
+        deadline = time.monotonic() + READY_SECONDS
+        # The orchestrator's channel to a peer that was away is waiting to try again.
+        while not self._serves():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    def _serves(self) -> bool:
+        """Whether a text can be had, and is drafted."""
+        request = pb.CompleteRequest(generation=generation([1], max_new_tokens=8, gamma=2))
+        with self.client() as stub:
+            try:
+                return not stub.Complete(request, wait_for_ready=True).summary.drafter_lost
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.UNAVAILABLE, error
+                return False
 
     def stats(self) -> tuple[drafter_pb2.GetModelInfoResponse, target_pb2.GetModelInfoResponse]:
         """What both services say of themselves."""
@@ -148,7 +174,9 @@ def trio(
         orchestrating = start("orchestrator", "ORCHESTRATOR", {**addresses, **(orchestrator or {})})
         for process in started:
             process.wait_ready()
-        yield Trio(drafting, targeting, orchestrating)
+        services = Trio(drafting, targeting, orchestrating)
+        yield services
+        started += services.processes
     finally:
         for process in started:
             process.kill()

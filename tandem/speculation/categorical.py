@@ -67,7 +67,7 @@ class Categorical:
         size = 4 if sums.shape[1] * MAX_WEIGHT < 2**31 else 2
         digits = np.array(bits, dtype="<u8").view(f"<u{size}").reshape(len(bits), -1)
         point = torch.zeros_like(total)
-        for digit in torch.from_numpy(digits.T.astype(np.int64)).to(sums.device):
+        for digit in torch.from_numpy(digits.T.astype(np.int64)).to(sums.device, non_blocking=True):
             point = (digit * total + point) >> 8 * size
         place = torch.searchsorted(sums, point[:, None], right=True)
         return self.ids.gather(1, place)[:, 0]

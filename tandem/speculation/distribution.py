@@ -45,7 +45,7 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if any(s.min_p > 0 for s in samplings):
         probs = _keep_min_p(probs, _column([s.min_p for s in samplings], probs))
     if any(s.greedy for s in samplings):
-        greedy = torch.tensor([[s.greedy] for s in samplings], device=probs.device)
+        greedy = _sent(torch.tensor([[s.greedy] for s in samplings]), probs)
         probs = torch.where(greedy, _one_hot(logits), probs)
     return probs
 
@@ -54,7 +54,12 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """[N, 1] of the dtype and device of `like`; [1, 1] where all are the same."""
     if len(set(values)) == 1:
         values = values[:1]
-    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)[:, None]
+    return _sent(torch.tensor(values, dtype=like.dtype), like)[:, None]
+
+
+def _sent(values: Tensor, like: Tensor) -> Tensor:
+    """On the device of `like`, without waiting for what it computes."""
+    return values.to(like.device, non_blocking=True)
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -69,9 +74,9 @@ def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     vocab_size = scores.shape[-1]
     ks = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in samplings]
     widest = max(k for k in ks if k < vocab_size)
-    places = torch.tensor([min(k, widest) - 1 for k in ks], device=scores.device)
+    places = _sent(torch.tensor([min(k, widest) - 1 for k in ks]), scores)
     kth = scores.topk(widest, dim=-1).values.gather(1, places.expand(len(scores))[:, None])
-    unbounded = torch.tensor([k == vocab_size for k in ks], device=scores.device)[:, None]
+    unbounded = _sent(torch.tensor([[k == vocab_size] for k in ks]), scores)
     return scores.masked_fill((scores < kth) & ~unbounded, -torch.inf)
 
 

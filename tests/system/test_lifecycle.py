@@ -19,13 +19,17 @@ import pytest
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.processes import ROOT, Trio, generation, is_serving, trio
 
-LONG = 400
+LONG = 200
 
 
-@pytest.fixture
-def services(random_pair: tuple[Path, Path], tmp_path: Path) -> Iterator[Trio]:
+@pytest.fixture(scope="module")
+def services(
+    random_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trio]:
+    """One stack for all; who ends a service starts it again."""
     drafter, target = random_pair
-    with trio(tmp_path, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}) as services:
+    logs = tmp_path_factory.mktemp("logs")
+    with trio(logs, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}) as services:
         yield services
 
 
@@ -62,6 +66,7 @@ def test_a_killed_orchestrator_leaves_nothing_open(services: Trio) -> None:
         assert services.open_sequences() == 2
         services.orchestrator.kill()
         services.wait_idle(seconds=1.0)
+    services.restart("orchestrator")
 
 
 @pytest.mark.parametrize("victim", ["orchestrator", "drafter", "target"])
@@ -87,6 +92,7 @@ def test_sigterm_drains(services: Trio, victim: str) -> None:
         reader.join()
     assert [summary.new_tokens for summary in finished] == [LONG] * 4
     assert not any(summary.drafter_lost for summary in finished)
+    services.restart(victim)
 
 
 def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
