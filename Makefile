@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint types format protos requirements exactness figures
+.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -61,3 +61,15 @@ exactness: setup ## The long statistical proof: 30,000 texts a case; resumes whe
 
 figures: setup ## Overlap and block efficiency of the embedded pair
 	$(BIN)/python -m benchmarks.figures
+
+bench: setup ## Tandem beside transformers and the physical limit: one table, within 20 minutes
+	$(BIN)/python -m benchmarks.bench
+
+bench-full: setup ## The same, then sweeps of load, support size and network delay, with plots
+	$(BIN)/python -m benchmarks.bench --sweeps
+
+bench-parts: setup ## One question each: a round's profile, long prompts, memory, large vocabularies
+	$(BIN)/python -m benchmarks.round_profile
+	$(BIN)/python -m benchmarks.interference
+	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.large_vocabulary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from tandem.cli.bench import bench
 from tandem.cli.demo import demo
 from tandem.cli.generate import generate
 from tandem.cli.info import info
@@ -22,5 +23,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, info):
+for command in (up, generate, demo, bench, info):
     app.command()(command)

@@ -100,6 +100,11 @@ class ServiceProcess:
         return f"{self._host}:{self.port}"
 
     @property
+    def process_id(self) -> int:
+        """As the system knows it."""
+        return self._popen.pid
+
+    @property
     def exit_code(self) -> int | None:
         """None while it runs; negative after a signal."""
         return self._popen.poll()

@@ -69,6 +69,11 @@ class Stack:
         """Where each service is reached."""
         return {name: process.address for name, process in self._processes.items()}
 
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """Each service's process."""
+        return {name: process.process_id for name, process in self._processes.items()}
+
     def start(self, stopping: Event, progress: Callable[[str], None]) -> None:
         """Start all and return when all are ready.
 

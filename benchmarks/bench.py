@@ -1,0 +1,230 @@
+"""Tandem beside what a user would pick instead, and beside the physical limit, in one run.
+
+    python -m benchmarks.bench            the table, within 20 minutes on 2 cores
+    python -m benchmarks.bench --sweeps   also concurrency, support size, recorded rows, delay
+    python -m benchmarks.bench --quick    a minute, to see that all of it works
+
+The pair is the embedded drafter and the embedded target expanded to 90 M parameters, so
+acceptance is real and so is the cost (docs/benchmark.md). Writes a table and a JSON file to
+benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks import report, sweeps
+from benchmarks.baseline import Baseline
+from benchmarks.contest import Contest, connected
+from benchmarks.environment import RESULTS, describe
+from benchmarks.expand import Shape, expand
+from benchmarks.floor import Floor, faster
+from benchmarks.method import DTYPES, Method, System, baseline_methods, tandem_methods
+from benchmarks.plots import draw
+from benchmarks.row import Row, floors, measured
+from benchmarks.services import serving
+from tandem.cli.failure import Failure
+from tandem.cli.pair import Pair, embedded
+
+# Wide enough for the table; the file gets the same text.
+_WIDTH = 190
+_CHOOSING_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to measure.
+
+    Attributes:
+        shape: of the expanded target.
+        gammas: draft lengths.
+        dtypes: that transformers tries; Tandem takes the faster of them.
+        temperatures: of the texts.
+        new_tokens: of each text.
+        repeats: texts of each method and temperature, at most.
+        budget_s: for all repeats.
+        swept: how much the sweeps measure.
+    """
+
+    shape: Shape
+    gammas: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    new_tokens: int
+    repeats: int
+    budget_s: float
+    swept: sweeps.Sweeps
+
+
+FULL = Plan(
+    shape=Shape(layers=12, width=768, heads=12, kv_heads=12, mlp=2176),
+    gammas=(2, 4, 8),
+    dtypes=DTYPES,
+    temperatures=(0.0, 1.0),
+    new_tokens=128,
+    repeats=12,
+    budget_s=16 * 60,
+    swept=sweeps.FULL,
+)
+QUICK = Plan(
+    shape=Shape(layers=6, width=384, heads=6, kv_heads=6, mlp=1024),
+    gammas=(4,),
+    dtypes=("float32",),
+    temperatures=(0.0, 1.0),
+    new_tokens=16,
+    repeats=2,
+    budget_s=30,
+    swept=sweeps.QUICK,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run measured.
+
+    Attributes:
+        contest: with all texts, and the floor measured between them.
+        repeats: done within the budget.
+        target_parameters: of the expanded target.
+        findings: of the sweeps, if they were asked for.
+    """
+
+    contest: Contest
+    repeats: int
+    target_parameters: int
+    findings: sweeps.Findings | None
+
+
+def run(plan: Plan, with_sweeps: bool, progress: Progress) -> Outcome:
+    """Measure everything."""
+    drafter = embedded("drafter")
+    with tempfile.TemporaryDirectory() as folder:
+        target = f"{folder}/target"
+        parameters = expand(Path(embedded("target")), plan.shape, Path(target))
+        floor = faster(
+            [Floor(drafter, target, dtype, (0, *plan.gammas)) for dtype in plan.dtypes],
+            plan.gammas[len(plan.gammas) // 2],
+            _CHOOSING_ROUNDS,
+        )
+        baselines = {dtype: Baseline(drafter, target, dtype) for dtype in plan.dtypes}
+        methods = (
+            *baseline_methods(plan.gammas, plan.dtypes),
+            *tandem_methods(plan.gammas, floor.dtype),
+        )
+        with serving(Pair(target=target, drafter=drafter, dtype=floor.dtype)) as stack:
+            with connected(stack.addresses["orchestrator"]) as (loop, tandem):
+                contest = Contest(
+                    methods,
+                    plan.temperatures,
+                    plan.new_tokens,
+                    baselines=baselines,
+                    tandem=tandem,
+                    loop=loop,
+                    floor=floor,
+                )
+                repeats = contest.run(plan.repeats, plan.budget_s, progress)
+            findings = None
+            if with_sweeps:
+                findings = sweeps.run_sweeps(plan.swept, stack.addresses, progress)
+    return Outcome(contest, repeats, parameters, findings)
+
+
+def rows_of(contest: Contest) -> list[Row]:
+    """All lines, temperature by temperature."""
+    floor = contest.floor
+    rows: list[Row] = []
+    for temperature in contest.temperatures:
+        mine = [
+            measured(
+                method,
+                temperature,
+                contest.texts[method, temperature],
+                contest.texts[_plain(method), temperature],
+                floor,
+            )
+            for method in contest.methods
+        ]
+        efficiency = {
+            row.gamma: row.block_efficiency
+            for row in mine
+            if row.name == f"{System.TANDEM} block" and row.gamma and row.block_efficiency
+        }
+        rows += [*mine, *floors(floor, contest.bandwidth, {0: 1.0, **efficiency}, temperature)]
+    return rows
+
+
+def _plain(method: Method) -> Method:
+    """The same system and dtype without drafts."""
+    system = System.TANDEM if method.system is System.TANDEM else System.GENERATE
+    return Method(system, method.dtype)
+
+
+def show(plan: Plan, outcome: Outcome, rows: Sequence[Row], console: Console) -> None:
+    """Print all tables."""
+    contest = outcome.contest
+    title = (
+        f"demo target expanded to {outcome.target_parameters / 1e6:.0f} M parameters, demo drafter;"
+        f" {outcome.repeats} texts of {plan.new_tokens} tokens a line, medians of texts"
+    )
+    console.print(title)
+    console.print(report.table(rows))
+    for sentence in report.sentences(rows, contest.floor, contest.bandwidth):
+        console.print(sentence)
+    for table in outcome.findings.tables() if outcome.findings else ():
+        console.print(table)
+
+
+def as_json(plan: Plan, outcome: Outcome, rows: Sequence[Row]) -> dict[str, Any]:
+    """What goes into the JSON file."""
+    contest, last = outcome.contest, outcome.repeats - 1
+    return {
+        "environment": describe(),
+        "plan": asdict(plan),
+        "target_parameters": outcome.target_parameters,
+        "repeats": outcome.repeats,
+        "seeds": f"0 to {last}, the number of the repeat, for every system",
+        "stages": report.stages(contest.floor, contest.bandwidth),
+        "rows": [asdict(row) for row in rows],
+        "sweeps": outcome.findings.as_json() if outcome.findings else None,
+    }
+
+
+def main() -> None:
+    """Measure, print, and write benchmarks/results/bench-<time>.{json,txt} and plots."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweeps", action="store_true", help="also the sweeps, with plots")
+    parser.add_argument("--quick", action="store_true", help="a minute-long smoke run")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder to write to")
+    args = parser.parse_args()
+    plan = QUICK if args.quick else FULL
+    try:
+        with Progress(console=Console(stderr=True)) as progress:
+            outcome = run(plan, args.sweeps, progress)
+    except Failure as failure:
+        parser.exit(failure.exit_code, "\n".join((*failure.details, f"bench: {failure}\n")))
+    rows = rows_of(outcome.contest)
+    console = Console(record=True, width=_WIDTH)
+    show(plan, outcome, rows, console)
+    args.results.mkdir(parents=True, exist_ok=True)
+    stem = args.results / f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    stem.with_suffix(".json").write_text(json.dumps(as_json(plan, outcome, rows), indent=2) + "\n")
+    stem.with_suffix(".txt").write_text(console.export_text())
+    if outcome.findings is not None:
+        draw(outcome.findings.as_json(), stem)
+    console.print(f"written to {stem}.json")
+
+
+if __name__ == "__main__":
+    main()
