@@ -144,6 +144,10 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
                 f"draft.new_token_ids: the sequence would hold {length} tokens,"
                 f" open announced at most {self._end}"
             )
+        if request.gamma > self._end - length:
+            raise InvalidRequest(
+                f"draft.gamma is {request.gamma}, max_new_tokens leaves {self._end - length}"
+            )
 
     def release(self) -> None:
         if self._sequence is not None:

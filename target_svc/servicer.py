@@ -185,6 +185,10 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
         left = self._end - self._progress.length
         if left < 1:
             raise WrongState("all of max_new_tokens have been emitted")
+        if gamma > left:
+            raise InvalidRequest(
+                f"draft.token_ids holds {gamma} tokens; max_new_tokens leaves {left}"
+            )
         if self._gamma and gamma != min(self._gamma, left):
             raise InvalidRequest(
                 f"draft.token_ids holds {gamma} tokens; greedy_block needs"

@@ -1,17 +1,36 @@
-"""Tiny random-weight checkpoints: real decoders, milliseconds to load."""
+"""Tiny random-weight models and engines: real decoders, milliseconds to load."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from drafter_svc.drafters.drafter import DraftSequence
+from drafter_svc.drafters.model import ModelDrafter
+from drafter_svc.engine import DrafterEngine
+from tandem.inference.admission import AdmissionLimits
+from tandem.inference.decoder import Decoder
+from tandem.inference.engine import BatchLimits, Engine
+from tandem.speculation.draft import Draft
+from tandem.speculation.sampling import Sampling
+from target_svc.engine import TargetEngine, TargetSequence
+from target_svc.verifiers import VERIFIERS
 
 VOCAB_SIZE = 5
+GREEDY = Sampling(temperature=0)
+_PLACES = AdmissionLimits(max_sequences=64, max_waiting=64, wait_seconds=60)
+_BUDGET = BatchLimits(token_budget=512, prefill_chunk=16)
 
 
-def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:
-    """A one-layer Llama without tokenizer files, its distributions far from flat."""
+def random_llama(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
+    """A one-layer Llama, its distributions far from flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -25,5 +44,100 @@ def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> 
         eos_token_id=None,
         tie_word_embeddings=False,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    return LlamaForCausalLM(config)
+
+
+def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:
+    """The same as a checkpoint, without tokenizer files."""
+    random_llama(seed, vocab_size).save_pretrained(folder)
     return folder
+
+
+def make_target(
+    model: PreTrainedModel,
+    *,
+    cache_tokens: int = 4096,
+    places: AdmissionLimits = _PLACES,
+    budget: BatchLimits = _BUDGET,
+) -> TargetEngine:
+    """A target's engine over a model, not started."""
+    return TargetEngine(Decoder(model, "target", cache_tokens=cache_tokens), places, budget)
+
+
+def make_drafter(
+    model: PreTrainedModel,
+    *,
+    cache_tokens: int = 4096,
+    places: AdmissionLimits = _PLACES,
+    budget: BatchLimits = _BUDGET,
+) -> DrafterEngine:
+    """A drafter's engine over a model, not started."""
+    decoder = Decoder(model, "drafter", cache_tokens=cache_tokens)
+    return DrafterEngine(decoder, ModelDrafter(decoder, 0.999, 512), places, budget)
+
+
+@asynccontextmanager
+async def running(*engines: Engine[Any, Any]) -> AsyncIterator[None]:
+    """Start engines on the running loop, and stop them in the end."""
+    for engine in engines:
+        engine.start()
+    try:
+        yield
+    finally:
+        for engine in engines:
+            await asyncio.to_thread(engine.stop)
+
+
+@dataclass
+class Text:
+    """What a sequence emitted.
+
+    Attributes:
+        token_ids: in order.
+        rounds: behind the prefill.
+        drafted: tokens, over all rounds.
+        accepted: of them.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+async def speculate(
+    drafter: DrafterEngine | None,
+    target: TargetEngine,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    *,
+    gamma: int = 4,
+    rule: str = "block",
+    sampling: Sampling = GREEDY,
+) -> Text:
+    """The orchestrator's loop, in process; without a drafter each round has gamma 0."""
+    sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
+    guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
+    capacity = len(prompt) + max_new_tokens + gamma
+    text = Text()
+    try:
+        opened = await target.open(sequence, 0, capacity)
+        if drafter is not None:
+            await drafter.open(guess, capacity)
+        news = text.token_ids = [opened.next_token]
+        while (left := max_new_tokens - len(text.token_ids)) > 0:
+            text.rounds += 1
+            draft = Draft.none()
+            if drafter is not None:
+                draft, _ = await drafter.draft(guess, text.rounds, news, min(gamma, left))
+            verdict = await target.verify(sequence, text.rounds, draft)
+            news = [*draft.token_ids[: verdict.num_accepted].tolist(), verdict.next_token]
+            text.token_ids = text.token_ids + news
+            text.drafted += len(draft)
+            text.accepted += verdict.num_accepted
+    finally:
+        target.release(sequence)
+        if drafter is not None:
+            drafter.release(guess)
+    text.token_ids = text.token_ids[:max_new_tokens]
+    return text

@@ -73,10 +73,9 @@ class DraftRequest:
 
     def draft(self) -> Draft:
         """The finished draft, on the host."""
+        rows = Categorical.cat(self.rows)
         return Draft.from_rows(
-            torch.cat(self.tokens).cpu().numpy(),
-            torch.cat([row.ids for row in self.rows]).cpu().numpy(),
-            torch.cat([row.weights for row in self.rows]).cpu().numpy(),
+            torch.cat(self.tokens).cpu().numpy(), rows.ids.cpu().numpy(), rows.weights.cpu().numpy()
         )
 
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from tandem.errors import Exhausted, InvalidRequest
+from tandem.errors import Exhausted, InvalidRequest, Unavailable
 from tandem.inference.cache import KVPool, SequenceCache
 
 
@@ -46,6 +46,8 @@ class Admission(Generic[S]):
         self._open: set[S] = set()
         self._waiting: OrderedDict[S, tuple[int, asyncio.Future[None]]] = OrderedDict()
         self.opened = 0
+        # Why nobody is admitted any more; empty while somebody may be.
+        self._closed = ""
 
     @property
     def open_sequences(self) -> int:
@@ -58,7 +60,10 @@ class Admission(Generic[S]):
         Raises:
             InvalidRequest: it could never fit.
             Exhausted: too many wait already, or it waited for too long.
+            Unavailable: the engine is stopping, or its device is gone.
         """
+        if self._closed:
+            raise Unavailable(self._closed)
         if capacity > self._pool.positions:
             raise InvalidRequest(
                 f"open.max_new_tokens: the sequence needs {capacity} positions of the KV cache,"
@@ -77,7 +82,12 @@ class Admission(Generic[S]):
         try:
             async with asyncio.timeout(limits.wait_seconds):
                 await granted
-        except TimeoutError:
+        except BaseException as error:
+            # It may have been granted in the very moment in which it gave up.
+            if self.leave(sequence):
+                self.free(sequence)
+            if not isinstance(error, TimeoutError):
+                raise
             raise Exhausted(
                 f"all {limits.max_sequences} sequences are taken or the KV cache is full, for"
                 f" more than {limits.wait_seconds:g} s; try another replica, or later"
@@ -106,6 +116,13 @@ class Admission(Generic[S]):
             if not self._try(sequence, capacity):
                 return
             granted.set_result(None)
+
+    def close(self, reason: str) -> None:
+        """Fail all who wait, and whoever comes later."""
+        self._closed = reason
+        for _, granted in self._waiting.values():
+            if not granted.done():
+                granted.set_exception(Unavailable(reason))
 
     def _try(self, sequence: S, capacity: int) -> bool:
         if len(self._open) >= self.limits.max_sequences:

@@ -73,6 +73,8 @@ class PackedBatch:
         for feed in feeds:
             cache, count = feed.cache, len(feed.token_ids)
             length = cache.length + count
+            if length > cache.capacity:  # it would write into a neighbour's extent
+                raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
             segments.append(Segment(first, count, cache.start, length))
             positions.extend(range(cache.length, length))
             places.extend(range(cache.start + cache.length, cache.start + length))

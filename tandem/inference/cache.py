@@ -77,6 +77,13 @@ class KVPool(Cache):  # type: ignore[misc]
                 last, end = i + 1, end + self._free[i][1]
             self._free[first:last] = [(start, end - start)]
 
+    def resized(self, positions: int) -> KVPool:
+        """An empty pool with the same layers, allocated at once: memory is short now or never."""
+        pool = KVPool(positions)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            pool._allocate(keys[None], values[None])
+        return pool
+
     @property
     def free_positions(self) -> int:
         """Positions that no sequence has reserved."""
@@ -106,7 +113,7 @@ class KVPool(Cache):  # type: ignore[misc]
         return keys, values
 
     def _allocate(self, *states: Tensor) -> None:
-        """A layer in the shape and dtype of its first states. Untouched pages cost nothing."""
+        """A layer for states like the first ones [1, heads, T, head_dim]."""
         for layers, first in zip((self.keys, self.values), states, strict=True):
             _, heads, _, head_dim = first.shape
             layers.append(

@@ -25,6 +25,7 @@ from tandem.inference.support import (
     cannot_serve,
     check_support,
     compare,
+    max_positions,
     plain_logits,
 )
 
@@ -65,7 +66,7 @@ class Decoder:
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
-        self.max_length = int(getattr(config, "max_position_embeddings", 2**31 - 1))
+        self.max_length = max_positions(config)
         self.device = next(model.parameters()).device
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.parameters = sum(p.numel() for p in model.parameters())
@@ -120,22 +121,24 @@ class Decoder:
 
     def _start(self, cache_tokens: int, at_most: int) -> None:
         """Check that the model can be served, lay its weights out, and make the pool."""
+        check_support(self._model)
         with torch.inference_mode():
-            expected = plain_logits(self._model, _PROBE)
-            self._model.set_attn_implementation(self._attention.name)
-            check_support(self._model)
-            if self.device.type == "cpu":
-                choose_layout(self._model)
-            self._attention.checking = True
             try:
+                expected = plain_logits(self._model, _PROBE)
+                self._model.set_attn_implementation(self._attention.name)
+                if self.device.type == "cpu":
+                    choose_layout(self._model)
+                self._attention.checking = True
                 found = self._probe()
-            except Exception as error:
+            except StartupError:
+                raise
+            except Exception as error:  # a model's own code, whatever it raises
                 raise cannot_serve(self._model, error) from error
             self._attention.checking = False
             compare(self._model, expected, found)
-        self.pool = KVPool(
-            cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
-        )
+            self.pool = self.pool.resized(
+                cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
+            )
         self.forward_passes = self.fed_tokens = self.forward_ns = 0
 
     def _probe(self) -> Tensor:

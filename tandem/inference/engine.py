@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import structlog
@@ -71,9 +72,11 @@ class Job:
         return self._over or self.done.cancelled()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Mark the end; the waiter wakes when the step is measured. Engine thread."""
-        if not self._over:
-            self._over, self._error = True, error
+        """Mark the end; the waiter wakes when the step is measured. Engine thread.
+
+        An error counts even behind an end: the rest of the step may have failed.
+        """
+        self._over, self._error = True, self._error or error
 
     def resolve(self) -> None:
         """Wake the waiter up. Event loop."""
@@ -137,8 +140,8 @@ class Engine(ABC, Generic[J, S]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Fail what is waiting, and end the thread."""
-        self._closed = "the engine is stopping; try another replica"
+        """Fail what is waiting, and end the thread. Not on the event loop: it waits for a step."""
+        self._close("the engine is stopping; try another replica")
         self._arrivals.put(None)
         self._thread.join()
 
@@ -175,6 +178,10 @@ class Engine(ABC, Generic[J, S]):
             raise Unavailable(self._closed)
         if job.prompt or job.tokens:
             self._arrivals.put(job)
+            if self._closed:
+                # The thread may have ended in between, and never see the job.
+                job.done.cancel()
+                raise Unavailable(self._closed)
             await job.done
 
     def _run(self) -> None:
@@ -210,13 +217,13 @@ class Engine(ABC, Generic[J, S]):
         while not self._released.empty():
             self.admission.free(self._released.get())
             freed = True
-        if freed and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.admission.grant)
+        if freed:
+            self._on_loop(self.admission.grant)
 
     def _select(self, jobs: Sequence[J]) -> list[J]:
-        """The next step: running sequences first come, first served, then a chunk of prompts.
+        """The next step: running sequences first come, first served, and a chunk of prompts.
 
-        The oldest job always takes part, so none starves.
+        The oldest of either kind always takes part, so none starves.
         """
         selected: list[J] = []
         budget, chunk = self._limits.token_budget, self._limits.prefill_chunk
@@ -226,7 +233,7 @@ class Engine(ABC, Generic[J, S]):
                 chunk -= job.chunk
                 if job.chunk:
                     selected.append(job)
-            elif job.tokens <= budget or not selected:
+            elif job.tokens <= budget or budget == self._limits.token_budget:
                 budget -= job.tokens
                 selected.append(job)
         return selected
@@ -253,17 +260,26 @@ class Engine(ABC, Generic[J, S]):
 
     def _wake(self, jobs: Sequence[J]) -> None:
         """Wake the waiters of ended jobs, all at once."""
-        if jobs and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(lambda: [job.resolve() for job in jobs])
+        if jobs:
+            self._on_loop(lambda: [job.resolve() for job in jobs])
 
     def _check_device(self) -> None:
         """After a failure: stop for good if the device does not answer."""
         if self._device_answers():
             return
         _log.error("device lost", device=str(self.decoder.device))
-        self._closed = "the device is gone; try another replica"
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self.on_device_lost)
+        self._close("the device is gone; try another replica")
+        self._on_loop(self.on_device_lost)
+
+    def _close(self, reason: str) -> None:
+        """Take no job any more. From any thread."""
+        self._closed = reason
+        self._on_loop(partial(self.admission.close, reason))
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        """Have the event loop do something, if it still runs."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
 
     def _device_answers(self) -> bool:
         try:

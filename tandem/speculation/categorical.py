@@ -51,6 +51,20 @@ class Categorical:
         weights[:, 1:].masked_fill_(covered, 0)
         return cls(ids, weights)
 
+    @classmethod
+    def cat(cls, parts: Sequence[Categorical]) -> Categorical:
+        """All rows of several batches; narrower ones are padded."""
+        widest = max(part.ids.shape[1] for part in parts)
+
+        def padded(rows: Tensor) -> Tensor:
+            missing = widest - rows.shape[1]
+            return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+
+        return cls(
+            torch.cat([padded(part.ids) for part in parts]),
+            torch.cat([padded(part.weights) for part in parts]),
+        )
+
     def draw(self, bits: Sequence[int]) -> Tensor:
         """Draw a token from each row by integer arithmetic.
 

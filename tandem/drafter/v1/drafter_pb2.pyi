@@ -136,7 +136,9 @@ class DraftStep(google.protobuf.message.Message):
     after the last step, before new_token_ids. A mismatch is FAILED_PRECONDITION.
     """
     gamma: builtins.int
-    """gamma is the number of tokens to draft, 1..max_gamma."""
+    """gamma is the number of tokens to draft, 1..max_gamma, and no more than the new
+    tokens leave of max_new_tokens.
+    """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """new_token_ids were emitted since: the last round's accepted tokens and its

@@ -92,7 +92,8 @@ class OpenSequence(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the fixed draft length of a `greedy_block` sequence, 1..max_gamma: each
     of its drafts has that length, or what max_new_tokens leaves if that is less.
-    Other verifiers take drafts of any length; there it must be 0.
+    Other verifiers take drafts of any length that max_new_tokens leaves; there it
+    must be 0.
     """
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens this sequence may still emit; with

@@ -1,0 +1,245 @@
+"""The architectures of the parity matrix, as tiny random-weight models.
+
+python -m tests.architectures writes docs/architectures.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "architectures.md"
+WINDOW = 8
+VOCAB_SIZE = 97
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    # Attention and distributions far from flat, so that one wrong key shows.
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,  # tied ones like to repeat the last token
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_PAIRS: dict[str, Any] = {"num_key_value_heads": 2}
+_GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8}
+_ALTERNATING: dict[str, Any] = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the matrix.
+
+    Attributes:
+        name: for people.
+        model_type: as a checkpoint's config.json names it.
+        tried: what the tiny model has beside plain causal attention.
+        options: of its config, beside the tiny sizes.
+    """
+
+    name: str
+    model_type: str
+    tried: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def slides(self) -> bool:
+        """Whether some layer has a sliding window."""
+        return "sliding_window" in self.options
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An architecture that cannot be served.
+
+    Attributes:
+        name: for people.
+        model_type: as a checkpoint's config.json names it.
+        reason: in the sentence that refuses it.
+        options: of its config, beside the tiny sizes.
+    """
+
+    name: str
+    model_type: str
+    reason: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+SUPPORTED = (
+    Architecture("Llama", "llama", "grouped key heads", _GROUPED),
+    Architecture("Mistral", "mistral", "sliding window", {**_GROUPED, "sliding_window": WINDOW}),
+    Architecture(
+        "Qwen2",
+        "qwen2",
+        "sliding window in the upper layers, biases",
+        {**_PAIRS, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},
+    ),
+    Architecture("Qwen3", "qwen3", "norms of queries and keys", _GROUPED),
+    Architecture(
+        "Gemma 2",
+        "gemma2",
+        "alternating sliding windows, soft caps of scores and logits",
+        {
+            **_GROUPED,
+            **_ALTERNATING,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    Architecture(
+        "Gemma 3 (text)",
+        "gemma3_text",
+        "alternating sliding windows, a RoPE for each kind of layer",
+        {**_GROUPED, **_ALTERNATING, "query_pre_attn_scalar": 8},
+    ),
+    Architecture(
+        "Phi-3", "phi3", "sliding window, fused projections", {**_PAIRS, "sliding_window": WINDOW}
+    ),
+    Architecture("GPT-2", "gpt2", "learned positions, biases"),
+    Architecture("GPT-NeoX", "gpt_neox", "partial RoPE, parallel blocks"),
+    Architecture(
+        "OPT",
+        "opt",
+        "learned positions with an offset",
+        {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    ),
+    Architecture(
+        "Mixtral",
+        "mixtral",
+        "mixture of experts",
+        {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    Architecture("Qwen3-MoE", "qwen3_moe", "mixture of experts", {**_GROUPED, **_EXPERTS}),
+    Architecture("Qwen2-MoE", "qwen2_moe", "shared and routed experts", {**_PAIRS, **_EXPERTS}),
+    Architecture("Gemma", "gemma", "scaled embeddings", _GROUPED),
+    Architecture("Phi", "phi", "partial RoPE, parallel blocks", _PAIRS),
+    Architecture("GPT-BigCode", "gpt_bigcode", "one key head for all queries"),
+    Architecture(
+        "StarCoder2", "starcoder2", "sliding window, biases", {**_PAIRS, "sliding_window": WINDOW}
+    ),
+    Architecture("Granite", "granite", "multipliers", _GROUPED),
+    Architecture(
+        "Cohere 2",
+        "cohere2",
+        "alternating sliding windows, full layers without positions",
+        {**_GROUPED, **_ALTERNATING, "logit_scale": 1.0},
+    ),
+    Architecture("OLMo 2", "olmo2", "norms behind the blocks", _PAIRS),
+    Architecture("OLMo 3", "olmo3", "alternating sliding windows", {**_PAIRS, **_ALTERNATING}),
+    Architecture("GLM-4", "glm4", "partial RoPE, norms around the blocks", _GROUPED),
+    Architecture(
+        "SmolLM3",
+        "smollm3",
+        "layers without positions",
+        {**_PAIRS, "no_rope_layers": [0, 1]},
+    ),
+)
+
+_STATE = "its recurrent state cannot be rewound after a rejection"
+_OWN = "its attention cannot be replaced by a batched one"
+REFUSED = (
+    Refused("Mamba", "mamba", _STATE),
+    Refused("RecurrentGemma", "recurrent_gemma", _STATE),
+    Refused("Jamba", "jamba", _STATE, _PAIRS),
+    Refused("RWKV", "rwkv", _STATE),
+    Refused("LFM2", "lfm2", "layers of the kind 'conv'", {"layer_types": ["conv", "conv"]}),
+    Refused("Bloom (ALiBi)", "bloom", _OWN),
+    Refused("Falcon (ALiBi or not)", "falcon", _OWN, {"alibi": True}),
+    Refused("MPT (ALiBi)", "mpt", _OWN, {"d_model": 32, "n_heads": 4, "n_layers": 2}),
+    Refused("GPT-J", "gptj", _OWN, {"rotary_dim": 4}),
+    Refused("StableLM", "stablelm", _OWN, _PAIRS),
+    Refused("gpt-oss (attention sinks)", "gpt_oss", "attention with 's_aux'", _GROUPED),
+    Refused("Llama 4 (text)", "llama4_text", "layers of the kind 'chunked_attention'", _GROUPED),
+    Refused(
+        "Phi-3.5-MoE",
+        "phimoe",
+        "a sliding window that is only in its mask",
+        # Wider than what the start's own probe could notice.
+        {**_PAIRS, "num_local_experts": 4, "sliding_window": 64},
+    ),
+)
+
+
+def build(row: Architecture | Refused, **options: Any) -> PreTrainedModel:
+    """A tiny model of an architecture, always the same one."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.options, **options})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        # Biases begin at 0 and norms at 1, where leaving them out would not show.
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def document() -> str:
+    """docs/architectures.md, from the tables above."""
+    supported = "\n".join(f"| {r.name} | `{r.model_type}` | {r.tried} |" for r in SUPPORTED)
+    refused = "\n".join(f"| {r.name} | `{r.model_type}` | {r.reason} |" for r in REFUSED)
+    return _PAGE.format(supported=supported, refused=refused)
+
+
+_PAGE = """\
+# Which models can be served
+
+Written by `python -m tests.architectures` from the table that `tests/unit/test_architectures.py`
+runs; do not edit.
+
+## Supported
+
+Each is tested with tiny random weights in float32: ragged batches with rollbacks, prompts in chunks
+and sequences longer than the window give the logits of one-by-one passes of the model's own
+attention (1e-4), and greedy text through both engines equals `transformers`' `generate`, token for
+token.
+
+| architecture | `model_type` | what is tried besides causal attention |
+|---|---|---|
+{supported}
+
+A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
+there: beyond it `transformers` takes other frequencies for a whole batch.
+
+## Refused
+
+At start, by name, with the reason:
+
+| architecture | `model_type` | reason |
+|---|---|---|
+{refused}
+
+The reasons are properties, so others that share one are refused as well: recurrent and hybrid
+models (Mamba-2, Zamba, Bamba, Falcon-H1, Qwen3-Next, xLSTM, …), older models with an attention of
+their own (GPT-Neo, CodeGen, XGLM, BioGPT, …), and models that keep their cache in another form
+(DeepSeek-V2 and V3, whose latents `transformers` stores).
+
+## Not tried
+
+Any other decoder is measured at start on 12 tokens, fed plainly and then as a ragged batch with a
+rollback, and refused where the logits differ. That cannot show what only begins beyond 12 tokens,
+such as sparse attention over long texts. Sliding windows are checked by name: a layer that is said
+to slide must hand its window to the attention. Not tried at all: models with images or sound,
+weights that are quantised, and more than one device for a model.
+"""
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document(), encoding="utf-8")

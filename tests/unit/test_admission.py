@@ -1,0 +1,159 @@
+"""Who is admitted, who waits, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from tandem.errors import Exhausted, InvalidRequest, Unavailable
+from tandem.inference.admission import Admission, AdmissionLimits
+from tandem.inference.cache import KVPool, SequenceCache
+
+
+@dataclass(eq=False)
+class Sequence:
+    """All that admission knows of one."""
+
+    cache: SequenceCache = field(init=False)
+
+
+class Place:
+    """An admission over a pool, and the engine's part of it."""
+
+    def __init__(
+        self, *, positions: int = 100, sequences: int = 10, waiting: int = 10, seconds: float = 60
+    ) -> None:
+        self.pool = KVPool(positions)
+        limits = AdmissionLimits(sequences, waiting, seconds)
+        self.admission: Admission[Sequence] = Admission(self.pool, limits)
+
+    async def enter(self, capacity: int) -> Sequence:
+        sequence = Sequence()
+        await self.admission.admit(sequence, capacity)
+        return sequence
+
+    async def queue(self, capacity: int) -> asyncio.Task[Sequence]:
+        """Someone who waits."""
+        task = asyncio.create_task(self.enter(capacity))
+        await asyncio.sleep(0)
+        assert not task.done()
+        return task
+
+    def end(self, sequence: Sequence) -> None:
+        """As the engine does between two steps."""
+        assert self.admission.leave(sequence)
+        self.admission.free(sequence)
+        self.admission.grant()
+
+    def empty(self) -> bool:
+        return self.pool.free_positions == self.pool.positions and not self.admission.open_sequences
+
+
+async def test_a_sequence_gets_what_it_asked_for_and_gives_it_back() -> None:
+    place = Place()
+    sequence = await place.enter(40)
+    assert sequence.cache.capacity == 40
+    assert place.admission.open_sequences == 1
+    assert place.pool.free_positions == 60
+    place.end(sequence)
+    assert place.empty()
+    assert not place.admission.leave(sequence), "it has left already"
+    assert place.admission.opened == 1
+
+
+async def test_waiting_is_first_come_first_served() -> None:
+    place = Place()
+    first = await place.enter(80)
+    large = await place.queue(50)
+    small = await place.queue(10)
+    await asyncio.sleep(0.01)
+    assert not small.done(), "it would fit, but is behind"
+    place.end(first)
+    place.end(await large)
+    place.end(await small)
+    assert place.empty()
+
+
+async def test_room_wakes_as_many_as_fit() -> None:
+    place = Place()
+    first = await place.enter(100)
+    waiting = [await place.queue(40) for _ in range(3)]
+    place.end(first)
+    await asyncio.sleep(0.01)
+    assert [task.done() for task in waiting] == [True, True, False]
+    place.end(await waiting[0])
+    assert (await waiting[2]).cache.start == 0
+
+
+async def test_a_place_is_as_good_as_memory() -> None:
+    place = Place(sequences=1)
+    first = await place.enter(1)
+    second = await place.queue(1)
+    place.end(first)
+    await second
+
+
+async def test_a_full_queue_refuses_at_once() -> None:
+    place = Place(waiting=1)
+    first = await place.enter(100)
+    second = await place.queue(1)
+    with pytest.raises(Exhausted, match="1 others wait"):
+        await place.enter(1)
+    place.end(first)
+    place.end(await second)
+    assert place.empty()
+
+
+async def test_nobody_waits_for_too_long() -> None:
+    place = Place(seconds=0.02)
+    first = await place.enter(100)
+    with pytest.raises(Exhausted, match=r"for more than 0\.02 s"):
+        await place.enter(1)
+    place.end(first)
+    assert place.empty()
+
+
+async def test_what_never_fits_is_refused_with_the_numbers() -> None:
+    place = Place(positions=100)
+    with pytest.raises(InvalidRequest, match=r"needs 101 positions .* which has 100"):
+        await place.enter(101)
+    assert (await place.enter(100)).cache.capacity == 100
+
+
+async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:
+    place = Place()
+    first = await place.enter(80)
+    large, small = await place.queue(50), await place.queue(20)
+    large.cancel()
+    second = await small
+    place.end(first)
+    place.end(second)
+    assert large.cancelled()
+    assert place.empty()
+
+
+async def test_a_waiter_cancelled_in_the_moment_of_its_grant_leaks_nothing() -> None:
+    place = Place()
+    first = await place.enter(100)
+    waiting, behind = await place.queue(100), await place.queue(100)
+    place.end(first)
+    waiting.cancel()  # granted, but not awake yet
+    place.end(await behind)
+    assert waiting.cancelled()
+    assert place.empty()
+
+
+async def test_closing_fails_those_who_wait_and_those_who_come() -> None:
+    place = Place()
+    first = await place.enter(100)
+    waiting = [await place.queue(1) for _ in range(2)]
+    place.admission.close("the engine is stopping")
+    for task in waiting:
+        with pytest.raises(Unavailable, match="stopping"):
+            await task
+    with pytest.raises(Unavailable, match="stopping"):
+        await place.enter(1)
+    place.end(first)
+    assert place.empty()

@@ -1,0 +1,222 @@
+"""The parity matrix: every supported architecture against its own plain forward passes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import StartupError
+from tandem.inference.attention import PackedAttention
+from tandem.inference.batch import Feed, PackedBatch
+from tandem.inference.decoder import Decoder
+from tests.architectures import (
+    DOCUMENT,
+    REFUSED,
+    SUPPORTED,
+    VOCAB_SIZE,
+    WINDOW,
+    Architecture,
+    Refused,
+    build,
+    document,
+)
+from tests.greedy import NEAR_TIE, Reference
+from tests.tiny import Text, make_drafter, make_target, running, speculate
+
+TOLERANCE = 1e-4
+NEW_TOKENS = 16
+# Shorter and longer than the window, and than a chunk of the prompt.
+LENGTHS = (3, WINDOW, 21, 40)
+
+every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def random_texts() -> list[list[int]]:
+    rng = random.Random(1)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+
+
+def plain(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with the attention that defines the architecture; others may leave out soft caps."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@torch.inference_mode()
+def plain_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """[n, V] of each text, fed alone, at once and without a cache."""
+    model = plain(model)
+    return [model(input_ids=torch.tensor([text]), use_cache=False).logits[0] for text in texts]
+
+
+@torch.inference_mode()
+def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The same from batches of some of the texts, some tokens of each, and rejected drafts."""
+    rng = random.Random(2)
+    caches = [decoder.pool.reserve(len(text)) for text in texts]
+    rows: list[list[Tensor]] = [[] for _ in texts]
+    while True:
+        unfinished = [
+            (text, cache, row)
+            for text, cache, row in zip(texts, caches, rows, strict=True)
+            if cache is not None and cache.length < len(text)
+        ]
+        if not unfinished:
+            return [torch.stack(row) for row in rows]
+        feeds, kept = [], []
+        for text, cache, row in rng.sample(unfinished, rng.randint(1, len(unfinished))):
+            count = rng.choice((1, 1, 2, 4, WINDOW + 3))
+            news = text[cache.length : cache.length + count]
+            # The tokens behind those that are kept are wrong, and rolled back.
+            keep = rng.choice((len(news), rng.randint(0, len(news))))
+            wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
+            feeds.append(Feed(cache, [*news[:keep], *wrong], len(news)))
+            kept.append((row, cache.length + keep, keep))
+        logits = iter(decoder.forward(feeds))
+        for feed, (row, length, keep) in zip(feeds, kept, strict=True):
+            row.extend(list(islice(logits, feed.rows))[:keep])
+            feed.cache.rollback(length)
+
+
+def worst_difference(row: Architecture) -> float:
+    model, texts = build(row), random_texts()
+    expected = plain_logits(model, texts)
+    found = ragged_logits(Decoder(model, row.name, cache_tokens=256), texts)
+    assert torch.cat(expected).std() > 1, "too flat to show a difference"
+    pairs = zip(expected, found, strict=True)
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+@every_architecture
+def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) -> None:
+    assert worst_difference(row) < TOLERANCE
+
+
+def forget_causality(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PackedBatch, "mask", lambda *_: None)
+
+
+def widen_the_window(patch: pytest.MonkeyPatch) -> None:
+    """By one position, once the probe at start has passed."""
+    right: Any = PackedAttention._one
+
+    def wrong(self: PackedAttention, *args: Any) -> Tensor:
+        *first, window, softcap = args
+        out: Tensor = right(self, *first, None if window is None else window + 1, softcap)
+        return out
+
+    patch.setattr(PackedAttention, "_one", wrong)
+
+
+def count_positions_along_the_batch(patch: pytest.MonkeyPatch) -> None:
+    """As a model does that is not given, or does not honour, its position ids."""
+    right = PackedBatch.of.__func__  # type: ignore[attr-defined]
+
+    def wrong(cls: type[PackedBatch], *args: Any) -> PackedBatch:
+        batch: PackedBatch = right(cls, *args)
+        batch.positions = torch.arange(batch.token_ids.shape[1])[None]
+        return batch
+
+    patch.setattr(PackedBatch, "of", classmethod(wrong))
+
+
+def mutants() -> list[Any]:
+    everywhere: list[Mutant] = [forget_causality, count_positions_along_the_batch]
+    return [
+        pytest.param(row, mutant, id=f"{row.model_type}-{mutant.__name__}")
+        for row in SUPPORTED
+        for mutant in (*everywhere, *([widen_the_window] if row.slides else []))
+    ]
+
+
+@pytest.mark.parametrize(("row", "mutant"), mutants())
+def test_the_matrix_and_the_start_catch_mutants(
+    row: Architecture, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        mutant(patch)
+        with pytest.raises(StartupError, match="differs from a plain pass"):
+            Decoder(build(row), row.name)
+        patch.setattr("tandem.inference.decoder.compare", lambda *_: None)
+        assert worst_difference(row) > 100 * TOLERANCE
+
+
+@torch.inference_mode()
+def greedy_reference(model: PreTrainedModel, prompt: Sequence[int]) -> Reference:
+    """What transformers generates, with its own attention and cache."""
+    output = plain(model).generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    top = torch.cat(output.logits).topk(2).values
+    gaps = (top[:, 0] - top[:, 1]).tolist()
+    return Reference(list(prompt), output.sequences[0, len(prompt) :].tolist(), gaps)
+
+
+def almost(model: PreTrainedModel) -> PreTrainedModel:
+    """A drafter that agrees with a target now and then."""
+    torch.manual_seed(3)
+    drafter = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.add_(0.015 * torch.randn_like(parameter))
+    return drafter
+
+
+@every_architecture
+async def test_greedy_text_through_the_engines_is_what_transformers_generates(
+    row: Architecture,
+) -> None:
+    model, prompts = build(row), random_texts()
+    wanted = [greedy_reference(model, prompt) for prompt in prompts]
+    drafter, target = make_drafter(almost(model)), make_target(model)
+    async with running(drafter, target):
+        texts: list[Text] = await asyncio.gather(
+            *(speculate(drafter, target, prompt, NEW_TOKENS) for prompt in prompts)
+        )
+    for reference, text in zip(wanted, texts, strict=True):
+        assert reference.difference(text.token_ids) is None, f"not even a near-tie ({NEAR_TIE})"
+        assert len(set(text.token_ids)) > 1, "too dull to show a difference"
+    assert 0 < sum(text.accepted for text in texts) < sum(text.drafted for text in texts)
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.model_type)
+def test_what_cannot_be_served_is_refused_by_name(row: Refused) -> None:
+    model = build(row)
+    with pytest.raises(StartupError) as refusal:
+        Decoder(model, row.name)
+    sentence = str(refusal.value)
+    assert sentence.startswith(f"cannot serve {type(model).__name__} ({row.model_type}): ")
+    assert row.reason in sentence
+
+
+def test_longrope_is_served_up_to_where_its_frequencies_change() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 32,
+    }
+    phi = next(row for row in SUPPORTED if row.model_type == "phi3")
+    model = build(phi, rope_parameters=rope, original_max_position_embeddings=32)
+    assert Decoder(model, phi.name).max_length == 32
+
+
+def test_the_document_is_what_the_matrix_says() -> None:
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m tests.architectures"

@@ -1,0 +1,105 @@
+"""The KV pool: extents that never overlap, and that merge again when they are given back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tandem.inference.cache import KVPool, SequenceCache
+
+
+def reserved(pool: KVPool, capacity: int) -> SequenceCache:
+    cache = pool.reserve(capacity)
+    assert cache is not None
+    return cache
+
+
+def test_an_extent_is_the_first_that_fits() -> None:
+    pool = KVPool(10)
+    first, second, third = (reserved(pool, size) for size in (3, 2, 5))
+    assert [cache.start for cache in (first, second, third)] == [0, 3, 5]
+    assert pool.free_positions == 0
+    pool.release(third)
+    pool.release(first)
+    assert reserved(pool, 2).start == 0
+    assert reserved(pool, 2).start == 5, "the gap of 1 is too small"
+    assert reserved(pool, 1).start == 2
+    assert pool.free_positions == 3
+
+
+def test_fragments_do_not_make_an_extent() -> None:
+    pool = KVPool(9)
+    caches = [reserved(pool, 3) for _ in range(3)]
+    pool.release(caches[0])
+    pool.release(caches[2])
+    assert pool.free_positions == 6
+    assert pool.reserve(4) is None
+    pool.release(caches[1])
+    assert reserved(pool, 9).start == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 0)])
+def test_neighbours_merge_in_any_order(order: tuple[int, ...]) -> None:
+    pool = KVPool(6)
+    caches = [reserved(pool, size) for size in (1, 2, 3)]
+    for i in order:
+        pool.release(caches[i])
+    assert reserved(pool, 6).start == 0
+
+
+def test_a_new_sequence_is_empty_and_a_rollback_only_shortens() -> None:
+    cache = reserved(KVPool(8), 8)
+    assert cache.length == 0
+    cache.length = 5
+    cache.rollback(7)
+    assert cache.length == 5
+    cache.rollback(2)
+    assert cache.length == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_pool_behaves_like_a_row_of_marks(seed: int) -> None:
+    rng = random.Random(seed)
+    pool, marks = KVPool(40), [False] * 40
+    held: list[SequenceCache] = []
+    for _ in range(300):
+        if held and rng.random() < 0.5:
+            cache = held.pop(rng.randrange(len(held)))
+            marks[cache.start : cache.start + cache.capacity] = [False] * cache.capacity
+            pool.release(cache)
+        else:
+            capacity = rng.randint(1, 12)
+            gaps = (i for i in range(41 - capacity) if not any(marks[i : i + capacity]))
+            expected, found = next(gaps, None), pool.reserve(capacity)
+            assert (None if found is None else found.start) == expected
+            if found is not None:
+                marks[found.start : found.start + capacity] = [True] * capacity
+                held.append(found)
+        assert pool.free_positions == marks.count(False)
+
+
+def test_states_are_written_in_place() -> None:
+    pool = KVPool(6)
+    keys, values = torch.ones(1, 2, 3, 4), torch.full((1, 2, 3, 5), 2.0)
+    pool.places = torch.tensor([4, 0, 5])
+    layer = pool.update(keys, values, 0)[0]
+    assert pool.bytes_per_position == 2 * (4 + 5) * 4
+    pool.places = torch.tensor([1])
+    again, _ = pool.update(3 * keys[:, :, :1], values[:, :, :1], 0)
+    assert again.data_ptr() == layer.data_ptr()
+    assert again[0, [0, 1, 4, 5], 0].tolist() == [1, 3, 1, 1]
+
+
+def test_a_resized_pool_has_the_same_layers_at_once() -> None:
+    pool = KVPool(2)
+    pool.places = torch.tensor([0])
+    pool.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 5), 0)
+    larger = pool.resized(7)
+    assert [tuple(states.shape) for states in (*larger.keys, *larger.values)] == [
+        (2, 7, 4),
+        (2, 7, 5),
+    ]
+    assert larger.free_positions == 7
+    assert larger.bytes_per_position == pool.bytes_per_position
