@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.generation import BaseStreamer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from benchmarks.method import dtypes_of
 from tandem.cli.timeline import Timeline
 
 # The assistant's defaults in transformers 5: up to 20 tokens, fewer where one is less likely
@@ -41,15 +42,16 @@ class Baseline:
     Args:
         drafter: folder of its checkpoint.
         target: folder of its checkpoint.
-        dtype: of both.
+        dtype: one of `method.DTYPES`.
     """
 
     def __init__(self, drafter: str, target: str, dtype: str) -> None:
         disable_progress_bar()
         set_verbosity_error()  # it calls its own assisted generation deprecated, text by text
         self._tokenizer: Any = AutoTokenizer.from_pretrained(target)
-        self._drafter, self._target = (
-            AutoModelForCausalLM.from_pretrained(model, dtype=dtype) for model in (drafter, target)
+        self._target, self._drafter = (
+            AutoModelForCausalLM.from_pretrained(model, dtype=each)
+            for model, each in zip((target, drafter), dtypes_of(dtype), strict=True)
         )
         for model in (self._drafter, self._target):
             # Every text goes on to its full length.

@@ -29,7 +29,14 @@ from benchmarks.contest import Contest, connected
 from benchmarks.environment import RESULTS, describe
 from benchmarks.expand import Shape, expand
 from benchmarks.floor import Floor, faster
-from benchmarks.method import DTYPES, Method, System, baseline_methods, tandem_methods
+from benchmarks.method import (
+    DTYPES,
+    Method,
+    System,
+    baseline_methods,
+    dtypes_of,
+    tandem_methods,
+)
 from benchmarks.plots import draw
 from benchmarks.row import Row, floors, measured
 from benchmarks.services import serving
@@ -68,7 +75,7 @@ class Plan:
 
 FULL = Plan(
     shape=Shape(layers=12, width=768, heads=12, kv_heads=12, mlp=2176),
-    gammas=(2, 4, 8),
+    gammas=(2, 4, 8, 16),
     dtypes=DTYPES,
     temperatures=(0.0, 1.0),
     new_tokens=128,
@@ -113,7 +120,7 @@ def run(plan: Plan, with_sweeps: bool, progress: Progress) -> Outcome:
         parameters = expand(Path(embedded("target")), plan.shape, Path(target))
         floor = faster(
             [Floor(drafter, target, dtype, (0, *plan.gammas)) for dtype in plan.dtypes],
-            plan.gammas[len(plan.gammas) // 2],
+            4,
             _CHOOSING_ROUNDS,
         )
         baselines = {dtype: Baseline(drafter, target, dtype) for dtype in plan.dtypes}
@@ -121,7 +128,9 @@ def run(plan: Plan, with_sweeps: bool, progress: Progress) -> Outcome:
             *baseline_methods(plan.gammas, plan.dtypes),
             *tandem_methods(plan.gammas, floor.dtype),
         )
-        with serving(Pair(target=target, drafter=drafter, dtype=floor.dtype)) as stack:
+        target_dtype, drafter_dtype = dtypes_of(floor.dtype)
+        pair = Pair(target, drafter, dtype=target_dtype, drafter_dtype=drafter_dtype)
+        with serving(pair) as stack:
             with connected(stack.addresses["orchestrator"]) as (loop, tandem):
                 contest = Contest(
                     methods,
@@ -165,8 +174,9 @@ def rows_of(contest: Contest) -> list[Row]:
 
 def _plain(method: Method) -> Method:
     """The same system and dtype without drafts."""
-    system = System.TANDEM if method.system is System.TANDEM else System.GENERATE
-    return Method(system, method.dtype)
+    if method.system is System.TANDEM:
+        return Method(System.TANDEM, method.dtype)
+    return Method(System.GENERATE, dtypes_of(method.dtype)[0])
 
 
 def show(plan: Plan, outcome: Outcome, rows: Sequence[Row], console: Console) -> None:

@@ -9,6 +9,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.method import dtypes_of
 from tandem.inference.batch import Feed
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
@@ -42,7 +43,7 @@ class Floor:
     """A pair in this process, its rounds timed bare. The in-process floor of a round.
 
     Attributes:
-        dtype: of both models.
+        dtype: one of `method.DTYPES`.
         rounds: by gamma; each call of `measure` adds to them.
         target_bytes: of the target's weights.
 
@@ -55,10 +56,10 @@ class Floor:
     def __init__(self, drafter: str, target: str, dtype: str, gammas: Sequence[int]) -> None:
         self.dtype = dtype
         self.rounds = {gamma: BareRound() for gamma in gammas}
-        self._drafter, self._target = (
-            Decoder.load(model, "cpu", dtype, _CACHE_TOKENS) for model in (drafter, target)
-        )
-        size = getattr(torch, dtype).itemsize
+        target_dtype, drafter_dtype = dtypes_of(dtype)
+        self._drafter = Decoder.load(drafter, "cpu", drafter_dtype, _CACHE_TOKENS)
+        self._target = Decoder.load(target, "cpu", target_dtype, _CACHE_TOKENS)
+        size = getattr(torch, target_dtype).itemsize
         self.target_bytes = self._target.parameters * size
         self._drafter_cache = self._prefilled(self._drafter)
         self._target_cache = self._prefilled(self._target)

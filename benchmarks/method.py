@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-DTYPES = ("float32", "bfloat16")
+# Of the target, and behind a slash of the drafter where it has another: a CPU may compute a
+# large model faster in bfloat16 and a small one in float32.
+DTYPES = ("float32", "bfloat16", "bfloat16/float32")
 VERIFIERS = ("token", "block", "greedy_block")
+
+
+def dtypes_of(dtype: str) -> tuple[str, str]:
+    """The target's and the drafter's."""
+    target, _, drafter = dtype.partition("/")
+    return target, drafter or target
 
 
 class System(StrEnum):
@@ -25,7 +33,7 @@ class Method:
 
     Attributes:
         system: who decodes.
-        dtype: of both models.
+        dtype: one of DTYPES.
         gamma: draft length; 0 decodes plainly, None is up to transformers.
         verifier: of Tandem, where it drafts.
     """
@@ -47,7 +55,8 @@ class Method:
 def baseline_methods(gammas: Sequence[int], dtypes: Sequence[str]) -> Iterator[Method]:
     """What transformers offers, its own choice of draft lengths included."""
     for dtype in dtypes:
-        yield Method(System.GENERATE, dtype)
+        if "/" not in dtype:
+            yield Method(System.GENERATE, dtype)
         for gamma in gammas:
             yield Method(System.ASSISTED, dtype, gamma)
         yield Method(System.ASSISTED_DEFAULTS, dtype, None)

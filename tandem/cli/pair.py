@@ -23,6 +23,7 @@ class Pair:
         dtype: of both.
         max_length: tokens a sequence may hold on both.
         draft_support: the most tokens of a drafted distribution.
+        drafter_dtype: of the drafter, where it has another.
     """
 
     target: str | None = None
@@ -32,6 +33,7 @@ class Pair:
     dtype: str | None = None
     max_length: int | None = None
     draft_support: int | None = None
+    drafter_dtype: str | None = None
 
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.
@@ -56,6 +58,7 @@ class Pair:
                 "DEVICE": self.drafter_device,
                 "DRAFT_SUPPORT": self.draft_support,
                 **shared,
+                "DTYPE": self.drafter_dtype or self.dtype,
             }
             services["drafter"] = _given(drafter)
         return services

@@ -31,12 +31,14 @@ class Job:
         request_id: for the log.
         prompt: tokens still to take in, chunk by chunk; empty for a step of a running sequence.
         chunk: how many of them the step at hand takes.
+        taken: how many were taken in so far.
         times: where the job's time went, filled in as it runs.
     """
 
     request_id: str = field(default="", init=False)
     prompt: list[int] = field(default_factory=list, init=False)
     chunk: int = field(default=0, init=False)
+    taken: int = field(default=0, init=False)
     times: StageTimes = field(default_factory=StageTimes, init=False)
     done: asyncio.Future[None] = field(init=False)
     _arrived_ns: int = field(init=False)
@@ -63,8 +65,9 @@ class Job:
 
     def take_chunk(self) -> list[int]:
         """The prompt tokens of this step. Engine thread."""
-        taken, self.prompt = self.prompt[: self.chunk], self.prompt[self.chunk :]
-        return taken
+        tokens, self.prompt = self.prompt[: self.chunk], self.prompt[self.chunk :]
+        self.taken += self.chunk
+        return tokens
 
     @property
     def over(self) -> bool:
@@ -226,17 +229,29 @@ class Engine(ABC, Generic[J, S]):
         The oldest of either kind always takes part, so none starves.
         """
         selected: list[J] = []
-        budget, chunk = self._limits.token_budget, self._limits.prefill_chunk
+        budget = self._limits.token_budget
         for job in jobs:
-            if job.prompt:
-                job.chunk = min(chunk, len(job.prompt))
-                chunk -= job.chunk
-                if job.chunk:
-                    selected.append(job)
-            elif job.tokens <= budget or budget == self._limits.token_budget:
+            if not job.prompt and (job.tokens <= budget or not selected):
                 budget -= job.tokens
                 selected.append(job)
-        return selected
+        return selected + self._share_chunk([job for job in jobs if job.prompt])
+
+    def _share_chunk(self, opening: Sequence[J]) -> list[J]:
+        """Half of the chunk for the oldest prompt, the rest for those who had least so far.
+
+        So a short prompt does not wait for a long one, and a long one not for all that come.
+        """
+        if not opening:
+            return []
+        oldest, *others = opening
+        chunk = self._limits.prefill_chunk
+        oldest.chunk = min(len(oldest.prompt), chunk - chunk // 2)
+        left = chunk - oldest.chunk
+        for job in sorted(others, key=lambda job: job.taken):
+            job.chunk = min(left, len(job.prompt))
+            left -= job.chunk
+        oldest.chunk = min(len(oldest.prompt), oldest.chunk + left)
+        return [job for job in opening if job.chunk]
 
     def _guarded_step(self, jobs: Sequence[J]) -> None:
         """A failure of the model ends this batch, and no other sequence."""

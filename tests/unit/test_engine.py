@@ -139,6 +139,21 @@ async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk() -> None:
     assert sum(beside) / len(beside) > 2, "the others ran beside it"
 
 
+async def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=CHUNK))
+    steps: list[list[int]] = []
+    watch(engine, lambda feeds: steps.append([len(feed.token_ids) for feed in feeds]))
+    async with running(engine):
+        long = asyncio.create_task(speculate(None, engine, prompt_of(400), 1))
+        await until(lambda: len(steps) > 2)
+        await speculate(None, engine, prompt_of(CHUNK, seed=1), 1)
+        assert not long.done()
+        await long
+    # Half of each chunk is the long one's.
+    assert [step for step in steps if len(step) == 2] == [[CHUNK // 2, CHUNK // 2]] * 2
+    assert max(map(sum, steps)) <= CHUNK
+
+
 async def test_a_small_token_budget_starves_nobody() -> None:
     engine = target_engine(budget=BatchLimits(token_budget=1, prefill_chunk=CHUNK))
     fed: list[int] = []
@@ -150,12 +165,12 @@ async def test_a_small_token_budget_starves_nobody() -> None:
 
 
 async def test_a_failing_pass_ends_its_batch_and_nobody_else() -> None:
-    # One chunk is one sequence's prompt: two prompts are never in the same batch.
-    engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=CHUNK))
+    # A chunk of one token is one sequence's: two prompts are never in the same batch.
+    engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=1))
     faults = ["once"]
 
     def fail(feeds: Sequence[Feed]) -> None:
-        if faults and len(feeds[0].token_ids) == CHUNK:
+        if faults:
             faults.pop()
             raise RuntimeError("as torch does")
 
