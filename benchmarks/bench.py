@@ -80,7 +80,7 @@ FULL = Plan(
     temperatures=(0.0, 1.0),
     new_tokens=128,
     repeats=12,
-    budget_s=16 * 60,
+    budget_s=12 * 60,
     swept=sweeps.FULL,
 )
 QUICK = Plan(

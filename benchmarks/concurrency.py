@@ -18,7 +18,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 METHODS = (comparison.BLOCK, comparison.PLAIN)
 # An open loop at the closed loop's own rate would have no steady state.
 OPEN_LOOP_SHARE = 0.7
-_LEAST_TEXTS = 6
+_LEAST_TEXTS = 16
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from drafter_svc.drafters.drafter import Drafter, DraftRequest, DraftSequence, PromptChunk
+from tandem.errors import EngineFailure
 from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
-from tandem.inference.engine import BatchLimits, Engine, Job
+from tandem.inference.engine import BatchLimits, Engine
+from tandem.inference.job import Job
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Draws, Purpose, integers
 from tandem.telemetry.stages import StageTimes
@@ -81,5 +83,8 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
                 if not job.prompt:
                     job.end()
             elif job.request.complete:
-                job.draft = job.request.draft()
-                job.end()
+                try:
+                    job.draft = job.request.draft()
+                    job.end()
+                except EngineFailure as failure:
+                    job.end(failure)

@@ -14,9 +14,9 @@ from tandem.errors import InvalidRequest
 from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits
+from tandem.inference.model_servicer import ModelServicer
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
-from tandem.rpc.model_service import ModelServicer
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -91,9 +91,7 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
         )
         self._progress = Progress(len(token_ids), request.first_round)
         self._end = length
-        # A draft may reach beyond what will be emitted.
-        capacity = length + self._servicer.settings.max_gamma
-        times = await self._engine.open(self._sequence, capacity)
+        times = await self._engine.open(self._sequence, capacity=length)
         return StepReply(
             drafter_pb2.DraftResponse(
                 opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))

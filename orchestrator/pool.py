@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ from tandem.target.v1 import target_pb2
 
 _log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 0.2
+# About what a channel needs to reach a replica that is back.
+_SHUNNED_SECONDS = 5.0
 
 C = TypeVar("C", DrafterClient, TargetClient)
 
@@ -30,10 +34,17 @@ class Replica(Generic[C]):
     Attributes:
         client: its channel.
         active: texts that it serves for us.
+        failed_at: when it last failed, by time.monotonic().
     """
 
     client: C
     active: int = field(default=0)
+    failed_at: float = field(default=-math.inf)
+
+    @property
+    def load(self) -> tuple[bool, int]:
+        """To pick the least of. One that is gone has no texts, and must not attract them all."""
+        return time.monotonic() - self.failed_at < _SHUNNED_SECONDS, self.active
 
     @contextmanager
     def lease(self) -> Iterator[C]:
@@ -41,8 +52,15 @@ class Replica(Generic[C]):
         self.active += 1
         try:
             yield self.client
+        except Unavailable:
+            self.note_failure()
+            raise
         finally:
             self.active -= 1
+
+    def note_failure(self) -> None:
+        """Prefer others for a while."""
+        self.failed_at = time.monotonic()
 
 
 class Pool:
@@ -116,12 +134,12 @@ class Pool:
         self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
 
     def pick_drafter(self) -> Replica[DrafterClient] | None:
-        """The drafter with the fewest texts; None without drafters."""
-        return min(self._drafters, key=lambda replica: replica.active, default=None)
+        """The drafter with the fewest texts, of those that did not just fail; None without any."""
+        return min(self._drafters, key=lambda replica: replica.load, default=None)
 
     def pick_target(self) -> Replica[TargetClient]:
-        """The target with the fewest texts."""
-        return min(self._targets, key=lambda replica: replica.active)
+        """The target with the fewest texts, of those that did not just fail."""
+        return min(self._targets, key=lambda replica: replica.load)
 
     async def close(self) -> None:
         """Close all channels."""

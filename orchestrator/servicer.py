@@ -224,6 +224,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     with clock.stage("send_wait"):
                         await send(reply)
                     first_token_ns = first_token_ns or clock.elapsed_ns()
+            if drafting is not None and session.tally.drafter_lost:
+                drafting.note_failure()
         assert session.finish_reason is not None
         stages = messages.stages_to(clock, session.tally, first_token_ns)
         span.set_attribute("gen_ai.usage.output_tokens", session.tally.new_tokens)

@@ -63,3 +63,8 @@ class PeerFailure(TandemError):
 
 class StartupError(TandemError):
     """The service cannot start as configured."""
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's message, for a sentence of ours: libraries write pages."""
+    return str(error).strip().split("\n")[0]

@@ -35,7 +35,7 @@ class ServiceSettings(BaseSettings):
         30.0, ge=0, description="how long running requests may take to finish after SIGTERM"
     )
     idle_seconds: float = Field(
-        60.0, gt=0, description="how long an open stream may be silent before it is ended"
+        150.0, gt=0, description="how long an open stream may be silent before it is ended"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line to write"
@@ -71,7 +71,7 @@ class ModelSettings(ServiceSettings):
         64, ge=0, description="sequences that may wait for a place; one more is refused at once"
     )
     admission_seconds: float = Field(
-        5.0, ge=0, description="how long one of them waits before it is refused"
+        1.0, ge=0, description="how long one of them waits before it is refused"
     )
     token_budget: int = Field(
         512, ge=1, description="new tokens of running sequences in one forward pass"

@@ -17,7 +17,8 @@ from tandem.inference.admission import AdmissionLimits
 from tandem.inference.batch import Feed
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
-from tandem.inference.engine import BatchLimits, Engine, Job
+from tandem.inference.engine import BatchLimits, Engine
+from tandem.inference.job import Job
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -61,6 +62,7 @@ class VerifyJob(Job):
         num_accepted: result, drafted tokens kept.
         next_token: result, the correction or bonus.
         overlaps: result, Σ min(p, q) of each drafted position.
+        levels: result, the carry as it travels; None where the rule has none.
     """
 
     sequence: TargetSequence
@@ -70,6 +72,7 @@ class VerifyJob(Job):
     num_accepted: int = field(default=0, init=False)
     next_token: int = field(default=0, init=False)
     overlaps: list[float] = field(default_factory=list, init=False)
+    levels: list[tuple[float, int]] | None = field(default=None, init=False)
 
     @property
     def tokens(self) -> int:
@@ -140,9 +143,11 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         samplings = [job.sequence.sampling for job in jobs for _ in range(1 + len(job.draft))]
         probs = process(logits, samplings)
         starts = np.cumsum([0] + [1 + len(job.draft) for job in jobs])
-        groups: dict[str, list[int]] = {}
+        # Drafts of about one length share a batch, or a long one would pad all others to its own.
+        groups: dict[tuple[str, int], list[int]] = {}
         for b, job in enumerate(jobs):
-            groups.setdefault(job.sequence.rule.name, []).append(b)
+            key = (job.sequence.rule.name, len(job.draft).bit_length())
+            groups.setdefault(key, []).append(b)
         decided = [
             self._verify([jobs[b] for b in group], [int(starts[b]) for b in group], probs)
             for group in groups.values()
@@ -213,6 +218,7 @@ def _commit(job: VerifyJob, carry: Any, verdict: npt.NDArray[np.float64]) -> Non
     sequence.length = before + job.num_accepted + 1
     sequence.last_token = job.next_token
     sequence.carry = carry
+    job.levels = None if carry is None else carry.levels()
     sequence.token_ids = []
     job.end()
 

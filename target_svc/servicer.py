@@ -12,9 +12,9 @@ from tandem.errors import InvalidRequest, NotFound, WrongState
 from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits
+from tandem.inference.model_servicer import ModelServicer
 from tandem.rpc import messages
 from tandem.rpc.model_info import engine_stats, model_info
-from tandem.rpc.model_service import ModelServicer
 from tandem.rpc.sequence import Progress, SequenceStream, StepReply
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -102,17 +102,16 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
             token_ids,
             messages.sampling_from(request.sampling),
             VERIFIERS[request.verifier],
-            _carry_from(request, self._engine),
+            _carry_from(request),
         )
         self._gamma = request.gamma
         self._end = len(token_ids) + request.max_new_tokens
-        # A draft may reach one place beyond what can be emitted.
-        capacity = self._end + self._servicer.settings.max_gamma
-        job = await self._engine.open(sequence, request.first_round, capacity)
+        job = await self._engine.open(sequence, request.first_round, capacity=self._end)
         self._progress = Progress(sequence.length, request.first_round)
         opened = target_pb2.OpenedSequence(
             token_id=None if request.carry.levels else job.next_token,
-            carry=_carry_to(sequence),
+            # Without a round in between it is the one that came.
+            carry=request.carry if request.carry.levels else _carry_to(job.levels),
             times=messages.times_to(job.times),
         )
         return StepReply(
@@ -160,7 +159,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
             num_accepted=job.num_accepted,
             next_token_id=job.next_token,
             overlaps=job.overlaps,
-            carry=_carry_to(sequence),
+            carry=_carry_to(job.levels),
             times=messages.times_to(job.times),
         )
         times = job.times
@@ -200,7 +199,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
             self._engine.release(self._sequence)
 
 
-def _carry_from(request: target_pb2.OpenSequence, engine: TargetEngine) -> GreedyBlockCarry | None:
+def _carry_from(request: target_pb2.OpenSequence) -> GreedyBlockCarry | None:
     levels = [(level.log_ratio, level.count) for level in request.carry.levels]
     if len(levels) >= max(request.gamma, 1):
         raise InvalidRequest(f"open.carry holds {len(levels)} levels, gamma allows fewer")
@@ -212,16 +211,16 @@ def _carry_from(request: target_pb2.OpenSequence, engine: TargetEngine) -> Greed
             )
     if not levels:
         return None
-    return GreedyBlockCarry.from_levels(levels, request.gamma, engine.decoder.device)
+    return GreedyBlockCarry.from_levels(levels, request.gamma)
 
 
-def _carry_to(sequence: TargetSequence) -> common_pb2.VerifierCarry | None:
-    if sequence.carry is None:
+def _carry_to(levels: list[tuple[float, int]] | None) -> common_pb2.VerifierCarry | None:
+    if levels is None:
         return None
     return common_pb2.VerifierCarry(
         levels=[
             common_pb2.VerifierCarry.Level(log_ratio=log_ratio, count=count)
-            for log_ratio, count in sequence.carry.levels()
+            for log_ratio, count in levels
         ]
     )
 

@@ -95,14 +95,15 @@ async def _count(
         for seed in waiting:
             message = generation(
                 PROMPT,
-                max_new_tokens=LENGTH,
+                # One token is the prefill's; a draft must not be cut short by the end.
+                max_new_tokens=1 + max(LENGTH - 1, case.gamma),
                 seed=seed,
                 gamma=case.gamma,
                 verifier=case.verifier,
             )
             reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
             assert not reply.summary.drafter_lost
-            counts[int(np.dot(weights, reply.token_ids))] += 1
+            counts[int(np.dot(weights, reply.token_ids[:LENGTH]))] += 1
             progress(1)
 
     async with grpc.aio.insecure_channel(address) as channel:

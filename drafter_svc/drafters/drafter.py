@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tandem.errors import EngineFailure
 from tandem.inference.cache import SequenceCache
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
@@ -72,11 +73,16 @@ class DraftRequest:
         return len(self.tokens) >= self.gamma
 
     def draft(self) -> Draft:
-        """The finished draft, on the host."""
+        """The finished draft, on the host.
+
+        Raises:
+            EngineFailure: a distribution was not finite.
+        """
         rows = Categorical.cat(self.rows)
-        return Draft.from_rows(
-            torch.cat(self.tokens).cpu().numpy(), rows.ids.cpu().numpy(), rows.weights.cpu().numpy()
-        )
+        tokens, weights = torch.cat(self.tokens).cpu().numpy(), rows.weights.cpu().numpy()
+        if not weights.any(1).all():
+            raise EngineFailure("the drafter computed a distribution that is not finite")
+        return Draft.from_rows(tokens, rows.ids.cpu().numpy(), weights)
 
 
 class Drafter(ABC):

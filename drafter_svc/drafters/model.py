@@ -81,7 +81,7 @@ class ModelDrafter(Drafter):
             request.rows.append(Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1]))
             if request.complete:
                 # All but the last were fed; a rollback has to know them.
-                request.sequence.state += [int(token) for token in request.tokens[:-1]]
+                request.sequence.state += torch.cat(request.tokens).tolist()[:-1]
 
     def _within_target(self, requests: Sequence[DraftRequest], logits: Tensor) -> Tensor:
         """Logits [B, V] without the ids that a request's target does not have."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from tandem.errors import StartupError
+from tandem.errors import StartupError, first_line
 from tandem.inference.attention import PackedAttention
 from tandem.inference.batch import Feed, PackedBatch
 from tandem.inference.cache import KVPool, SequenceCache
@@ -108,9 +108,8 @@ class Decoder:
                 )
             loaded = loaded.to(place)
         except Exception as error:  # transformers raises whatever its readers raise
-            first_line = str(error).strip().split("\n")[0]
             raise StartupError(
-                f"cannot load the model {model!r}: {type(error).__name__}: {first_line}"
+                f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
             ) from error
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
@@ -136,9 +135,13 @@ class Decoder:
                 raise cannot_serve(self._model, error) from error
             self._attention.checking = False
             compare(self._model, expected, found)
-            self.pool = self.pool.resized(
-                cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
-            )
+            positions = cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
+            try:
+                self.pool = self.pool.resized(positions)
+            except RuntimeError as error:
+                raise StartupError(
+                    f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
+                ) from error
         self.forward_passes = self.fed_tokens = self.forward_ns = 0
 
     def _probe(self) -> Tensor:
@@ -222,8 +225,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise StartupError(f"cannot use the device {name!r}: {first_line}") from error
+        raise StartupError(f"cannot use the device {name!r}: {first_line(error)}") from error
     return device
 
 
@@ -234,8 +236,9 @@ def _tokenizer(model: str) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except Exception as error:
-        first_line = str(error).strip().split("\n")[0]
-        raise StartupError(f"cannot load the tokenizer of {model!r}: {first_line}") from error
+        raise StartupError(
+            f"cannot load the tokenizer of {model!r}: {first_line(error)}"
+        ) from error
     if not tokenizer.is_fast:
         raise StartupError(f"the tokenizer of {model!r} has no fast (Rust) version to hand out")
     return tokenizer

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -18,77 +17,12 @@ import torch
 from tandem.errors import EngineFailure, TandemError, Unavailable
 from tandem.inference.admission import Admission, AdmissionLimits, CachedSequence
 from tandem.inference.decoder import Decoder
-from tandem.telemetry.stages import StageTimes
+from tandem.inference.job import Job
 
 _log = structlog.get_logger(__name__)
 
-
-@dataclass(eq=False)
-class Job:
-    """A piece of work for the engine thread, of one sequence.
-
-    Attributes:
-        request_id: for the log.
-        prompt: tokens still to take in, chunk by chunk; empty for a step of a running sequence.
-        chunk: how many of them the step at hand takes.
-        taken: how many were taken in so far.
-        times: where the job's time went, filled in as it runs.
-    """
-
-    request_id: str = field(default="", init=False)
-    prompt: list[int] = field(default_factory=list, init=False)
-    chunk: int = field(default=0, init=False)
-    taken: int = field(default=0, init=False)
-    times: StageTimes = field(default_factory=StageTimes, init=False)
-    done: asyncio.Future[None] = field(init=False)
-    _arrived_ns: int = field(init=False)
-    _started: bool = field(default=False, init=False)
-    _over: bool = field(default=False, init=False)
-    _error: BaseException | None = field(default=None, init=False)
-
-    @property
-    def tokens(self) -> int:
-        """New tokens that the next step would feed, besides the prompt's."""
-        return 0
-
-    def arrive(self) -> None:
-        """Stamp the arrival, on the event loop that awaits the job."""
-        self.request_id = str(structlog.contextvars.get_contextvars().get("request_id", ""))
-        self.done = asyncio.get_running_loop().create_future()
-        self._arrived_ns = time.perf_counter_ns()
-
-    def start(self) -> None:
-        """Mark the end of the queueing. Engine thread."""
-        if not self._started:
-            self._started = True
-            self.times.queue_ns = time.perf_counter_ns() - self._arrived_ns
-
-    def take_chunk(self) -> list[int]:
-        """The prompt tokens of this step. Engine thread."""
-        tokens, self.prompt = self.prompt[: self.chunk], self.prompt[self.chunk :]
-        self.taken += self.chunk
-        return tokens
-
-    @property
-    def over(self) -> bool:
-        """Whether the job has ended, or nobody waits for it any more."""
-        return self._over or self.done.cancelled()
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Mark the end; the waiter wakes when the step is measured. Engine thread.
-
-        An error counts even behind an end: the rest of the step may have failed.
-        """
-        self._over, self._error = True, self._error or error
-
-    def resolve(self) -> None:
-        """Wake the waiter up. Event loop."""
-        if self.done.done():
-            return
-        if self._error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(self._error)
+# A pass takes less, unless it hangs: then the process ends without its thread.
+_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +61,7 @@ class Engine(ABC, Generic[J, S]):
         self.on_device_lost: Callable[[], None] = lambda: None
         self._limits = batch
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: list[J] = []  # the engine thread's
         self._arrivals: queue.SimpleQueue[J | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[S] = queue.SimpleQueue()
         # Why no job is taken any more; empty while the engine runs.
@@ -146,7 +81,7 @@ class Engine(ABC, Generic[J, S]):
         """Fail what is waiting, and end the thread. Not on the event loop: it waits for a step."""
         self._close("the engine is stopping; try another replica")
         self._arrivals.put(None)
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
 
     def release(self, sequence: S) -> None:
         """Give a sequence's place back. Never waits, so it is safe in any `finally`."""
@@ -188,18 +123,25 @@ class Engine(ABC, Generic[J, S]):
             await job.done
 
     def _run(self) -> None:
-        jobs: list[J] = []
-        with torch.inference_mode():
-            while not self._closed:
-                jobs.extend(self._take(wait=not jobs))
-                jobs = [job for job in jobs if not job.over]
-                if batch := self._select(jobs):
-                    self._guarded_step(batch)
-                    jobs = [job for job in jobs if not job.over]
-        left = jobs + self._take(wait=False)
-        for job in left:
+        """The thread. Without it nobody would ever be answered, so its end is never silent."""
+        try:
+            with torch.inference_mode():
+                self._run_steps()
+        except Exception:
+            _log.exception("the engine's thread failed")
+            self._lose("the engine has failed; try another replica")
+        self._jobs += self._take(wait=False)
+        for job in self._jobs:
             job.end(Unavailable(self._closed))
-        self._wake(left)
+        self._wake(self._jobs)
+
+    def _run_steps(self) -> None:
+        while not self._closed:
+            self._jobs += self._take(wait=not self._jobs)
+            self._jobs = [job for job in self._jobs if not job.over]
+            if batch := self._select(self._jobs):
+                self._guarded_step(batch)
+                self._jobs = [job for job in self._jobs if not job.over]
 
     def _take(self, wait: bool) -> list[J]:
         """All jobs that have arrived; with `wait`, at least one event."""
@@ -283,7 +225,11 @@ class Engine(ABC, Generic[J, S]):
         if self._device_answers():
             return
         _log.error("device lost", device=str(self.decoder.device))
-        self._close("the device is gone; try another replica")
+        self._lose("the device is gone; try another replica")
+
+    def _lose(self, reason: str) -> None:
+        """Stop for good, and say so. Engine thread."""
+        self._close(reason)
         self._on_loop(self.on_device_lost)
 
     def _close(self, reason: str) -> None:

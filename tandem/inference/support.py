@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tandem.errors import StartupError, TandemError
+from tandem.errors import StartupError, TandemError, first_line
 
 # Largest difference of logits, as a share of their spread. Another order of summation
 # explains less; attention that looks elsewhere gives many times as much.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+# Of the free memory, for the KV pool.
+_MOST_OF_MEMORY = 0.8
+_CGROUP = Path("/sys/fs/cgroup")
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -74,17 +79,15 @@ def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
         raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
     spread = float(expected.float().std()) + 1e-6
     worst = float((expected.float() - found.float()).abs().max()) / spread
-    if not worst <= _TOLERANCES[expected.dtype]:
+    if not worst <= _TOLERANCES.get(expected.dtype, 1e-3):
         raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
 
 
 def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:
     """The error that refuses a model by name."""
     if isinstance(reason, Exception) and not isinstance(reason, TandemError):
-        first_line = str(reason).strip().split("\n")[0]
-        reason = (
-            f"its cache or attention is of another kind ({type(reason).__name__}: {first_line})"
-        )
+        kind = type(reason).__name__
+        reason = f"its cache or attention is of another kind ({kind}: {first_line(reason)})"
     return StartupError(
         f"cannot serve {_name(model)}: {reason}; docs/architectures.md lists what can be served"
     )
@@ -103,27 +106,40 @@ def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int)
         StartupError: the device cannot hold what was asked for; with the numbers.
     """
     free = free_memory(device)
-    if wanted == 0:
-        return max(min(at_most, free // 2 // bytes_each), 1)
-    if wanted * bytes_each > free:
+    # The rest is for logits and distributions, and for whoever else is on the machine.
+    positions = wanted or min(at_most, free // 2 // bytes_each)
+    if positions * bytes_each > free * _MOST_OF_MEMORY:
         raise StartupError(
-            f"a KV cache of {wanted} tokens takes {wanted * bytes_each / 2**30:.1f} GiB,"
+            f"a KV cache of {positions} tokens takes {positions * bytes_each / 2**30:.1f} GiB,"
             f" {device} has {free / 2**30:.1f} GiB free; lower CACHE_TOKENS"
         )
-    return wanted
+    return positions
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    # Memory available without swapping is in no API of Python's standard library.
+    return min(_free_in_machine(), _free_in_container())
+
+
+def _free_in_machine() -> int:
+    """Memory available without swapping, which no API of Python's standard library tells."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             entries = dict(line.split(":", 1) for line in lines)
         return int(entries["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_in_container() -> int:
+    """What the control group leaves; beyond it the process is killed."""
+    limit, used = (_CGROUP / name for name in ("memory.max", "memory.current"))
+    try:
+        return int(limit.read_text()) - int(used.read_text())
+    except (OSError, ValueError):  # no group of its own, or "max"
+        return sys.maxsize
 
 
 def _name(model: PreTrainedModel) -> str:

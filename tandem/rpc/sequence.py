@@ -123,11 +123,19 @@ class SequenceStream(ABC, Generic[Q, R]):
         spans = StepSpans(message.traceparent)
         try:
             reply = await self._handle(kind, message)
-            await self._context.write(reply.message)
+            await self._write(reply.message)
         except BaseException as error:
             spans.record(self._span, {}, self._log_context(), error)
             raise
         spans.record(reply.span, reply.stages, {**self._log_context(), **reply.attributes})
+
+    async def _write(self, message: R) -> None:
+        """Answer; a peer that does not read must not hold its sequence."""
+        try:
+            async with asyncio.timeout(self._idle_seconds):
+                await self._context.write(message)
+        except TimeoutError:
+            raise IdleTimeout(f"an answer was not read for {self._idle_seconds:g} s") from None
 
     async def _handle(self, kind: str | None, message: Q) -> StepReply[R]:
         if kind is None:

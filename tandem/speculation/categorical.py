@@ -83,10 +83,12 @@ class Categorical:
         point = torch.zeros_like(total)
         for digit in torch.from_numpy(digits.T.astype(np.int64)).to(sums.device, non_blocking=True):
             point = (digit * total + point) >> 8 * size
-        place = torch.searchsorted(sums, point[:, None], right=True)
+        # A row without any weight has no place; its draft is refused when it is complete.
+        place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place)[:, 0]
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:
     """Weights [B, K] int64, the largest probability [B, 1] becoming 65535."""
-    return (probs / largest * MAX_WEIGHT).round().long()
+    # What is no number becomes 0 and not whatever an integer makes of it.
+    return (probs / largest * MAX_WEIGHT).round().long().clamp_(min=0)

@@ -229,8 +229,8 @@ class ModelInfo(google.protobuf.message.Message):
     max_gamma: builtins.int
     """max_gamma is the longest draft of one round."""
     max_sequences: builtins.int
-    """max_sequences is the most sequences that may be open at once; one more is
-    RESOURCE_EXHAUSTED.
+    """max_sequences is the most sequences that may be open at once; one more
+    waits for a moment, then gets RESOURCE_EXHAUSTED.
     """
     dtype: builtins.str
     """dtype of the weights and the forward pass ("float32", "bfloat16", ...)."""

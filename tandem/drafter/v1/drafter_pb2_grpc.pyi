@@ -107,8 +107,10 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
       INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
-      RESOURCE_EXHAUSTED   all sequences are taken. Try another drafter or go on without.
-      UNAVAILABLE          the service is starting or stopping. Try another drafter.
+      RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
+                           free in time. Try another drafter or go on without.
+      UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
+                           another drafter.
       ABORTED              the idle limit passed. Open again if still needed.
       INTERNAL             the engine failed. Try another drafter.
     """
@@ -152,8 +154,10 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
           INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
-          RESOURCE_EXHAUSTED   all sequences are taken. Try another drafter or go on without.
-          UNAVAILABLE          the service is starting or stopping. Try another drafter.
+          RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
+                               free in time. Try another drafter or go on without.
+          UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
+                               another drafter.
           ABORTED              the idle limit passed. Open again if still needed.
           INTERNAL             the engine failed. Try another drafter.
         """

@@ -159,7 +159,8 @@ class Stopping(google.protobuf.message.Message):
     STOP_STRINGS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens to generate; prompt and new tokens together
-    must fit the target's max_length. >= 1. Default 256, or what fits if less.
+    must fit the max_length of the target and, unless gamma is 0, of the drafter. >= 1.
+    Default 256, or what fits if less.
     """
     ignore_eos: builtins.bool
     """ignore_eos goes on past the model's end-of-text tokens. Default false."""

@@ -88,7 +88,9 @@ class OrchestratorServiceServicer:
 
         A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
         message and so INTERNAL here; what a target says, and where it is, is only
-        logged. Whatever a drafter does, the text goes on without it.
+        logged. A drafter that fails, hangs or answers out of shape is left behind and the
+        text goes on without it (greedy_block apart, see `verifier`); distributions that only
+        the target can check are INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

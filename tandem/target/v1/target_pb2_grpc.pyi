@@ -137,8 +137,10 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
       UNIMPLEMENTED        a draft with parents (a tree). Send a chain.
-      RESOURCE_EXHAUSTED   all sequences are taken. Try another target, or later.
-      UNAVAILABLE          the service is starting or stopping. Try another target.
+      RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
+                           free in time. Try another target, or later.
+      UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
+                           another target.
       ABORTED              the idle limit passed. Open again if still needed.
       INTERNAL             the engine failed. Try another target.
     """
@@ -199,8 +201,10 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
           UNIMPLEMENTED        a draft with parents (a tree). Send a chain.
-          RESOURCE_EXHAUSTED   all sequences are taken. Try another target, or later.
-          UNAVAILABLE          the service is starting or stopping. Try another target.
+          RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
+                               free in time. Try another target, or later.
+          UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
+                               another target.
           ABORTED              the idle limit passed. Open again if still needed.
           INTERNAL             the engine failed. Try another target.
         """

@@ -6,12 +6,16 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from tandem.errors import Unavailable
+import structlog
+
+from tandem.errors import StartupError, Unavailable
 from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits, Engine
 from tandem.inference.threads import in_daemon_thread, use_threads
 from tandem.settings import ModelSettings
+
+_log = structlog.get_logger(__name__)
 
 _CPU_CHUNK = 64
 _DEVICE_CHUNK = 512
@@ -62,8 +66,15 @@ class ModelServicer(ABC, Generic[M, E]):
             settings.device,
             settings.dtype,
             settings.cache_tokens,
-            at_most=settings.max_sequences * (settings.max_length + settings.max_gamma),
+            at_most=settings.max_sequences * settings.max_length,
         )
+        positions, longest = decoder.pool.positions, min(decoder.max_length, settings.max_length)
+        if positions < longest:
+            raise StartupError(
+                f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
+                " raise CACHE_TOKENS or lower MAX_LENGTH"
+            )
+        _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
         chunk = _CPU_CHUNK if decoder.device.type == "cpu" else _DEVICE_CHUNK
         return self._make_engine(
             decoder,
@@ -84,6 +95,5 @@ class ModelServicer(ABC, Generic[M, E]):
 
     @property
     def max_length(self) -> int:
-        """Tokens a sequence may hold, so that a draft behind them still fits."""
-        room = self.engine.decoder.pool.positions - self.settings.max_gamma
-        return min(self.engine.decoder.max_length, self.settings.max_length, room)
+        """Tokens a sequence may hold."""
+        return min(self.engine.decoder.max_length, self.settings.max_length)
