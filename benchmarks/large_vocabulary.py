@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.environment import RESULTS, describe
-from tandem.speculation.categorical import Categorical
+from tandem.speculation.categorical import Categorical, words_of
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -49,7 +49,7 @@ def make_rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def make_draft(logits: Tensor, sampling: Sampling) -> Draft:
     """A draft from the drafter's rows, as its service makes it."""
     rows = Categorical.quantize(process(logits, [sampling]), 0.999, 512)
-    tokens = rows.draw([(2 * i + 1) << 60 for i in range(GAMMA)])
+    tokens = rows.draw(words_of([(2 * i + 1) << 60 for i in range(GAMMA)]))
     return Draft.from_rows(tokens.numpy(), rows.ids.numpy(), rows.weights.numpy())
 
 

@@ -12,7 +12,6 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits, Engine
 from tandem.inference.job import Job
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Draws, Purpose, integers
 from tandem.telemetry.stages import StageTimes
 
 
@@ -34,6 +33,10 @@ class _Draft(Job):
     @property
     def tokens(self) -> int:
         return max(len(self.new_token_ids), 1)
+
+    def prepare(self) -> None:
+        """The random numbers, while the first token is being computed."""
+        _ = self.request.bits
 
 
 class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
@@ -59,8 +62,7 @@ class DrafterEngine(Engine[_Open | _Draft, DraftSequence]):
 
         The draft depends on the sequence, its seed and `round_` alone.
         """
-        bits = integers(Draws(sequence.sampling.seed, Purpose.DRAFT, round_, gamma))
-        job = _Draft(DraftRequest(sequence, gamma, bits), new_token_ids)
+        job = _Draft(DraftRequest(sequence, round_, gamma), new_token_ids)
         await self._submit(job)
         return job.draft, job.times
 

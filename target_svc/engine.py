@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,24 @@ class VerifyJob(Job):
     @property
     def tokens(self) -> int:
         return 0 if self.opens else 1 + len(self.draft)
+
+    @cached_property
+    def uniforms(self) -> npt.NDArray[np.float64]:
+        """[gamma+1]: each drafted row's acceptance, then the draw."""
+        seed = self.sequence.sampling.seed
+        return uniforms(
+            Draws(seed, Purpose.ACCEPT, self.round, len(self.draft)),
+            Draws(seed, Purpose.RESIDUAL, self.round, 1),
+        )
+
+    @cached_property
+    def proposal(self) -> Proposal:
+        """The draft as the only one of a batch, on the host."""
+        return Proposal.from_drafts([self.draft])
+
+    def prepare(self) -> None:
+        """What the verdict needs, while the model scores the draft."""
+        _ = self.uniforms, self.proposal
 
 
 class TargetEngine(Engine[VerifyJob, TargetSequence]):
@@ -175,11 +194,11 @@ class TargetEngine(Engine[VerifyJob, TargetSequence]):
         """
         gamma = max(len(job.draft) for job in jobs)
         target_probs = _stack(probs, starts, [len(job.draft) for job in jobs], gamma)
-        proposal = Proposal.from_drafts([job.draft for job in jobs], self.decoder.device)
+        proposal = _proposal(jobs, self.decoder.device)
         verdict = jobs[0].sequence.rule.verify(
             proposal,
             target_probs,
-            torch.from_numpy(_uniforms(jobs, gamma)).to(self.decoder.device, non_blocking=True),
+            _uniforms(jobs, gamma).to(self.decoder.device, non_blocking=True),
             [job.sequence.carry for job in jobs],
         )
         columns = (
@@ -223,20 +242,17 @@ def _commit(job: VerifyJob, carry: Any, verdict: npt.NDArray[np.float64]) -> Non
     job.end()
 
 
-def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> npt.NDArray[np.float64]:
-    """[B, gamma+1]: each row's acceptance, then the draw, keyed by the job's seed and round."""
-    drawn = uniforms(
-        *(
-            Draws(job.sequence.sampling.seed, purpose, job.round, count)
-            for job in jobs
-            for purpose, count in ((Purpose.ACCEPT, len(job.draft)), (Purpose.RESIDUAL, 1))
-        )
-    )
+def _proposal(jobs: Sequence[VerifyJob], device: torch.device) -> Proposal:
+    """The drafts of a batch; that of a job alone may be ready."""
+    if len(jobs) == 1:
+        return jobs[0].proposal.to(device)
+    return Proposal.from_drafts([job.draft for job in jobs], device)
+
+
+def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> Tensor:
+    """[B, gamma+1]: column i decides row i, the last one draws what follows."""
     values = np.ones((len(jobs), gamma + 1))
-    start = 0
     for b, job in enumerate(jobs):
-        end = start + len(job.draft)
-        values[b, : len(job.draft)] = drawn[start:end]
-        values[b, gamma] = drawn[end]
-        start = end + 1
-    return values
+        *accepting, drawing = job.uniforms
+        values[b, : len(accepting)], values[b, gamma] = accepting, drawing
+    return torch.from_numpy(values)

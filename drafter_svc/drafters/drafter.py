@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from tandem.errors import EngineFailure
 from tandem.inference.cache import SequenceCache
-from tandem.speculation.categorical import Categorical
+from tandem.speculation.categorical import Categorical, words_of
 from tandem.speculation.draft import Draft
+from tandem.speculation.randomness import Draws, Purpose, integers
 from tandem.speculation.sampling import Sampling
 
 
@@ -55,17 +57,23 @@ class DraftRequest:
 
     Attributes:
         sequence: to draft for.
+        round: keys the random numbers, with the sequence's seed.
         gamma: tokens wanted.
-        bits: a 64-bit random integer for each of them.
         tokens: [1] int64 each, drafted so far.
         rows: the distributions they were drawn from, of one row each.
     """
 
     sequence: DraftSequence
+    round: int
     gamma: int
-    bits: Sequence[int]
     tokens: list[Tensor] = field(default_factory=list)
     rows: list[Categorical] = field(default_factory=list)
+
+    @cached_property
+    def bits(self) -> Tensor:
+        """[gamma, 2], the words of a 64-bit random integer for each token."""
+        draws = Draws(self.sequence.sampling.seed, Purpose.DRAFT, self.round, self.gamma)
+        return words_of(integers(draws))
 
     @property
     def complete(self) -> bool:

@@ -75,7 +75,8 @@ class ModelDrafter(Drafter):
         # A greedy row has a single token, whatever the support.
         support = 1 if all(sampling.greedy for sampling in samplings) else self._draft_support
         rows = Categorical.quantize(probs, self._draft_mass, support)
-        tokens = rows.draw([request.bits[len(request.tokens)] for request in requests])
+        bits = torch.stack([request.bits[len(request.tokens)] for request in requests])
+        tokens = rows.draw(bits.to(rows.ids.device, non_blocking=True))
         for b, request in enumerate(requests):
             request.tokens.append(tokens[b : b + 1])
             request.rows.append(Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1]))

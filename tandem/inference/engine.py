@@ -120,6 +120,7 @@ class Engine(ABC, Generic[J, S]):
                 # The thread may have ended in between, and never see the job.
                 job.done.cancel()
                 raise Unavailable(self._closed)
+            job.prepare()
             await job.done
 
     def _run(self) -> None:

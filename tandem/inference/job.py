@@ -39,6 +39,12 @@ class Job:
         """New tokens that the next step would feed, besides the prompt's."""
         return 0
 
+    def prepare(self) -> None:
+        """Compute what the end of the step will need, beside its pass. Event loop.
+
+        Only pure functions: the engine thread computes what is not there yet.
+        """
+
     def arrive(self) -> None:
         """Stamp the arrival, on the event loop that awaits the job."""
         self.request_id = str(structlog.contextvars.get_contextvars().get("request_id", ""))

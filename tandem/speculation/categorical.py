@@ -65,27 +65,35 @@ class Categorical:
             torch.cat([padded(part.weights) for part in parts]),
         )
 
-    def draw(self, bits: Sequence[int]) -> Tensor:
+    def draw(self, bits: Tensor) -> Tensor:
         """Draw a token from each row by integer arithmetic.
 
         Args:
-            bits: B uniform 64-bit integers. (A full row's weights can add up to more than
-                2**32, so 32 bits would not reach every token.)
+            bits: [B, 2] int64, the low and high 32-bit words of uniform 64-bit integers. (A
+                full row's weights can add up to more than 2**32, so 32 bits would not reach
+                every token.)
 
         Returns:
             [B] int64 token ids.
         """
         sums = self.weights.cumsum(-1)
         total = sums[:, -1]
-        # floor(bits * total / 2**64), in digits that leave a product room in 63 bits.
-        size = 4 if sums.shape[1] * MAX_WEIGHT < 2**31 else 2
-        digits = np.array(bits, dtype="<u8").view(f"<u{size}").reshape(len(bits), -1)
-        point = torch.zeros_like(total)
-        for digit in torch.from_numpy(digits.T.astype(np.int64)).to(sums.device, non_blocking=True):
-            point = (digit * total + point) >> 8 * size
+        digits, size = bits.unbind(1), 32
+        if sums.shape[1] * MAX_WEIGHT >= 2**31:  # a product has to fit 63 bits
+            digits, size = tuple(d for w in digits for d in (w & 0xFFFF, w >> 16)), 16
+        # floor(bits * total / 2**64), digit by digit.
+        point = digits[0] * total >> size
+        for digit in digits[1:]:
+            point = digit * total + point >> size
         # A row without any weight has no place; its draft is refused when it is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place)[:, 0]
+
+
+def words_of(integers: Sequence[int]) -> Tensor:
+    """[N, 2] int64: the low and high 32-bit words of 64-bit integers, for `Categorical.draw`."""
+    words = np.array(integers, dtype="<u8").view("<u4").reshape(-1, 2)
+    return torch.from_numpy(words.astype(np.int64))
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:

@@ -32,10 +32,11 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         logits = logits.float()
     if all(sampling.greedy for sampling in samplings):
         return _one_hot(logits)
-    scores = logits - logits.amax(-1, keepdim=True)
+    scores = logits
     if any(s.temperature != 1 for s in samplings):
         temperatures = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
-        scores = scores / _column(temperatures, scores)
+        # (l - max l) / T; where T is 1 the softmax takes the maximum away by itself.
+        scores = (logits - logits.amax(-1, keepdim=True)) / _column(temperatures, logits)
     if any(0 < s.top_k < scores.shape[-1] for s in samplings):
         scores = _keep_top_k(scores, samplings)
     if any(s.top_p < 1 for s in samplings):

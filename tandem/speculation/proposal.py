@@ -81,6 +81,13 @@ class Proposal:
             )
         )
 
+    def to(self, device: torch.device) -> Proposal:
+        """The same on another device."""
+        if self.tokens.device == device:
+            return self
+        tensors = (self.tokens, self.lengths, self.ids, self.probs)
+        return Proposal(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
         """Rows of q over the whole vocabulary: [B, G, V] of `dtype`."""
         if self.rows is not None:

@@ -12,7 +12,7 @@ from drafter_svc.drafters.drafter import DraftRequest, DraftSequence
 from tandem.common.v1 import common_pb2
 from tandem.errors import EngineFailure, InvalidRequest, Unsupported
 from tandem.rpc.messages import draft_from, draft_to
-from tandem.speculation.categorical import MAX_WEIGHT, Categorical
+from tandem.speculation.categorical import MAX_WEIGHT, Categorical, words_of
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
@@ -76,21 +76,21 @@ def test_draw_has_exactly_the_law_that_is_sent(padding: int, others: int) -> Non
     total = sum(weights)
     for token, low, high in zip([7, 3, 9], edges, edges[1:], strict=False):
         first, last = -(-low * 2**64 // total), -(-high * 2**64 // total) - 1
-        assert row.draw([first]).tolist() == [token]
-        assert row.draw([last]).tolist() == [token]
+        assert row.draw(words_of([first])).tolist() == [token]
+        assert row.draw(words_of([last])).tolist() == [token]
 
 
 def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     """Its batch goes on: no index is out of range."""
     probs = torch.tensor([[torch.nan] * 4, [0.1, 0.2, 0.3, 0.4]])
     rows = Categorical.quantize(probs, 0.999, 3)
-    tokens = rows.draw([2**63, 2**63])
+    tokens = rows.draw(words_of([2**63, 2**63]))
     sequence = DraftSequence([1], Sampling(), 4)
     broken, sound = (
         DraftRequest(
             sequence,
-            1,
-            [0],
+            round=1,
+            gamma=1,
             tokens=[tokens[b : b + 1]],
             rows=[Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1])],
         )
