@@ -52,6 +52,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         # Parsing a large vocabulary takes a second.
         codec = await asyncio.to_thread(TextCodec, self._pool.tokenizer_json)
         self._terms = self._make_terms(codec)
+        if 0 < self._terms.max_gamma < self._settings.gamma:
+            _log.warning(
+                "TANDEM_ORCHESTRATOR_GAMMA is beyond the pair's longest draft",
+                gamma=self._settings.gamma,
+                drafted=self._terms.max_gamma,
+            )
 
     def _make_terms(self, codec: TextCodec) -> Terms:
         target, drafter, settings = self._pool.target, self._pool.drafter, self._settings

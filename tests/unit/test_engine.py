@@ -19,7 +19,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits, Engine
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from target_svc.engine import TargetEngine, TargetSequence
+from target_svc.engine import TargetEngine, TargetSequence, VerifyJob
 from target_svc.verifiers import VERIFIERS
 from tests.tiny import Text, make_drafter, make_target, random_llama, running, speculate
 
@@ -123,20 +123,28 @@ async def test_greedy_sequences_draft_beside_sampled_ones() -> None:
 
 async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk() -> None:
     engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=CHUNK))
-    steps: list[list[Feed]] = []
-    watch(engine, lambda feeds: steps.append(list(feeds)))
+    steps: list[list[int]] = []
+    left_out: list[int] = []
+    select = engine._select
+
+    def selecting(jobs: Sequence[VerifyJob]) -> list[VerifyJob]:
+        selected = select(jobs)
+        left_out.extend(id(job) for job in jobs if not job.prompt and job not in selected)
+        steps.append([job.chunk if job.prompt else 0 for job in selected])
+        return selected
+
+    engine._select = selecting  # type: ignore[method-assign]
     async with running(engine):
         runners = [asyncio.create_task(speculate(None, engine, [1, 2], 120)) for _ in range(4)]
         await until(lambda: len(steps) > 10)
         prompt = prompt_of(400)
         await speculate(None, engine, prompt, 1)
         await asyncio.gather(*runners)
-    chunks = [[len(feed.token_ids) for feed in step if len(feed.token_ids) > 2] for step in steps]
-    prefilling = [i for i, chunk in enumerate(chunks) if chunk]
-    assert sum(sum(chunk) for chunk in chunks) == len(prompt)
-    assert all(sum(chunk) <= CHUNK for chunk in chunks)
-    beside = [len(steps[i]) - 1 for i in prefilling]
-    assert sum(beside) / len(beside) > 2, "the others ran beside it"
+    chunks = [sum(step) for step in steps]
+    assert sum(chunks) == len(prompt) + 4 * len([1, 2])
+    assert max(chunks) <= CHUNK
+    assert not left_out, "who is there runs, whatever prompt comes"
+    assert any(len(step) > 1 and sum(step) for step in steps), "beside the prompt"
 
 
 async def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
