@@ -133,12 +133,14 @@ def main() -> None:
     """Measure, print and write benchmarks/results/interference.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", help="checkpoint; the embedded target by default")
-    parser.add_argument("--dtype", help="of both models")
+    parser.add_argument("--dtype", help="of the target, and of the drafter if it has no other")
+    parser.add_argument("--drafter-dtype", help="of the drafter")
     arguments = parser.parse_args()
     pair = Pair(
         target=arguments.target or embedded("target"),
         drafter=embedded("drafter"),
         dtype=arguments.dtype,
+        drafter_dtype=arguments.drafter_dtype,
         max_length=_MAX_LENGTH,
     )
     with serving(pair) as stack:

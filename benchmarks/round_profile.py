@@ -1,6 +1,6 @@
 """Where the microseconds of a round go, read from the three services' own traces.
 
-    python -m benchmarks.round_profile [--tokens 1000] [--gamma 4]
+    python -m benchmarks.round_profile [--tokens 1000] [--gamma 4] [--target DIR]
 
 One text after another on an otherwise idle machine, so that all that is not a model's pass is
 on the critical path. The services run on one machine and stamp with one clock.
@@ -110,14 +110,20 @@ def record(folder: Path, pair: Pair, tokens: int, gamma: int) -> dict[str, Span]
 
 
 def main() -> None:
-    """Measure, print and write benchmarks/results/round_profile.json."""
+    """Measure, print and write benchmarks/results/round_profile-TARGET.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1000, help="tokens to generate")
     parser.add_argument("--gamma", type=int, default=4, help="draft length")
     parser.add_argument("--target", help="checkpoint; the embedded target by default")
-    parser.add_argument("--dtype", help="of both models")
+    parser.add_argument("--dtype", help="of the target, and of the drafter if it has no other")
+    parser.add_argument("--drafter-dtype", help="of the drafter")
     arguments = parser.parse_args()
-    pair = Pair(arguments.target or embedded("target"), embedded("drafter"), dtype=arguments.dtype)
+    pair = Pair(
+        target=arguments.target or embedded("target"),
+        drafter=embedded("drafter"),
+        dtype=arguments.dtype,
+        drafter_dtype=arguments.drafter_dtype,
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = segments(record(Path(folder), pair, arguments.tokens, arguments.gamma))
     table = Table("part of a round", "p50, microseconds", "share of the medians")
@@ -127,14 +133,17 @@ def main() -> None:
         table.add_row(name, f"{value:,.0f}", f"{value / total:.0%}")
     Console().print(table)
     RESULTS.mkdir(exist_ok=True)
+    name = Path(arguments.target).name if arguments.target else "embedded"
     result = {
         "environment": describe(),
-        "target": Path(arguments.target).name if arguments.target else "embedded",
+        "target": name,
+        "dtype": arguments.dtype,
+        "drafter_dtype": arguments.drafter_dtype,
         "gamma": arguments.gamma,
         "rounds": len(found["whole round"]),
         "p50_microseconds": {name: round(value, 1) for name, value in medians.items()},
     }
-    (RESULTS / "round_profile.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / f"round_profile-{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

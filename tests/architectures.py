@@ -215,6 +215,9 @@ token.
 |---|---|---|
 {supported}
 
+Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators (`tandem/inference/llama.py`), the
+others through the modules of `transformers`.
+
 A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
 there: beyond it `transformers` takes other frequencies for a whole batch.
 

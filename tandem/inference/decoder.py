@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.attention import PackedAttention
 from tandem.inference.batch import Feed, PackedBatch
 from tandem.inference.cache import KVPool, SequenceCache
 from tandem.inference.layout import choose_layout
+from tandem.inference.llama import LlamaPass
+from tandem.inference.modules import ModulePass
 from tandem.inference.support import (
     cache_size,
     cannot_serve,
@@ -61,7 +62,6 @@ class Decoder:
         at_most: int = 4096,
     ) -> None:
         self._model = model.eval()
-        self._attention = PackedAttention()
         self.name = name
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
@@ -124,16 +124,14 @@ class Decoder:
         with torch.inference_mode():
             try:
                 expected = plain_logits(self._model, _PROBE)
-                self._model.set_attn_implementation(self._attention.name)
+                self._pass = _pass_of(self._model)
                 if self.device.type == "cpu":
-                    choose_layout(self._model)
-                self._attention.checking = True
+                    choose_layout(self._pass)
                 found = self._probe()
             except StartupError:
                 raise
             except Exception as error:  # a model's own code, whatever it raises
                 raise cannot_serve(self._model, error) from error
-            self._attention.checking = False
             compare(self._model, expected, found)
             positions = cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
             try:
@@ -184,20 +182,13 @@ class Decoder:
         """
         started = time.perf_counter_ns()
         batch = PackedBatch.of(feeds, self.device)
-        self._attention.batch, self.pool.places = batch, batch.places
-        output = self._model(
-            input_ids=batch.token_ids,
-            position_ids=batch.positions,
-            past_key_values=self.pool,
-            use_cache=True,
-            logits_to_keep=batch.rows,
-        )
+        self.pool.places = batch.places
+        logits: Tensor = self._pass(batch, self.pool)
         for feed in feeds:
             feed.cache.length += len(feed.token_ids)
         self.forward_passes += 1
         self.fed_tokens += batch.token_ids.shape[1]
         self.forward_ns += time.perf_counter_ns() - started
-        logits: Tensor = output.logits[0]
         return logits
 
     def tokenizer_json(self) -> bytes:
@@ -210,6 +201,10 @@ class Decoder:
         """The checkpoint's Jinja template; empty where it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
+
+
+def _pass_of(model: PreTrainedModel) -> LlamaPass | ModulePass:
+    return LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
 
 
 def _fingerprint(tokenizer: Any) -> str:

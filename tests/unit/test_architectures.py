@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.attention import PackedAttention
+from tandem.inference import attention
 from tandem.inference.batch import Feed, PackedBatch
 from tandem.inference.decoder import Decoder
+from tandem.inference.llama import LlamaPass
 from tests.architectures import (
     DOCUMENT,
     REFUSED,
@@ -103,20 +104,41 @@ def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) 
     assert worst_difference(row) < TOLERANCE
 
 
+def test_the_llama_family_runs_as_plain_operators() -> None:
+    flat = {row.model_type for row in SUPPORTED if LlamaPass.fits(build(row))}
+    assert flat == {"llama", "mistral", "qwen2", "qwen3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "flat"),
+    [
+        ({"attention_bias": True, "mlp_bias": True}, True),
+        ({"tie_word_embeddings": True}, True),
+        ({"sliding_window": WINDOW}, True),  # which Llama does not have, and ignores
+        ({"hidden_act": "gelu"}, False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),
+)
+def test_variants_of_llama(options: dict[str, Any], flat: bool) -> None:
+    row = Architecture("variant", "llama", "", options)
+    assert LlamaPass.fits(build(row)) == flat
+    assert worst_difference(row) < TOLERANCE
+
+
 def forget_causality(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PackedBatch, "mask", lambda *_: None)
 
 
 def widen_the_window(patch: pytest.MonkeyPatch) -> None:
     """By one position, once the probe at start has passed."""
-    right: Any = PackedAttention._one
+    right: Any = attention._attend_one
 
-    def wrong(self: PackedAttention, *args: Any) -> Tensor:
+    def wrong(*args: Any) -> Tensor:
         *first, window, softcap = args
-        out: Tensor = right(self, *first, None if window is None else window + 1, softcap)
+        out: Tensor = right(*first, None if window is None else window + 1, softcap)
         return out
 
-    patch.setattr(PackedAttention, "_one", wrong)
+    patch.setattr(attention, "_attend_one", wrong)
 
 
 def count_positions_along_the_batch(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,104 @@
+"""The pass of any model of `transformers`, through its own modules.
+
+Models call the function that is registered under their attention implementation's name; this
+one attends to the packed batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from tandem.errors import Unsupported
+from tandem.inference.attention import attend
+from tandem.inference.batch import PackedBatch
+from tandem.inference.cache import KVPool
+
+_names = itertools.count()
+
+
+class ModulePass(nn.Module):
+    """A model with its attention replaced.
+
+    Args:
+        model: its attention implementation is set.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        # The first pass asks every layer if it wants more than is done here.
+        self._checked = False
+        self._model = model
+        self._batch: PackedBatch | None = None
+        # Registered by a name of its own, so that each model reads its own batch.
+        name = f"tandem_{next(_names)}"
+        AttentionInterface.register(name, self._attend)
+        model.set_attn_implementation(name)
+
+    def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
+        """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
+        self._batch = batch
+        logits: Tensor = self._model(
+            input_ids=batch.token_ids,
+            position_ids=batch.positions,
+            past_key_values=pool,
+            use_cache=True,
+            logits_to_keep=batch.rows,
+        ).logits[0]
+        self._checked = True
+        return logits
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Called by each layer.
+
+        Args:
+            module: the layer.
+            query: [1, Hq, T, D] of the batch.
+            key: [H, positions, D], the pool's.
+            value: [H, positions, Dv], the pool's.
+            attention_mask: none: the batch knows who sees what.
+            scaling: see `attend`.
+            sliding_window: see `attend`.
+            softcap: see `attend`.
+
+        Returns:
+            [1, T, Hq, Dv], and no attention weights.
+        """
+        if not self._checked:
+            _refuse_what_is_unknown(module, sliding_window, kwargs)
+        assert self._batch is not None
+        seen = attend(self._batch, query[0], key, value, scaling, sliding_window, softcap)
+        return seen[None], None
+
+
+def _refuse_what_is_unknown(
+    module: nn.Module, sliding_window: int | None, kwargs: dict[str, Any]
+) -> None:
+    """A model may ask for more than this attention does: sinks, biases, masks of its own."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None)
+    slides = getattr(config, "sliding_window", None) is not None
+    if kinds and layer is not None and layer < len(kinds):
+        slides = kinds[layer] == "sliding_attention"
+    elif not getattr(config, "use_sliding_window", True):
+        slides = False
+    if slides and sliding_window is None:
+        # Mostly wider than the probe, which would not notice.
+        raise Unsupported("a sliding window that is only in its mask")
+    for name in ("s_aux", "position_bias", "head_mask"):
+        if kwargs.get(name) is not None:
+            raise Unsupported(f"attention with {name!r}")
