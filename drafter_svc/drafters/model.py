@@ -71,12 +71,15 @@ class ModelDrafter(Drafter):
 
     def _draw(self, requests: Sequence[DraftRequest], logits: Tensor) -> None:
         samplings = [request.sequence.sampling for request in requests]
-        probs = process(self._within_target(requests, logits), samplings)
-        # A greedy row has a single token, whatever the support.
-        support = 1 if all(sampling.greedy for sampling in samplings) else self._draft_support
-        rows = Categorical.quantize(probs, self._draft_mass, support)
-        bits = torch.stack([request.bits[len(request.tokens)] for request in requests])
-        tokens = rows.draw(bits.to(rows.ids.device, non_blocking=True))
+        logits = self._within_target(requests, logits)
+        if all(sampling.greedy for sampling in samplings):
+            rows = Categorical.argmax(logits)
+            tokens = rows.ids[:, 0]
+        else:
+            probs = process(logits, samplings)
+            rows = Categorical.quantize(probs, self._draft_mass, self._draft_support)
+            bits = torch.stack([request.bits[len(request.tokens)] for request in requests])
+            tokens = rows.draw(bits.to(rows.ids.device, non_blocking=True))
         for b, request in enumerate(requests):
             request.tokens.append(tokens[b : b + 1])
             request.rows.append(Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1]))

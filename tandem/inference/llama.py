@@ -20,6 +20,8 @@ from tandem.inference.batch import PackedBatch
 from tandem.inference.cache import KVPool
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Positions whose rotation is computed at first; then twice as many whenever a text is longer.
+_FIRST_TURNS = 1024
 
 
 class LlamaPass(nn.Module):
@@ -35,6 +37,8 @@ class LlamaPass(nn.Module):
         self._embed, self._rotary, self._head = inner.embed_tokens, inner.rotary_emb, model.lm_head
         self._norm: Tensor = inner.norm.weight.detach()
         self._eps: float = inner.norm.variance_epsilon
+        # [positions, 2, D]: cosines, and sines with the sign of rotate_half.
+        self._turns = self._norm.new_empty(0)
         self.layers = nn.ModuleList()
         while inner.layers:  # one by one, so that no two copies of the model exist
             self.layers.append(_Layer(inner.layers[0]))
@@ -46,24 +50,36 @@ class LlamaPass(nn.Module):
         config: Any = model.config
         if config.model_type not in _FAMILIES or config.hidden_act != "silu":
             return False
-        inner: Any = model.model
+        inner, rope = model.model, config.rope_parameters
+        # Quantised layers cannot be fused, and these frequencies depend on the text's length.
         if any(type(layer.self_attn.q_proj) is not nn.Linear for layer in inner.layers):
-            return False  # quantised
+            return False
+        if rope["rope_type"] in ("dynamic", "longrope"):
+            return False
         cos, _ = inner.rotary_emb(inner.norm.weight, torch.zeros(1, 1, device=model.device))
         return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
         states = self._embed(batch.token_ids[0])
-        cos, sin = self._rotary(states, batch.positions)
-        low, high = sin[0].chunk(2, -1)
-        # Half a turn of x times this is rotate_half(x) * sin.
-        rotation = cos[0, :, None], torch.cat((-low, high), -1)[:, None]
+        rotation = self._rotation(batch, states)
         for index, layer in enumerate(self.layers):
             states = layer(states, rotation, batch, pool, index)
         states = rms_norm(states[batch.rows], self._norm.shape, self._norm, self._eps)
         logits: Tensor = self._head(states)
         return logits
+
+    def _rotation(self, batch: PackedBatch, like: Tensor) -> Tensor:
+        """[T, 2, D] of each token's position."""
+        longest = max(segment.length for segment in batch.segments)
+        if longest > len(self._turns):
+            count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
+            positions = torch.arange(count, device=like.device)
+            cos, sin = self._rotary(like, positions[None])
+            low, high = sin.chunk(2, -1)
+            self._turns = torch.stack((cos[0], torch.cat((-low, high), -1)[0]), 1)
+        turns: Tensor = self._turns[batch.positions[0]]
+        return turns
 
 
 class _Layer(nn.Module):
@@ -90,7 +106,7 @@ class _Layer(nn.Module):
     def forward(
         self,
         states: Tensor,
-        rotation: tuple[Tensor, Tensor],
+        rotation: Tensor,
         batch: PackedBatch,
         pool: KVPool,
         index: int,
@@ -104,7 +120,8 @@ class _Layer(nn.Module):
             shape = (self._head_dim,)
             query = rms_norm(query, shape, self._query_norm, self._eps)
             turned = torch.cat((query, rms_norm(key, shape, self._key_norm, self._eps)), 1)
-        cos, sin = rotation
+        # Half a turn of x times this sine is rotate_half(x) * sin.
+        cos, sin = rotation[:, :1], rotation[:, 1:]
         turned = torch.addcmul(turned * cos, turned.roll(self._head_dim // 2, -1), sin)
         turned = turned.transpose(0, 1)
         query, key = turned[: self._query_heads], turned[self._query_heads :]

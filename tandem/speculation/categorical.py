@@ -52,6 +52,13 @@ class Categorical:
         return cls(ids, weights)
 
     @classmethod
+    def argmax(cls, logits: Tensor) -> Categorical:
+        """Rows of temperature 0: the largest of logits [B, V], the first of equal ones."""
+        best, ids = logits.max(-1, keepdim=True)
+        # A row that is no number has no weight, and so is noticed.
+        return cls(ids, best.isfinite().long() * MAX_WEIGHT)
+
+    @classmethod
     def cat(cls, parts: Sequence[Categorical]) -> Categorical:
         """All rows of several batches; narrower ones are padded."""
         widest = max(part.ids.shape[1] for part in parts)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference import attention
+from tandem.inference import attention, llama
 from tandem.inference.batch import Feed, PackedBatch
 from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
@@ -37,6 +37,8 @@ TOLERANCE = 1e-4
 NEW_TOKENS = 16
 # Shorter and longer than the window, and than a chunk of the prompt.
 LENGTHS = (3, WINDOW, 21, 40)
+
+ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -109,12 +111,19 @@ def test_the_llama_family_runs_as_plain_operators() -> None:
     assert flat == {"llama", "mistral", "qwen2", "qwen3"}
 
 
+def test_the_rotations_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "_FIRST_TURNS", 16)
+    assert worst_difference(next(row for row in SUPPORTED if row.model_type == "llama")) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("options", "flat"),
     [
         ({"attention_bias": True, "mlp_bias": True}, True),
         ({"tie_word_embeddings": True}, True),
         ({"sliding_window": WINDOW}, True),  # which Llama does not have, and ignores
+        ({"rope_parameters": {**ROPE, "rope_type": "linear"}}, True),
+        ({"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, False),
         ({"hidden_act": "gelu"}, False),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else str(value),

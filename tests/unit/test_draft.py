@@ -13,6 +13,7 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import EngineFailure, InvalidRequest, Unsupported
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical, words_of
+from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
@@ -49,6 +50,15 @@ def test_quantize_keeps_at_most_the_support_and_drops_zeros() -> None:
 def test_support_0_keeps_the_full_vocabulary() -> None:
     probs = torch.softmax(torch.randn(300, generator=torch.Generator().manual_seed(0)), 0)
     assert len(quantize(probs.tolist(), 0.5, 0)) == 300
+
+
+def test_argmax_is_the_row_of_temperature_0() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, -torch.inf], [0.0, -1.0, 5.0, 2.0]])
+    probs = process(logits, [Sampling(temperature=0)])
+    expected, found = Categorical.quantize(probs, 0.9, 1), Categorical.argmax(logits)
+    assert torch.equal(found.ids, expected.ids)
+    assert torch.equal(found.weights, expected.weights)
+    assert Categorical.argmax(torch.tensor([[1.0, torch.nan]])).weights.tolist() == [[0]]
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
