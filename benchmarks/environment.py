@@ -13,13 +13,14 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def describe() -> dict[str, str]:
-    """Machine, versions and commit."""
+    """Machine, versions, commit, and how memory is allocated."""
     packages = ("torch", "transformers", "grpcio", "protobuf", "numpy")
     return {
         "machine": _processor(),
         "cores": str(os.cpu_count()),
         "python": platform.python_version(),
         "commit": _commit(),
+        "memory": os.environ.get("GLIBC_TUNABLES", ""),
         **{name: version(name) for name in packages},
     }
 
