@@ -30,6 +30,9 @@ class _Draft(Job):
     new_token_ids: Sequence[int]
     draft: Draft = field(init=False)
 
+    def __post_init__(self) -> None:
+        self.sequence = self.request.sequence
+
     @property
     def tokens(self) -> int:
         return max(len(self.new_token_ids), 1)

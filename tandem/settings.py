@@ -56,7 +56,12 @@ class ModelSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="auto is float32 on a CPU and the checkpoint's elsewhere"
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 takes one a core")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads of the model; 0 takes one for every 4 million parameters, at most"
+        " one a core",
+    )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
         2048, ge=2, description="tokens a sequence may hold, if the model can hold as many"
@@ -81,6 +86,12 @@ class ModelSettings(ServiceSettings):
         ge=0,
         description="prompt tokens in one forward pass, which running sequences wait for;"
         " 0 takes 64 on a CPU and 512 elsewhere",
+    )
+    gather: float = Field(
+        1.0,
+        ge=0,
+        description="how long a forward pass may wait for sequences that should be back soon, as a"
+        " share of the last pass; 0 waits for nobody",
     )
     max_gamma: int = Field(16, ge=1, le=64, description="longest draft of one round")
 

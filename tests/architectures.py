@@ -91,7 +91,12 @@ SUPPORTED = (
         "sliding window in the upper layers, biases",
         {**_PAIRS, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},
     ),
-    Architecture("Qwen3", "qwen3", "norms of queries and keys", _GROUPED),
+    Architecture(
+        "Qwen3",
+        "qwen3",
+        "norms of queries and keys, sliding window in the upper layers",
+        {**_GROUPED, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW},
+    ),
     Architecture(
         "Gemma 2",
         "gemma2",

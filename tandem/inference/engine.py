@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import structlog
 import torch
 
 from tandem.errors import EngineFailure, TandemError, Unavailable
+from tandem.inference.absences import Absences
 from tandem.inference.admission import Admission, AdmissionLimits, CachedSequence
 from tandem.inference.decoder import Decoder
 from tandem.inference.job import Job
@@ -32,10 +34,12 @@ class BatchLimits:
     Attributes:
         token_budget: new tokens of running sequences.
         prefill_chunk: prompt tokens beside them: what a running sequence waits for at most.
+        gather: how long it may wait for others that should come, as a share of the last step.
     """
 
     token_budget: int
     prefill_chunk: int
+    gather: float = 0.0
 
 
 J = TypeVar("J", bound=Job)
@@ -61,7 +65,9 @@ class Engine(ABC, Generic[J, S]):
         self.on_device_lost: Callable[[], None] = lambda: None
         self._limits = batch
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: list[J] = []  # the engine thread's
+        self._jobs: list[J] = []  # the engine thread's, as are the next two
+        self._absences: Absences[S] = Absences()
+        self._step_seconds = 0.0
         self._arrivals: queue.SimpleQueue[J | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[S] = queue.SimpleQueue()
         # Why no job is taken any more; empty while the engine runs.
@@ -131,37 +137,51 @@ class Engine(ABC, Generic[J, S]):
         except Exception:
             _log.exception("the engine's thread failed")
             self._lose("the engine has failed; try another replica")
-        self._jobs += self._take(wait=False)
+        self._jobs += self._take(0)
         for job in self._jobs:
             job.end(Unavailable(self._closed))
         self._wake(self._jobs)
 
     def _run_steps(self) -> None:
         while not self._closed:
-            self._jobs += self._take(wait=not self._jobs)
+            self._jobs += self._take(0 if self._jobs else None)
+            self._gather()
             self._jobs = [job for job in self._jobs if not job.over]
             if batch := self._select(self._jobs):
                 self._guarded_step(batch)
                 self._jobs = [job for job in self._jobs if not job.over]
 
-    def _take(self, wait: bool) -> list[J]:
-        """All jobs that have arrived; with `wait`, at least one event."""
+    def _take(self, timeout: float | None) -> list[J]:
+        """All jobs that have arrived; up to `timeout` seconds later if none has, None for ever."""
         arrived: list[J] = []
         while True:
             try:
-                job = self._arrivals.get(block=wait and not arrived)
+                job = self._arrivals.get(timeout != 0, timeout)
             except queue.Empty:
                 break
-            wait = False
+            timeout = 0
             if job is not None:
+                self._absences.come(job.sequence, job.arrived_ns / 1e9)
                 arrived.append(job)
         self._free_released()
         return arrived
 
+    def _gather(self) -> None:
+        """Wait a little for those who would otherwise miss the step by little."""
+        now = time.perf_counter()
+        until = now + self._limits.gather * self._step_seconds
+        while self._jobs and not self._closed:
+            patience = self._absences.patience(time.perf_counter(), until)
+            if patience <= 0:
+                break
+            self._jobs += self._take(patience)
+
     def _free_released(self) -> None:
         freed = False
         while not self._released.empty():
-            self.admission.free(self._released.get())
+            sequence = self._released.get()
+            self._absences.forget(sequence)
+            self.admission.free(sequence)
             freed = True
         if freed:
             self._on_loop(self.admission.grant)
@@ -200,7 +220,7 @@ class Engine(ABC, Generic[J, S]):
         """A failure of the model ends this batch, and no other sequence."""
         for job in jobs:
             job.start()
-        before = self.decoder.forward_ns
+        before, started = self.decoder.forward_ns, time.perf_counter()
         try:
             self._step(jobs)
         except Exception as error:
@@ -210,10 +230,13 @@ class Engine(ABC, Generic[J, S]):
             for job in jobs:
                 job.end(error)
             self._check_device()
-        spent = self.decoder.forward_ns - before
+        spent, ended = self.decoder.forward_ns - before, time.perf_counter()
+        self._step_seconds = ended - started
         for job in jobs:
             job.times.forward_ns += spent
             job.times.batch_size = len(jobs)
+            if job.over:
+                self._absences.leave(job.sequence, ended)
         self._wake([job for job in jobs if job.over])
 
     def _wake(self, jobs: Sequence[J]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -16,20 +17,24 @@ class Job:
     """A piece of work for the engine thread, of one sequence.
 
     Attributes:
+        sequence: whose it is.
         request_id: for the log.
         prompt: tokens still to take in, chunk by chunk; empty for a step of a running sequence.
         chunk: how many of them the step at hand takes.
         taken: how many were taken in so far.
         times: where the job's time went, filled in as it runs.
+        done: resolved at the job's end.
+        arrived_ns: when it was given to the engine, of time.perf_counter_ns().
     """
 
+    sequence: Any = field(init=False)
     request_id: str = field(default="", init=False)
     prompt: list[int] = field(default_factory=list, init=False)
     chunk: int = field(default=0, init=False)
     taken: int = field(default=0, init=False)
     times: StageTimes = field(default_factory=StageTimes, init=False)
     done: asyncio.Future[None] = field(init=False)
-    _arrived_ns: int = field(init=False)
+    arrived_ns: int = field(init=False)
     _started: bool = field(default=False, init=False)
     _over: bool = field(default=False, init=False)
     _error: BaseException | None = field(default=None, init=False)
@@ -49,13 +54,13 @@ class Job:
         """Stamp the arrival, on the event loop that awaits the job."""
         self.request_id = str(structlog.contextvars.get_contextvars().get("request_id", ""))
         self.done = asyncio.get_running_loop().create_future()
-        self._arrived_ns = time.perf_counter_ns()
+        self.arrived_ns = time.perf_counter_ns()
 
     def start(self) -> None:
         """Mark the end of the queueing. Engine thread."""
         if not self._started:
             self._started = True
-            self.times.queue_ns = time.perf_counter_ns() - self._arrived_ns
+            self.times.queue_ns = time.perf_counter_ns() - self.arrived_ns
 
     def take_chunk(self) -> list[int]:
         """The prompt tokens of this step. Engine thread."""

@@ -62,11 +62,12 @@ def choose_layout(model: nn.Module) -> None:
             if type(child) is nn.Linear:
                 shapes[child.out_features, child.in_features].append((parent, name, child))
     chosen: dict[str, float] = {}
-    for (out_features, in_features), places in shapes.items():
+    while shapes:  # shape by shape, so that what is packed is freed
+        (out_features, in_features), places = shapes.popitem()
         gain = _gain([plain for _, _, plain in places[:_LAYERS]])
-        if gain > 1:
-            for parent, name, plain in places:
-                setattr(parent, name, PackedLinear(plain))
+        while places and gain > 1:
+            parent, name, plain = places.pop()
+            setattr(parent, name, PackedLinear(plain))
         chosen[f"{out_features}x{in_features}"] = round(gain, 2)
     _log.info("weight layout", packed_is_faster_by=chosen)
 

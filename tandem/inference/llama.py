@@ -8,6 +8,7 @@ run through their own modules, and the start compares either with a plain pass.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch
 from tandem.inference.cache import KVPool
+from tandem.inference.support import max_positions
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Positions whose rotation is computed at first; then twice as many whenever a text is longer.
@@ -35,8 +37,10 @@ class LlamaPass(nn.Module):
         super().__init__()
         inner: Any = model.model
         self._embed, self._rotary, self._head = inner.embed_tokens, inner.rotary_emb, model.lm_head
+        del model.lm_head  # its weights may be laid out anew
         self._norm: Tensor = inner.norm.weight.detach()
         self._eps: float = inner.norm.variance_epsilon
+        self._max_positions = max_positions(model.config)
         # [positions, 2, D]: cosines, and sines with the sign of rotate_half.
         self._turns = self._norm.new_empty(0)
         self.layers = nn.ModuleList()
@@ -50,11 +54,12 @@ class LlamaPass(nn.Module):
         config: Any = model.config
         if config.model_type not in _FAMILIES or config.hidden_act != "silu":
             return False
-        inner, rope = model.model, config.rope_parameters
-        # Quantised layers cannot be fused, and these frequencies depend on the text's length.
-        if any(type(layer.self_attn.q_proj) is not nn.Linear for layer in inner.layers):
-            return False
-        if rope["rope_type"] in ("dynamic", "longrope"):
+        if config.model_type == "llama" and getattr(config, "sliding_window", None) is not None:
+            return False  # which its modules leave to the cache
+        if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
+            return False  # frequencies that depend on the text's length
+        inner: Any = model.model
+        if not all(_plain(part) for layer in inner.layers for part in _projections(layer)):
             return False
         cos, _ = inner.rotary_emb(inner.norm.weight, torch.zeros(1, 1, device=model.device))
         return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
@@ -74,6 +79,7 @@ class LlamaPass(nn.Module):
         longest = max(segment.length for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
+            count = max(longest, min(count, self._max_positions))
             positions = torch.arange(count, device=like.device)
             cos, sin = self._rotary(like, positions[None])
             low, high = sin.chunk(2, -1)
@@ -132,6 +138,19 @@ class _Layer(nn.Module):
         gate, up = self.gate_up(inputs).chunk(2, -1)
         states = states + self.down(silu(gate).mul_(up))
         return states
+
+
+def _projections(layer: Any) -> Iterator[nn.Module]:
+    attention, mlp = layer.self_attn, layer.mlp
+    yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+
+
+def _plain(part: nn.Module) -> bool:
+    """Whether it is a linear layer, and not one that is quantised, adapted or wrapped."""
+    if type(part) is not nn.Linear or "forward" in vars(part):
+        return False
+    return type(part.weight) is nn.Parameter
 
 
 def _window_of(attention: Any) -> int | None:

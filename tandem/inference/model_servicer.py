@@ -60,7 +60,8 @@ class ModelServicer(ABC, Generic[M, E]):
 
     def _load(self) -> E:
         settings = self.settings
-        use_threads(settings.threads)
+        if settings.threads:
+            use_threads(settings.threads)
         decoder = Decoder.load(
             settings.model,
             settings.device,
@@ -68,6 +69,7 @@ class ModelServicer(ABC, Generic[M, E]):
             settings.cache_tokens,
             at_most=settings.max_sequences * settings.max_length,
         )
+        use_threads(settings.threads, decoder.parameters)
         positions, longest = decoder.pool.positions, min(decoder.max_length, settings.max_length)
         if positions < longest:
             raise StartupError(
@@ -81,7 +83,7 @@ class ModelServicer(ABC, Generic[M, E]):
             AdmissionLimits(
                 settings.max_sequences, settings.max_waiting, settings.admission_seconds
             ),
-            BatchLimits(settings.token_budget, settings.prefill_chunk or chunk),
+            BatchLimits(settings.token_budget, settings.prefill_chunk or chunk, settings.gather),
         )
 
     @abstractmethod

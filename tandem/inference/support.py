@@ -119,6 +119,7 @@ def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int)
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated now."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps of the start's copies is free as well
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_in_machine(), _free_in_container())
 

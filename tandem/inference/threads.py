@@ -15,6 +15,9 @@ from typing import TypeVar
 
 # Some 100 microseconds.
 _SPINS = "2000"
+# A drafter of 1 M parameters was 12 to 30 % faster in one thread than in two beside a target on
+# the same two cores, a model of 7 M is 20 % faster in two.
+_PARAMETERS_A_THREAD = 4_000_000
 
 T = TypeVar("T")
 
@@ -29,12 +32,17 @@ def spin_less() -> None:
         os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 
-def use_threads(count: int) -> None:
-    """Set the threads of the model; 0 keeps torch's choice, one a core."""
+def use_threads(count: int, parameters: int = 0) -> None:
+    """Set the threads of the model.
+
+    Args:
+        count: as many; 0 as the model's size deserves, at most one a core.
+        parameters: of the model.
+    """
     import torch
 
-    if count:
-        torch.set_num_threads(count)
+    suited = min(torch.get_num_threads(), 1 + parameters // _PARAMETERS_A_THREAD)
+    torch.set_num_threads(count or suited)
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

@@ -121,8 +121,8 @@ def test_the_rotations_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> No
     [
         ({"attention_bias": True, "mlp_bias": True}, True),
         ({"tie_word_embeddings": True}, True),
-        ({"sliding_window": WINDOW}, True),  # which Llama does not have, and ignores
         ({"rope_parameters": {**ROPE, "rope_type": "linear"}}, True),
+        ({"rope_parameters": {**ROPE, "rope_type": "yarn"}}, True),
         ({"rope_parameters": {**ROPE, "rope_type": "dynamic"}}, False),
         ({"hidden_act": "gelu"}, False),
     ],
@@ -132,6 +132,19 @@ def test_variants_of_llama(options: dict[str, Any], flat: bool) -> None:
     row = Architecture("variant", "llama", "", options)
     assert LlamaPass.fits(build(row)) == flat
     assert worst_difference(row) < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
+def test_plain_operators_are_as_good_in_half_precision(model_type: str) -> None:
+    """They round elsewhere than the modules, but not more."""
+    row = next(row for row in SUPPORTED if row.model_type == model_type)
+    texts = random_texts()
+    exact = torch.cat(plain_logits(build(row), texts))
+    half = build(row).to(torch.bfloat16)
+    of_modules = (torch.cat(plain_logits(half, texts)).float() - exact).abs().mean()
+    decoder = Decoder(half, row.name, cache_tokens=256)
+    ours = (torch.cat(ragged_logits(decoder, texts)).float() - exact).abs().mean()
+    assert 0 < ours < 1.2 * of_modules
 
 
 def forget_causality(patch: pytest.MonkeyPatch) -> None:

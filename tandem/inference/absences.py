@@ -1,0 +1,66 @@
+"""Sequences between two jobs, and whether a pass should wait for them.
+
+A pass takes about as long for several sequences as for one, and whoever misses it waits for
+all of the next one. So those who are ready wait a moment for those who are likely to be back
+soon. It pays more than once: sequences that shared a pass come back together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+S = TypeVar("S")
+
+# Nobody is as punctual as his average.
+_GRACE = 1.5
+_GRACE_SECONDS = 0.001
+
+
+@dataclass(slots=True)
+class _Absence:
+    """When a sequence left; None while it is here. And how long it usually stays away."""
+
+    since: float | None = None
+    usual: float | None = None
+
+
+class Absences(Generic[S]):
+    """Who is away, since when, and for how long as a rule. All times in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._of: dict[S, _Absence] = {}
+        # Of all sequences, for one that was never away.
+        self._usual: float | None = None
+
+    def leave(self, sequence: S, now: float) -> None:
+        """Its job has ended; it will be back with another one."""
+        absence = self._of.setdefault(sequence, _Absence(usual=self._usual))
+        absence.since = now
+
+    def come(self, sequence: S, now: float) -> None:
+        """It has another job."""
+        absence = self._of.get(sequence)
+        if absence is None or absence.since is None:
+            return
+        away, absence.since = now - absence.since, None
+        absence.usual = away if absence.usual is None else (absence.usual + away) / 2
+        self._usual = absence.usual
+
+    def forget(self, sequence: S) -> None:
+        """It will not come back."""
+        self._of.pop(sequence, None)
+
+    def patience(self, now: float, until: float) -> float:
+        """How much longer to wait, for those who should be back before `until`.
+
+        Nobody is waited for who is overdue, so each delays a pass once at most.
+        """
+        latest = now
+        for absence in self._of.values():
+            if absence.since is None or absence.usual is None:
+                continue
+            overdue = absence.since + absence.usual * _GRACE + _GRACE_SECONDS
+            if absence.since + absence.usual <= until:
+                latest = max(latest, min(overdue, until))
+        return latest - now
