@@ -29,6 +29,7 @@ from tandem.inference.support import (
     max_positions,
     plain_logits,
 )
+from tandem.inference.threads import use_threads
 
 # transformers patches its own classes while it loads, which two threads must not do at once.
 _LOADING = threading.Lock()
@@ -79,7 +80,14 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, model: str, device: str, dtype: str, cache_tokens: int = 0, *, at_most: int = 4096
+        cls,
+        model: str,
+        device: str,
+        dtype: str,
+        cache_tokens: int = 0,
+        *,
+        at_most: int = 4096,
+        threads: int | None = None,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -90,6 +98,7 @@ class Decoder:
             cache_tokens: positions that all sequences may hold together; 0 takes `at_most`,
                 or what fits into half of the free memory.
             at_most: see there.
+            threads: of this process, as the settings have them; None leaves them alone.
 
         Raises:
             StartupError: one sentence on what is missing, broken or too large.
@@ -114,6 +123,8 @@ class Decoder:
         if report["missing_keys"]:
             missing = ", ".join(sorted(report["missing_keys"])[:3])
             raise StartupError(f"the model {model!r} lacks weights: {missing}")
+        if threads is not None:  # before the layout is chosen
+            use_threads(threads, loaded.num_parameters())
         return cls(
             loaded, Path(model).name, _tokenizer(model), cache_tokens=cache_tokens, at_most=at_most
         )

@@ -12,7 +12,7 @@ from tandem.errors import StartupError, Unavailable
 from tandem.inference.admission import AdmissionLimits
 from tandem.inference.decoder import Decoder
 from tandem.inference.engine import BatchLimits, Engine
-from tandem.inference.threads import in_daemon_thread, use_threads
+from tandem.inference.threads import in_daemon_thread
 from tandem.settings import ModelSettings
 
 _log = structlog.get_logger(__name__)
@@ -60,16 +60,14 @@ class ModelServicer(ABC, Generic[M, E]):
 
     def _load(self) -> E:
         settings = self.settings
-        if settings.threads:
-            use_threads(settings.threads)
         decoder = Decoder.load(
             settings.model,
             settings.device,
             settings.dtype,
             settings.cache_tokens,
             at_most=settings.max_sequences * settings.max_length,
+            threads=settings.threads,
         )
-        use_threads(settings.threads, decoder.parameters)
         positions, longest = decoder.pool.positions, min(decoder.max_length, settings.max_length)
         if positions < longest:
             raise StartupError(
