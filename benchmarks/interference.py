@@ -2,8 +2,9 @@
 
     python -m benchmarks.interference [--target DIR] [--dtype bfloat16]
 
-Eight texts run; then prompts of 4,000 tokens arrive, one after another. Rounds are timed as
-clients see them, before, and while a long prompt is being computed.
+Eight clients have texts written, one after another, so that their lengths are the same mixture
+at all times; then prompts of 4,000 tokens arrive. Rounds are timed as clients see them, before,
+and while a long prompt is being computed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import asyncio
 import json
 import time
 from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,10 +31,12 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
 RUNNING = 8
 LONG_PROMPT = 4000
+_RUNNING_TOKENS = 512
 _MAX_LENGTH = 8192
 _ARRIVALS = 3
 _QUIET_SECONDS = 20.0
-_WARM_UP_SECONDS = 3.0
+# Long enough for the clients to be at different places of their texts.
+_WARM_UP_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,10 @@ class Interference:
 
 
 def running_text(seed: int) -> pb.GenerateRequest:
-    """One that does not end before the measurement."""
+    """One of a client's texts."""
     message = pb.Generation(
         prompt=PROMPTS[seed % len(PROMPTS)],
-        stopping=pb.Stopping(max_new_tokens=_MAX_LENGTH - 64, ignore_eos=True),
+        stopping=pb.Stopping(max_new_tokens=_RUNNING_TOKENS, ignore_eos=True),
         speculation=pb.Speculation(gamma=4),
     )
     message.sampling.seed = seed
@@ -87,17 +92,18 @@ async def measure(address: str) -> Interference:
     """Run the texts, then let the prompts arrive."""
     gaps: list[tuple[float, float]] = []  # when a round came, and how long it took
 
-    async def read(stub: Any, seed: int) -> None:
-        last = 0.0
-        async for event in stub.Generate(running_text(seed)):
-            now = time.perf_counter()
-            if event.HasField("round") and last:
-                gaps.append((now, now - last))
-            last = now
+    async def read(stub: Any, client: int) -> None:
+        for seed in count(client, RUNNING):
+            last = 0.0
+            async for event in stub.Generate(running_text(seed)):
+                now = time.perf_counter()
+                if event.HasField("round") and last:
+                    gaps.append((now, now - last))
+                last = now
 
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        readers = [asyncio.create_task(read(stub, seed)) for seed in range(RUNNING)]
+        readers = [asyncio.create_task(read(stub, client)) for client in range(RUNNING)]
         await asyncio.sleep(_WARM_UP_SECONDS)
         quiet = (time.perf_counter(), time.perf_counter() + _QUIET_SECONDS)
         await asyncio.sleep(_QUIET_SECONDS)
@@ -107,9 +113,9 @@ async def measure(address: str) -> Interference:
             async for _ in stub.Generate(long_text(seed)):
                 pass
             busy.append((started, time.perf_counter()))
-        if ended := [reader for reader in readers if reader.done()]:
-            raise RuntimeError(f"{len(ended)} running texts ended during the measurement")
         for reader in readers:
+            if reader.done():
+                reader.result()  # it failed
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
     before = [gap for at, gap in gaps if quiet[0] <= at <= quiet[1]]
@@ -130,7 +136,7 @@ async def measure(address: str) -> Interference:
 
 
 def main() -> None:
-    """Measure, print and write benchmarks/results/interference.json."""
+    """Measure, print and write benchmarks/results/interference-TARGET.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", help="checkpoint; the embedded target by default")
     parser.add_argument("--dtype", help="of the target, and of the drafter if it has no other")
@@ -153,13 +159,14 @@ def main() -> None:
         f" {found.long_prompt_ttft_ms / 1e3:.1f} s"
     )
     RESULTS.mkdir(exist_ok=True)
+    name = Path(arguments.target).name if arguments.target else "embedded"
     result = {
         "environment": describe(),
-        "target": arguments.target or "embedded",
+        "target": name,
         **asdict(found),
         "p99_ratio": found.p99_ratio,
     }
-    (RESULTS / "interference.json").write_text(json.dumps(result, indent=2) + "\n")
+    (RESULTS / f"interference-{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

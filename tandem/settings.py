@@ -84,8 +84,8 @@ class ModelSettings(ServiceSettings):
     prefill_chunk: int = Field(
         0,
         ge=0,
-        description="prompt tokens in one forward pass, which running sequences wait for;"
-        " 0 takes 64 on a CPU and 512 elsewhere",
+        description="prompt tokens in one forward pass, which running sequences wait for (four"
+        " times as many where none is running); 0 takes 32 on a CPU and 512 elsewhere",
     )
     gather: float = Field(
         1.0,

@@ -34,11 +34,13 @@ class BatchLimits:
     Attributes:
         token_budget: new tokens of running sequences.
         prefill_chunk: prompt tokens beside them: what a running sequence waits for at most.
+        chunk_alone: prompt tokens where no sequence is running, if more.
         gather: how long it may wait for others that should come, as a share of the last step.
     """
 
     token_budget: int
     prefill_chunk: int
+    chunk_alone: int = 0
     gather: float = 0.0
 
 
@@ -208,6 +210,8 @@ class Engine(ABC, Generic[J, S]):
             return []
         oldest, *others = opening
         chunk = self._limits.prefill_chunk
+        if self.admission.open_sequences <= len(opening):  # nobody's round has to wait
+            chunk = max(chunk, self._limits.chunk_alone)
         oldest.chunk = min(len(oldest.prompt), chunk - chunk // 2)
         left = chunk - oldest.chunk
         for job in sorted(others, key=lambda job: job.taken):

@@ -147,6 +147,23 @@ async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk() -> None:
     assert any(max(step) > len([1, 2]) and 0 in step for step in steps), "beside the prompt"
 
 
+async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
+    limits = BatchLimits(token_budget=512, prefill_chunk=CHUNK, chunk_alone=2 * CHUNK)
+    engine = target_engine(budget=limits)
+    fed: list[int] = []
+    watch(engine, lambda feeds: fed.append(max(len(feed.token_ids) for feed in feeds)))
+    prompt = prompt_of(10 * CHUNK)
+    async with running(engine):
+        await speculate(None, engine, prompt, 1)
+        assert fed == [2 * CHUNK] * 5
+        fed.clear()
+        other = target_sequence([1])
+        await engine.open(other, 0, 10)
+        await speculate(None, engine, prompt, 1)
+        assert fed == [1, *[CHUNK] * 10]
+        engine.release(other)
+
+
 @pytest.mark.parametrize("gather", [0.0, 1.0])
 async def test_those_who_miss_a_pass_by_little_are_waited_for(gather: float) -> None:
     limits = BatchLimits(token_budget=512, prefill_chunk=CHUNK, gather=gather)
