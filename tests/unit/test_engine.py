@@ -1,68 +1,29 @@
-"""The engine thread: batches, fairness, failures, and what is left behind."""
+"""The engine thread: batches, and who waits for whom."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-import torch
-from torch import Tensor
 
-from tandem.errors import EngineFailure, StartupError, Unavailable
-from tandem.inference.admission import AdmissionLimits
-from tandem.inference.batch import Feed
-from tandem.inference.decoder import Decoder
-from tandem.inference.engine import BatchLimits, Engine
+from tandem.inference.engine import BatchLimits
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from target_svc.engine import TargetEngine, TargetSequence, VerifyJob
-from target_svc.verifiers import VERIFIERS
-from tests.tiny import Text, make_drafter, make_target, random_llama, running, speculate
-
-VOCAB_SIZE = 31
-CONCURRENT = 16
-CHUNK = 16
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
-
-
-def target_engine(**options: Any) -> TargetEngine:
-    return make_target(random_llama(1, VOCAB_SIZE), **options)
-
-
-def target_sequence(prompt: Sequence[int]) -> TargetSequence:
-    return TargetSequence(list(prompt), Sampling(), VERIFIERS["token"], None)
-
-
-def watch(engine: Engine[Any, Any], before: Callable[[Sequence[Feed]], None]) -> None:
-    """Call `before` in the engine thread ahead of each forward pass."""
-    forward = engine.decoder.forward
-
-    def watched(feeds: Sequence[Feed]) -> Tensor:
-        before(feeds)
-        return forward(feeds)
-
-    engine.decoder.forward = watched  # type: ignore[method-assign]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # it is about the engine's thread
-            await asyncio.sleep(0.001)
-
-
-async def emptied(engine: Engine[Any, Any]) -> None:
-    """Wait until all memory is given back, which happens between two steps."""
-    pool = engine.decoder.pool
-    await until(lambda: pool.free_positions == pool.positions)
-
+from target_svc.engine import VerifyJob
+from tests.engines import (
+    CHUNK,
+    CONCURRENT,
+    VOCAB_SIZE,
+    emptied,
+    prompt_of,
+    target_engine,
+    target_sequence,
+    until,
+    watch,
+)
+from tests.tiny import Text, make_drafter, random_llama, running, speculate
 
 SAMPLED = (
     Sampling(seed=7),
@@ -165,17 +126,28 @@ async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
 
 
 @pytest.mark.parametrize("gather", [0.0, 1.0])
-async def test_those_who_miss_a_pass_by_little_are_waited_for(gather: float) -> None:
-    limits = BatchLimits(token_budget=512, prefill_chunk=CHUNK, gather=gather)
-    engine = target_engine(budget=limits)
-    watch(engine, lambda _: time.sleep(0.02))
+async def test_a_pass_waits_for_who_should_be_back(gather: float) -> None:
+    engine = target_engine(budget=BatchLimits(512, prefill_chunk=CHUNK, gather=gather))
+    here, away = target_sequence([1]), target_sequence([2])
     async with running(engine):
-        first = asyncio.create_task(speculate(None, engine, [1, 2], 40))
-        await until(lambda: engine.decoder.forward_passes > 5)
-        second = await speculate(None, engine, [3], 30)
-        rounds = (await first).rounds + second.rounds
-    together = 1 - engine.decoder.forward_passes / rounds
-    assert together > 0.3 if gather else together < 0.2
+        for sequence in (here, away):
+            await engine.open(sequence, 0, 10)
+        # As if passes took long, and this one were away for seconds as a rule.
+        engine._step_seconds, now = 30.0, time.perf_counter()
+        engine._absences.come(away, now)
+        engine._absences.leave(away, now - 20)
+        engine._absences.come(away, now - 10)
+        engine._absences.leave(away, now)
+        before = engine.decoder.forward_passes
+        waiting = asyncio.create_task(engine.verify(here, 1, Draft.none()))
+        if gather:
+            await asyncio.sleep(0.05)
+            assert engine.decoder.forward_passes == before
+            await engine.verify(away, 1, Draft.none())
+        await asyncio.wait_for(waiting, 5)
+        assert engine.decoder.forward_passes == before + 1
+        for sequence in (here, away):
+            engine.release(sequence)
 
 
 async def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
@@ -201,147 +173,3 @@ async def test_a_small_token_budget_starves_nobody() -> None:
         texts = await asyncio.gather(*(speculate(None, engine, [1], 20) for _ in range(5)))
     assert [len(text.token_ids) for text in texts] == [20] * 5
     assert max(fed) <= 1 + CHUNK
-
-
-async def test_a_failing_pass_ends_its_batch_and_nobody_else() -> None:
-    # A chunk of one token is one sequence's: two prompts are never in the same batch.
-    engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=1))
-    faults = ["once"]
-
-    def fail(feeds: Sequence[Feed]) -> None:
-        if faults:
-            faults.pop()
-            raise RuntimeError("as torch does")
-
-    watch(engine, fail)
-    async with running(engine):
-        first = asyncio.create_task(speculate(None, engine, prompt_of(CHUNK), 5))
-        second = asyncio.create_task(speculate(None, engine, prompt_of(CHUNK, seed=1), 5))
-        with pytest.raises(EngineFailure, match="see the service's log"):
-            await first
-        assert len((await second).token_ids) == 5
-        assert len((await speculate(None, engine, prompt_of(CHUNK), 5)).token_ids) == 5
-        await emptied(engine)
-    assert engine.admission.open_sequences == 0
-
-
-async def test_a_job_that_ends_in_a_failing_step_fails_too() -> None:
-    """The prefill behind a carry ends without a row of logits, but not without its pass."""
-    engine = target_engine()
-
-    def fail(feeds: Sequence[Feed]) -> None:
-        raise RuntimeError("as torch does")
-
-    watch(engine, fail)
-    sequence = target_sequence([1, 2, 3])
-    sequence.carry = object()
-    async with running(engine):
-        with pytest.raises(EngineFailure):
-            await engine.open(sequence, 0, 10)
-
-
-async def test_a_lost_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = target_engine(places=AdmissionLimits(1, 8, 60))
-    lost = asyncio.Event()
-    engine.on_device_lost = lost.set
-    sequence, waiting = target_sequence([1, 2]), target_sequence([3])
-
-    def fail(feeds: Sequence[Feed]) -> None:
-        raise RuntimeError("CUDA error")
-
-    async with running(engine):
-        await engine.open(sequence, 0, 50)
-        queued = asyncio.create_task(engine.open(waiting, 0, 50))
-        await asyncio.sleep(0)
-        watch(engine, fail)
-        monkeypatch.setattr(torch, "ones", lambda *_, **__: fail([]))
-        with pytest.raises(EngineFailure):
-            await engine.verify(sequence, 1, Draft.none())
-        async with asyncio.timeout(10):
-            await lost.wait()
-            with pytest.raises(Unavailable, match="device is gone"):
-                await queued
-        with pytest.raises(Unavailable, match="device is gone"):
-            await engine.verify(sequence, 2, Draft.none())
-        with pytest.raises(Unavailable, match="device is gone"):
-            await engine.open(target_sequence([1]), 0, 10)
-
-
-async def test_stopping_fails_what_waits() -> None:
-    engine = target_engine(
-        places=AdmissionLimits(2, 8, 60), budget=BatchLimits(token_budget=512, prefill_chunk=1)
-    )
-    async with running(engine):
-        tasks = [
-            asyncio.create_task(engine.open(target_sequence(prompt_of(1000)), 0, 1100))
-            for _ in range(4)
-        ]
-        await until(lambda: engine.decoder.forward_passes > 3)
-        assert engine.admission.open_sequences == 2
-        await asyncio.to_thread(engine.stop)
-        for task in tasks:
-            with pytest.raises(Unavailable, match="stopping"):
-                async with asyncio.timeout(10):
-                    await task
-        with pytest.raises(Unavailable, match="stopping"):
-            await engine.open(target_sequence([1]), 0, 10)
-
-
-async def test_whoever_leaves_is_gone_after_the_step() -> None:
-    engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=1))
-    async with running(engine):
-        leaving = asyncio.create_task(speculate(None, engine, prompt_of(1000), 5))
-        await until(lambda: engine.decoder.forward_passes > 3)
-        leaving.cancel()
-        await asyncio.wait([leaving])
-        await emptied(engine)
-        passes = engine.decoder.forward_passes
-        assert passes < 1000
-        await speculate(None, engine, [1, 2], 2)
-    assert engine.decoder.forward_passes == passes + 3
-
-
-async def test_sequences_come_and_go_without_a_trace() -> None:
-    """Also those that are given up at any moment."""
-    drafter, target = make_drafter(random_llama(2, VOCAB_SIZE)), target_engine()
-    rng = random.Random(0)
-
-    def tensors() -> list[tuple[int, tuple[int, ...]]]:
-        pools = (drafter.decoder.pool, target.decoder.pool)
-        states = [s for pool in pools for s in (*pool.keys, *pool.values)]
-        return [(state.data_ptr(), tuple(state.shape)) for state in states]
-
-    async def one(i: int) -> None:
-        text = speculate(drafter, target, prompt_of(rng.randint(1, 20), i), 3, gamma=2)
-        if i % 10:
-            await text
-            return
-        given_up = asyncio.create_task(text)
-        await asyncio.sleep(rng.random() / 500)
-        given_up.cancel()
-        await asyncio.wait([given_up])
-
-    before = tensors()
-    async with running(drafter, target):
-        for first in range(0, 2000, CONCURRENT):
-            await asyncio.gather(*(one(i) for i in range(first, first + CONCURRENT)))
-        for engine in (drafter, target):
-            await emptied(engine)
-            pool = engine.decoder.pool
-            assert pool.reserve(pool.positions) is not None, "in one piece"
-            assert engine.admission.open_sequences == 0
-    assert tensors() == before
-
-
-def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.inference.support.free_memory", lambda _: 2**30)
-    numbers = r"10000000 tokens takes 1\.2 GiB, cpu has 1\.0 GiB free; lower CACHE_TOKENS"
-    with pytest.raises(StartupError, match=numbers):
-        Decoder(random_llama(1), "large", cache_tokens=10_000_000)
-
-
-def test_the_cache_is_sized_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    # One layer of two heads of 8, keys and values, float32: 128 bytes a position.
-    monkeypatch.setattr("tandem.inference.support.free_memory", lambda _: 2 * 128 * 50)
-    assert Decoder(random_llama(1), "small", at_most=1000).pool.positions == 50
-    assert Decoder(random_llama(1), "small", at_most=20).pool.positions == 20

@@ -1,0 +1,57 @@
+"""A target's engine to watch, and what is waited for in it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tandem.inference.batch import Feed
+from tandem.inference.engine import Engine
+from tandem.speculation.sampling import Sampling
+from target_svc.engine import TargetEngine, TargetSequence
+from target_svc.verifiers import VERIFIERS
+from tests.tiny import make_target, random_llama
+
+VOCAB_SIZE = 31
+CONCURRENT = 16
+CHUNK = 16
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+def target_engine(**options: Any) -> TargetEngine:
+    return make_target(random_llama(1, VOCAB_SIZE), **options)
+
+
+def target_sequence(prompt: Sequence[int]) -> TargetSequence:
+    return TargetSequence(list(prompt), Sampling(), VERIFIERS["token"], None)
+
+
+def watch(engine: Engine[Any, Any], before: Callable[[Sequence[Feed]], None]) -> None:
+    """Call `before` in the engine thread ahead of each forward pass."""
+    forward = engine.decoder.forward
+
+    def watched(feeds: Sequence[Feed]) -> Tensor:
+        before(feeds)
+        return forward(feeds)
+
+    engine.decoder.forward = watched  # type: ignore[method-assign]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # it is about the engine's thread
+            await asyncio.sleep(0.001)
+
+
+async def emptied(engine: Engine[Any, Any]) -> None:
+    """Wait until all memory is given back, which happens between two steps."""
+    pool = engine.decoder.pool
+    await until(lambda: pool.free_positions == pool.positions)
