@@ -163,6 +163,8 @@ def main() -> None:
     result = {
         "environment": describe(),
         "target": name,
+        "dtype": arguments.dtype,
+        "drafter_dtype": arguments.drafter_dtype,
         **asdict(found),
         "p99_ratio": found.p99_ratio,
     }

@@ -16,7 +16,7 @@ class OrchestratorSettings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="TANDEM_ORCHESTRATOR_")
 
     listen: Address = Field("127.0.0.1:50050", description="host:port to serve on")
-    # Half of the services' own: they hear nothing either while a client stands still, and what
+    # Less than the services' own: they hear nothing either while a client stands still, and what
     # ends the text should be the client's silence, not a lost target.
     idle_seconds: float = Field(
         30.0, gt=0, description="how long a client may read nothing before its text is ended"

@@ -59,8 +59,8 @@ class ModelSettings(ServiceSettings):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads of the model; 0 takes one for every 4 million parameters, at most"
-        " one a core",
+        description="CPU threads of the model; 0 takes one, and one more for every 4 million"
+        " parameters, at most one a core",
     )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(

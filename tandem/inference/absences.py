@@ -19,10 +19,13 @@ _GRACE_SECONDS = 0.001
 
 @dataclass(slots=True)
 class _Absence:
-    """When a sequence left; None while it is here. And how long it usually stays away."""
+    """When a sequence left; None while it is here. How long it usually stays away, and
+    whether a pass has waited for it since it left.
+    """
 
     since: float | None = None
     usual: float | None = None
+    waited_for: bool = False
 
 
 class Absences(Generic[S]):
@@ -36,7 +39,7 @@ class Absences(Generic[S]):
     def leave(self, sequence: S, now: float) -> None:
         """Its job has ended; it will be back with another one."""
         absence = self._of.setdefault(sequence, _Absence(usual=self._usual))
-        absence.since = now
+        absence.since, absence.waited_for = now, False
 
     def come(self, sequence: S, now: float) -> None:
         """It has another job."""
@@ -54,13 +57,22 @@ class Absences(Generic[S]):
     def patience(self, now: float, until: float) -> float:
         """How much longer to wait, for those who should be back before `until`.
 
-        Nobody is waited for who is overdue, so each delays a pass once at most.
+        Nobody is waited for who is overdue.
         """
         latest = now
         for absence in self._of.values():
-            if absence.since is None or absence.usual is None:
+            if absence.since is None or absence.usual is None or absence.waited_for:
                 continue
             overdue = absence.since + absence.usual * _GRACE + _GRACE_SECONDS
             if absence.since + absence.usual <= until:
                 latest = max(latest, min(overdue, until))
         return latest - now
+
+    def waited(self, until: float) -> None:
+        """A pass has waited for those who should have been back before `until`.
+
+        Whoever is still away delays no other pass before he has come.
+        """
+        for absence in self._of.values():
+            if absence.since is not None and absence.usual is not None:
+                absence.waited_for |= absence.since + absence.usual <= until

@@ -177,6 +177,7 @@ class Engine(ABC, Generic[J, S]):
             if patience <= 0:
                 break
             self._jobs += self._take(patience)
+        self._absences.waited(until)
 
     def _free_released(self) -> None:
         freed = False

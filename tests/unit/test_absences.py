@@ -34,6 +34,17 @@ def test_one_that_is_overdue_is_not(absences: Absences[str]) -> None:
     assert absences.patience(106.5, until=120) == 0
 
 
+def test_one_is_waited_for_only_once(absences: Absences[str]) -> None:
+    assert absences.patience(101, until=103) == 0, "not before it is due"
+    absences.waited(until=103)
+    assert absences.patience(103, until=105) == 2
+    absences.waited(until=105)
+    assert absences.patience(105, until=107) == 0
+    absences.come("a", 108)
+    absences.leave("a", 200)
+    assert absences.patience(201, until=210) > 0, "but the next time again"
+
+
 @pytest.mark.parametrize("how", ["come", "forget"])
 def test_one_that_is_here_or_gone_is_not(absences: Absences[str], how: str) -> None:
     if how == "come":
