@@ -8,7 +8,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 # Without their compiled files torch and transformers take 14 s to import instead of 4.
 export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
-export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts

@@ -70,10 +70,10 @@ class DraftRequest:
     rows: list[Categorical] = field(default_factory=list)
 
     @cached_property
-    def bits(self) -> Tensor:
-        """[gamma, 2], the words of a 64-bit random integer for each token."""
+    def bits(self) -> Sequence[Tensor]:
+        """[1, 2] each, the words of a 64-bit random integer for each of the gamma tokens."""
         draws = Draws(self.sequence.sampling.seed, Purpose.DRAFT, self.round, self.gamma)
-        return words_of(integers(draws))
+        return words_of(integers(draws)).chunk(self.gamma)
 
     @property
     def complete(self) -> bool:

@@ -78,19 +78,22 @@ class ModelDrafter(Drafter):
         else:
             probs = process(logits, samplings)
             rows = Categorical.quantize(probs, self._draft_mass, self._draft_support)
-            bits = torch.stack([request.bits[len(request.tokens)] for request in requests])
+            bits = torch.cat([request.bits[len(request.tokens)] for request in requests])
             tokens = rows.draw(bits.to(rows.ids.device, non_blocking=True))
-        for b, request in enumerate(requests):
-            request.tokens.append(tokens[b : b + 1])
-            request.rows.append(Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1]))
+        drawn = zip(requests, tokens.chunk(len(requests)), rows.rows(), strict=True)
+        for request, token, row in drawn:
+            request.tokens.append(token)
+            request.rows.append(row)
             if request.complete:
                 # All but the last were fed; a rollback has to know them.
                 request.sequence.state += torch.cat(request.tokens).tolist()[:-1]
 
     def _within_target(self, requests: Sequence[DraftRequest], logits: Tensor) -> Tensor:
         """Logits [B, V] without the ids that a request's target does not have."""
-        sizes = [min(request.sequence.vocab_size, logits.shape[1]) for request in requests]
-        logits = logits[:, : max(sizes)]
+        vocab_size = logits.shape[1]
+        sizes = [min(request.sequence.vocab_size, vocab_size) for request in requests]
+        if max(sizes) < vocab_size:
+            logits = logits[:, : max(sizes)]
         for row, size in enumerate(sizes):
             if size < logits.shape[1]:
                 logits[row, size:] = -torch.inf

@@ -32,9 +32,6 @@ def attend(
     Returns:
         [T, Hq, Dv].
     """
-    heads, groups = keys.shape[0], query.shape[0] // keys.shape[0]
-    # Heads that share a key head become rows of one query: keys are not repeated.
-    query = query.view(heads, groups, *query.shape[1:])
     parts = [
         _attend_one(batch, query, keys, values, segment, scaling, window, softcap)
         for segment in batch.segments
@@ -53,17 +50,21 @@ def _attend_one(
     softcap: float | None,
 ) -> Tensor:
     """[n, Hq, Dv] of one sequence's n new tokens."""
-    heads, groups, _, head_dim = query.shape
+    heads, groups, head_dim = len(keys), len(query) // len(keys), query.shape[-1]
     count, end = segment.count, segment.start + segment.length
-    q = query[:, :, segment.first : segment.first + count].reshape(1, heads, -1, head_dim)
+    # Heads that share a key head become rows of one query: keys are not repeated.
+    own = query if count == query.shape[1] else query.narrow(1, segment.first, count)
+    q = own.reshape(1, heads, groups * count, head_dim)
     seen = segment.length if window is None else min(segment.length, window + count - 1)
-    k, v = keys[None, :, end - seen : end], values[None, :, end - seen : end]
+    k = keys.narrow(1, end - seen, seen).unsqueeze(0)
+    v = values.narrow(1, end - seen, seen).unsqueeze(0)
     mask = batch.mask(count, seen, window, groups, q)
     if softcap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:
         out = _soft_capped(q, k, v, mask, scaling or head_dim**-0.5, softcap)
-    return out.view(heads, groups, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
+    out = out.view(heads, groups, count, -1).permute(2, 0, 1, 3)
+    return out.reshape(count, heads * groups, -1)
 
 
 def _soft_capped(

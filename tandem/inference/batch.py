@@ -52,14 +52,14 @@ class PackedBatch:
         token_ids: [1, T] int64.
         positions: [1, T] int64, of each token in its own sequence.
         places: [T] int64, of each token in the pool.
-        rows: [R] int64, rows of the batch whose logits are wanted.
+        rows: [R] int64, rows of the batch whose logits are wanted; None for all.
     """
 
     segments: list[Segment]
     token_ids: Tensor
     positions: Tensor
     places: Tensor
-    rows: Tensor
+    rows: Tensor | None
     _masks: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -82,13 +82,10 @@ class PackedBatch:
             rows.extend(range(first - feed.rows, first))
         numbers = torch.tensor([positions, places], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
-        return cls(
-            segments,
-            _token_ids(feeds, device)[None],
-            numbers[:1],
-            numbers[1],
-            torch.tensor(rows, dtype=torch.int64, device=device),
-        )
+        wanted = None
+        if len(rows) < first:
+            wanted = torch.tensor(rows, dtype=torch.int64, device=device)
+        return cls(segments, _token_ids(feeds, device)[None], numbers[:1], numbers[1], wanted)
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor
@@ -120,6 +117,8 @@ class PackedBatch:
 
 def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host travel together."""
+    if len(feeds) == 1 and isinstance(feeds[0].token_ids, Tensor):
+        return feeds[0].token_ids
     if not any(isinstance(feed.token_ids, Tensor) for feed in feeds):
         token_ids = [token_id for feed in feeds for token_id in feed.token_ids]
         return torch.tensor(token_ids, dtype=torch.int64, device=device)

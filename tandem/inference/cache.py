@@ -81,7 +81,7 @@ class KVPool(Cache):  # type: ignore[misc]
         """An empty pool with the same layers, allocated at once: memory is short now or never."""
         pool = KVPool(positions)
         for keys, values in zip(self.keys, self.values, strict=True):
-            pool._allocate(keys[None], values[None])
+            pool._allocate(keys, values)
         return pool
 
     @property
@@ -101,21 +101,25 @@ class KVPool(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a batch's states [1, heads, T, head_dim] in place; return the whole layer.
+        """`write`, as the models of `transformers` call it: with states [1, heads, T, head_dim]."""
+        return self.write(layer_idx, key_states[0], value_states[0])
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a batch's states [heads, T, head_dim] in place; return the whole layer.
 
         `attention.py` finds each sequence's extent in it.
         """
-        if layer_idx == len(self.keys):
-            self._allocate(key_states, value_states)
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        keys.index_copy_(1, self.places, key_states[0])
-        values.index_copy_(1, self.places, value_states[0])
-        return keys, values
+        if layer == len(self.keys):
+            self._allocate(keys, values)
+        all_keys, all_values = self.keys[layer], self.values[layer]
+        all_keys.index_copy_(1, self.places, keys)
+        all_values.index_copy_(1, self.places, values)
+        return all_keys, all_values
 
     def _allocate(self, *states: Tensor) -> None:
-        """A layer for states like the first ones [1, heads, T, head_dim]."""
+        """A layer for states like the first ones [heads, T, head_dim]."""
         for layers, first in zip((self.keys, self.values), states, strict=True):
-            _, heads, _, head_dim = first.shape
+            heads, _, head_dim = first.shape
             layers.append(
                 torch.empty(heads, self.positions, head_dim, dtype=first.dtype, device=first.device)
             )

@@ -27,6 +27,31 @@ _REPEATS = 7
 _LAYERS = 4
 
 
+class PlainLinear(nn.Module):
+    """A linear layer as the one product that it is. Inference only.
+
+    Args:
+        weight: [out, in].
+        bias: [out].
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self._turned = self.weight.t()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[R, in] to [R, out]."""
+        if self.bias is None:
+            return rows.mm(self._turned)
+        return torch.addmm(self.bias, rows, self._turned)
+
+    def plus(self, addend: Tensor, rows: Tensor) -> Tensor:
+        """The layer's output for `rows` [R, in], and `addend` [R, out] upon it."""
+        out = torch.addmm(addend, rows, self._turned)
+        return out if self.bias is None else out.add_(self.bias)
+
+
 class PackedLinear(nn.Module):
     """A linear layer whose weights lie as oneDNN wants them. Inference only, on a CPU.
 
@@ -34,20 +59,30 @@ class PackedLinear(nn.Module):
         plain: the layer to pack; its weights are copied.
     """
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, plain: nn.Linear | PlainLinear) -> None:
         super().__init__()
-        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self._out_features = len(plain.weight)
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(plain.weight.detach())
         self._bias = None if plain.bias is None else plain.bias.detach()
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         if rows.numel() == 0:
-            return rows.new_empty(*rows.shape[:-1], self.out_features)
+            return rows.new_empty(*rows.shape[:-1], self._out_features)
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
             rows, self._weight, self._bias, "none", [], ""
         )
         return out
+
+    def plus(self, addend: Tensor, rows: Tensor) -> Tensor:
+        """The layer's output for `rows` [R, in], and `addend` [R, out] upon it."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            rows, addend, self._weight, self._bias, "add"
+        )
+        return out
+
+
+_Plain = nn.Linear | PlainLinear
 
 
 def choose_layout(model: nn.Module) -> None:
@@ -56,11 +91,11 @@ def choose_layout(model: nn.Module) -> None:
     Args:
         model: on a CPU, in its final dtype.
     """
-    shapes: dict[tuple[int, int], list[tuple[nn.Module, str, nn.Linear]]] = defaultdict(list)
+    shapes: dict[torch.Size, list[tuple[nn.Module, str, _Plain]]] = defaultdict(list)
     for parent in model.modules():
         for name, child in parent.named_children():
-            if type(child) is nn.Linear:
-                shapes[child.out_features, child.in_features].append((parent, name, child))
+            if type(child) is nn.Linear or isinstance(child, PlainLinear):
+                shapes[child.weight.shape].append((parent, name, child))
     chosen: dict[str, float] = {}
     while shapes:  # shape by shape, so that what is packed is freed
         (out_features, in_features), places = shapes.popitem()
@@ -72,7 +107,7 @@ def choose_layout(model: nn.Module) -> None:
     _log.info("weight layout", packed_is_faster_by=chosen)
 
 
-def _gain(layers: list[nn.Linear]) -> float:
+def _gain(layers: Sequence[_Plain]) -> float:
     """Time of the plain layout over time of the packed one, one row and several alike."""
     packed = [PackedLinear(layer) for layer in layers]
     weight = layers[0].weight

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch
 from tandem.inference.cache import KVPool
+from tandem.inference.layout import PlainLinear
 from tandem.inference.support import max_positions
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -36,13 +37,14 @@ class LlamaPass(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         inner: Any = model.model
-        self._embed, self._rotary, self._head = inner.embed_tokens, inner.rotary_emb, model.lm_head
+        self._embedding: Tensor = inner.embed_tokens.weight.detach()
+        self._rotary = inner.rotary_emb
+        self._norm = _RMSNorm(inner.norm)
+        self.head = PlainLinear(model.lm_head.weight, model.lm_head.bias)
         del model.lm_head  # its weights may be laid out anew
-        self._norm: Tensor = inner.norm.weight.detach()
-        self._eps: float = inner.norm.variance_epsilon
         self._max_positions = max_positions(model.config)
-        # [positions, 2, D]: cosines, and sines with the sign of rotate_half.
-        self._turns = self._norm.new_empty(0)
+        # [positions, 1, D/2] complex64, by which the pairs of a head are turned.
+        self._turns = self._embedding.new_empty(0, dtype=torch.complex64)
         self.layers = nn.ModuleList()
         while inner.layers:  # one by one, so that no two copies of the model exist
             self.layers.append(_Layer(inner.layers[0]))
@@ -59,33 +61,53 @@ class LlamaPass(nn.Module):
         if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
             return False  # frequencies that depend on the text's length
         inner: Any = model.model
-        if not all(_plain(part) for layer in inner.layers for part in _projections(layer)):
+        parts = [part for layer in inner.layers for part in _projections(layer)]
+        if not all(_plain(part, nn.Linear) for part in (model.lm_head, *parts)):
+            return False
+        if not _plain(inner.embed_tokens, nn.Embedding):
             return False
         cos, _ = inner.rotary_emb(inner.norm.weight, torch.zeros(1, 1, device=model.device))
         return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
-        states = self._embed(batch.token_ids[0])
-        rotation = self._rotation(batch, states)
+        states = self._embedding.index_select(0, batch.token_ids[0])
+        rotation = self._rotation(batch)
         for index, layer in enumerate(self.layers):
             states = layer(states, rotation, batch, pool, index)
-        states = rms_norm(states[batch.rows], self._norm.shape, self._norm, self._eps)
-        logits: Tensor = self._head(states)
+        if batch.rows is not None:
+            states = states.index_select(0, batch.rows)
+        logits: Tensor = self.head(self._norm(states))
         return logits
 
-    def _rotation(self, batch: PackedBatch, like: Tensor) -> Tensor:
-        """[T, 2, D] of each token's position."""
+    def _rotation(self, batch: PackedBatch) -> Tensor:
+        """[T, 1, D/2] complex64 of each token's position."""
         longest = max(segment.length for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
             count = max(longest, min(count, self._max_positions))
-            positions = torch.arange(count, device=like.device)
-            cos, sin = self._rotary(like, positions[None])
-            low, high = sin.chunk(2, -1)
-            self._turns = torch.stack((cos[0], torch.cat((-low, high), -1)[0]), 1)
-        turns: Tensor = self._turns[batch.positions[0]]
+            positions = torch.arange(count, device=self._embedding.device)
+            cos, sin = self._rotary(
+                self._embedding.new_empty(0, dtype=torch.float32), positions[None]
+            )
+            half = cos.shape[-1] // 2
+            self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
+        turns: Tensor = self._turns.index_select(0, batch.positions[0])
         return turns
+
+
+class _RMSNorm:
+    """x / rms(x) * weight, in float32 and by as few operators as there are."""
+
+    def __init__(self, norm: Any) -> None:
+        self.weight: Tensor = norm.weight.detach().float()
+        self._eps = self.weight.new_full((), norm.variance_epsilon)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[..., E] to [..., E]."""
+        norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / states.shape[-1]).rsqrt_()
+        return (states * self.weight).mul_(scale).to(states.dtype)
 
 
 class _Layer(nn.Module):
@@ -94,20 +116,24 @@ class _Layer(nn.Module):
     def __init__(self, layer: Any) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
-        self._head_dim: int = attention.head_dim
-        self._key_heads = attention.k_proj.out_features // self._head_dim
-        self._query_heads = attention.q_proj.out_features // self._head_dim
+        head_dim = self._head_dim = attention.head_dim
+        self._key_heads = attention.k_proj.out_features // head_dim
+        self._query_heads = attention.q_proj.out_features // head_dim
         self._scaling: float = attention.scaling
         self._window = _window_of(attention)
-        self._query_norm = _norm_of(attention, "q_norm")
-        self._key_norm = _norm_of(attention, "k_norm")
-        self._before = layer.input_layernorm.weight.detach()
-        self._between = layer.post_attention_layernorm.weight.detach()
-        self._eps: float = layer.input_layernorm.variance_epsilon
-        self.qkv = _fused(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = attention.o_proj
+        self._before = _RMSNorm(layer.input_layernorm)
+        self._between = _RMSNorm(layer.post_attention_layernorm)
+        self._head_norm = None
+        if hasattr(attention, "q_norm"):
+            self._head_norm = _head_norm(attention, self._query_heads, self._key_heads)
+        self.qkv = _fused(
+            _paired(attention.q_proj, head_dim),
+            _paired(attention.k_proj, head_dim),
+            attention.v_proj,
+        )
+        self.out = PlainLinear(attention.o_proj.weight, attention.o_proj.bias)
         self.gate_up = _fused(mlp.gate_proj, mlp.up_proj)
-        self.down = mlp.down_proj
+        self.down = PlainLinear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def forward(
         self,
@@ -118,26 +144,24 @@ class _Layer(nn.Module):
         index: int,
     ) -> Tensor:
         """[T, E] to [T, E]."""
-        projected = self.qkv(rms_norm(states, self._before.shape, self._before, self._eps))
-        heads = projected.view(len(states), -1, self._head_dim)
-        turned, value = heads[:, : -self._key_heads], heads[:, -self._key_heads :]
-        if self._query_norm is not None and self._key_norm is not None:
-            query, key = turned[:, : self._query_heads], turned[:, self._query_heads :]
-            shape = (self._head_dim,)
-            query = rms_norm(query, shape, self._query_norm, self._eps)
-            turned = torch.cat((query, rms_norm(key, shape, self._key_norm, self._eps)), 1)
-        # Half a turn of x times this sine is rotate_half(x) * sin.
-        cos, sin = rotation[:, :1], rotation[:, 1:]
-        turned = torch.addcmul(turned * cos, turned.roll(self._head_dim // 2, -1), sin)
-        turned = turned.transpose(0, 1)
-        query, key = turned[: self._query_heads], turned[self._query_heads :]
-        keys, values = pool.update(key[None], value.transpose(0, 1)[None], index)
+        heads = self.qkv(self._before(states)).view(len(states), -1, self._head_dim)
+        turned, value = heads.tensor_split((-self._key_heads,), 1)
+        if self._head_norm is not None:
+            turned = self._head_norm(turned)
+        turned = _turn(turned, rotation).transpose(0, 1)
+        query, key = turned.tensor_split((self._query_heads,))
+        keys, values = pool.write(index, key, value.transpose(0, 1))
         seen = attend(batch, query, keys, values, self._scaling, self._window)
-        states = states + self.out(seen.flatten(1))
-        inputs = rms_norm(states, self._between.shape, self._between, self._eps)
-        gate, up = self.gate_up(inputs).chunk(2, -1)
-        states = states + self.down(silu(gate).mul_(up))
-        return states
+        states = self.out.plus(states, seen.flatten(1))
+        gate, up = self.gate_up(self._between(states)).chunk(2, -1)
+        return self.down.plus(states, silu(gate).mul_(up))
+
+
+def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate heads [T, H, D] by [T, 1, D/2]; in place where they are float32."""
+    floats = heads.float()
+    torch.view_as_complex(floats.view(*heads.shape[:2], -1, 2)).mul_(rotation)
+    return floats.to(heads.dtype)
 
 
 def _projections(layer: Any) -> Iterator[nn.Module]:
@@ -146,9 +170,9 @@ def _projections(layer: Any) -> Iterator[nn.Module]:
     yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
-def _plain(part: nn.Module) -> bool:
-    """Whether it is a linear layer, and not one that is quantised, adapted or wrapped."""
-    if type(part) is not nn.Linear or "forward" in vars(part):
+def _plain(part: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether it is of the kind itself, and not one that is quantised, adapted or wrapped."""
+    if type(part) is not kind or "forward" in vars(part):
         return False
     return type(part.weight) is nn.Parameter
 
@@ -160,17 +184,32 @@ def _window_of(attention: Any) -> int | None:
     return window
 
 
-def _norm_of(attention: Any, name: str) -> Tensor | None:
-    norm = getattr(attention, name, None)
-    return None if norm is None else norm.weight.detach()
+def _head_norm(attention: Any, query_heads: int, key_heads: int) -> _RMSNorm:
+    """Of queries and keys at once: the weight is [Hq + H, D]."""
+    norm, other = _RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)
+    query, key = (_pairs(part.weight, len(part.weight)) for part in (norm, other))
+    norm.weight = torch.cat((query.expand(query_heads, -1), key.expand(key_heads, -1)))
+    return norm
 
 
-def _fused(*parts: nn.Linear) -> nn.Linear:
+def _fused(*parts: nn.Linear | PlainLinear) -> PlainLinear:
     """One layer for several of the same input."""
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
     weight = torch.cat([part.weight.detach() for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    fused = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    fused.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        fused.bias = nn.Parameter(bias, requires_grad=False)
-    return fused
+    return PlainLinear(weight, torch.cat(biases) if biases else None)
+
+
+def _paired(part: nn.Linear, head_dim: int) -> PlainLinear:
+    """The layer with its output in the order of `_pairs`."""
+    bias = None if part.bias is None else _pairs(part.bias, head_dim)
+    return PlainLinear(_pairs(part.weight, head_dim), bias)
+
+
+def _pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows [H * D, ...] in the order in which what RoPE turns together lies together.
+
+    `transformers` turns the i-th number of a head's first half with the i-th of its second.
+    Queries and keys are only ever multiplied with each other, so their order is free.
+    """
+    halves = rows.detach().view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).flatten(0, 2)

@@ -46,7 +46,7 @@ class ModulePass(nn.Module):
             position_ids=batch.positions,
             past_key_values=pool,
             use_cache=True,
-            logits_to_keep=batch.rows,
+            logits_to_keep=0 if batch.rows is None else batch.rows,
         ).logits[0]
         self._checked = True
         return logits

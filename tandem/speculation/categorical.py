@@ -45,18 +45,16 @@ class Categorical:
             ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
             return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
         values, ids = probs.topk(min(support, probs.shape[1]))
-        weights = _scaled(values, values[:, :1])
-        # The likeliest token stays, whatever the rounding.
-        covered = values[:, :-1].cumsum(-1) >= mass
-        weights[:, 1:].masked_fill_(covered, 0)
-        return cls(ids, weights)
+        # The likeliest token stays, whatever the rounding: nothing lies before it.
+        covered = values.cumsum(-1).sub_(values) >= mass
+        return cls(ids, _scaled(values, values[:, :1]).masked_fill_(covered, 0))
 
     @classmethod
     def argmax(cls, logits: Tensor) -> Categorical:
         """Rows of temperature 0: the largest of logits [B, V], the first of equal ones."""
         best, ids = logits.max(-1, keepdim=True)
         # A row that is no number has no weight, and so is noticed.
-        return cls(ids, best.isfinite().long() * MAX_WEIGHT)
+        return cls(ids, (best.abs() < torch.inf).long().mul_(MAX_WEIGHT))
 
     @classmethod
     def cat(cls, parts: Sequence[Categorical]) -> Categorical:
@@ -89,12 +87,17 @@ class Categorical:
         if sums.shape[1] * MAX_WEIGHT >= 2**31:  # a product has to fit 63 bits
             digits, size = tuple(d for w in digits for d in (w & 0xFFFF, w >> 16)), 16
         # floor(bits * total / 2**64), digit by digit.
-        point = digits[0] * total >> size
+        point = (digits[0] * total).bitwise_right_shift_(size)
         for digit in digits[1:]:
-            point = digit * total + point >> size
+            point.addcmul_(digit, total).bitwise_right_shift_(size)
         # A row without any weight has no place; its draft is refused when it is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
-        return self.ids.gather(1, place)[:, 0]
+        return self.ids.gather(1, place).squeeze(1)
+
+    def rows(self) -> list[Categorical]:
+        """Each row on its own."""
+        count = len(self.ids)
+        return list(map(Categorical, self.ids.chunk(count), self.weights.chunk(count)))
 
 
 def words_of(integers: Sequence[int]) -> Tensor:
@@ -106,4 +109,4 @@ def words_of(integers: Sequence[int]) -> Tensor:
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:
     """Weights [B, K] int64, the largest probability [B, 1] becoming 65535."""
     # What is no number becomes 0 and not whatever an integer makes of it.
-    return (probs / largest * MAX_WEIGHT).round().long().clamp_(min=0)
+    return (probs / largest).mul_(MAX_WEIGHT).round_().long().clamp_(min=0)
