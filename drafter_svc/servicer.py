@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import grpc
 import structlog
 
@@ -128,6 +130,7 @@ class _DraftStream(SequenceStream[drafter_pb2.DraftRequest, drafter_pb2.DraftRes
                 "tandem.batch_size": times.batch_size,
                 "tandem.draft_bytes": len(payload.support_ids) + len(payload.weights),
             },
+            partial(self._sequence.bits.prepare, request.round + 1, request.gamma),
         )
 
     def _check(self, request: drafter_pb2.DraftStep, new_token_ids: list[int]) -> None:

@@ -15,7 +15,7 @@ class DrafterSettings(ModelSettings):
 
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     draft_mass: float = Field(
-        0.999, gt=0, le=1, description="share of each distribution that is drawn from and sent"
+        0.999, ge=0.001, le=1, description="share of each distribution that is drawn from and sent"
     )
     draft_support: int = Field(
         512, ge=0, description="the most tokens of a distribution to keep; 0 keeps all"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from tandem.inference.job import Job
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.randomness import Draws, Purpose, uniforms
+from tandem.speculation.randomness import Draws, Lookahead, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import Verifier
 
@@ -40,6 +40,7 @@ class TargetSequence:
         cache: its extent of the KV pool; holds all tokens but the last.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
+        uniforms: of a round, see `VerifyJob`.
     """
 
     token_ids: list[int]
@@ -49,6 +50,10 @@ class TargetSequence:
     cache: SequenceCache = field(init=False)
     last_token: int = -1
     length: int = 0
+    uniforms: Lookahead[npt.NDArray[np.float64]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uniforms = Lookahead(partial(_uniforms_of, self.sampling.seed))
 
 
 @dataclass(eq=False)
@@ -82,11 +87,7 @@ class VerifyJob(Job):
     @cached_property
     def uniforms(self) -> npt.NDArray[np.float64]:
         """[gamma+1]: each drafted row's acceptance, then the draw."""
-        seed = self.sequence.sampling.seed
-        return uniforms(
-            Draws(seed, Purpose.ACCEPT, self.round, len(self.draft)),
-            Draws(seed, Purpose.RESIDUAL, self.round, 1),
-        )
+        return self.sequence.uniforms.take(self.round, len(self.draft))
 
     @cached_property
     def proposal(self) -> Proposal:
@@ -247,6 +248,11 @@ def _proposal(jobs: Sequence[VerifyJob], device: torch.device) -> Proposal:
     if len(jobs) == 1:
         return jobs[0].proposal.to(device)
     return Proposal.from_drafts([job.draft for job in jobs], device)
+
+
+def _uniforms_of(seed: int, round_: int, gamma: int) -> npt.NDArray[np.float64]:
+    acceptances = Draws(seed, Purpose.ACCEPT, round_, gamma)
+    return uniforms(acceptances, Draws(seed, Purpose.RESIDUAL, round_, 1))
 
 
 def _uniforms(jobs: Sequence[VerifyJob], gamma: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import grpc
 import structlog
@@ -178,6 +179,7 @@ class _VerifyStream(SequenceStream[target_pb2.VerifyRequest, target_pb2.VerifyRe
                 "tandem.verifier": sequence.rule.name,
                 "tandem.batch_size": times.batch_size,
             },
+            partial(sequence.uniforms.prepare, request.round + 1, len(draft)),
         )
 
     def _check_length(self, gamma: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from tandem.errors import EngineFailure
 from tandem.inference.cache import SequenceCache
 from tandem.speculation.categorical import Categorical, words_of
 from tandem.speculation.draft import Draft
-from tandem.speculation.randomness import Draws, Purpose, integers
+from tandem.speculation.randomness import Draws, Lookahead, Purpose, integers
 from tandem.speculation.sampling import Sampling
 
 
@@ -29,6 +29,7 @@ class DraftSequence:
         vocab_size: ids at or beyond it are never drafted.
         cache: its extent of the KV pool.
         state: the drafting method's own.
+        bits: of a round, see `DraftRequest`.
     """
 
     token_ids: list[int]
@@ -36,6 +37,10 @@ class DraftSequence:
     vocab_size: int
     cache: SequenceCache = field(init=False)
     state: Any = None
+    bits: Lookahead[Sequence[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bits = Lookahead(partial(_bits, self.sampling.seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +77,7 @@ class DraftRequest:
     @cached_property
     def bits(self) -> Sequence[Tensor]:
         """[1, 2] each, the words of a 64-bit random integer for each of the gamma tokens."""
-        draws = Draws(self.sequence.sampling.seed, Purpose.DRAFT, self.round, self.gamma)
-        return words_of(integers(draws)).chunk(self.gamma)
+        return self.sequence.bits.take(self.round, self.gamma)
 
     @property
     def complete(self) -> bool:
@@ -117,3 +121,7 @@ class Drafter(ABC):
         One step at a time, so that the engine may add, drop or cancel sequences between
         steps.
         """
+
+
+def _bits(seed: int, round_: int, gamma: int) -> Sequence[Tensor]:
+    return words_of(integers(Draws(seed, Purpose.DRAFT, round_, gamma))).chunk(gamma)

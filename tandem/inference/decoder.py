@@ -162,8 +162,9 @@ class Decoder:
         head = self.forward([Feed(cache, _PROBE[:5], 5), Feed(other, _PROBE[3:5], 1)])[:5]
         self.forward([Feed(cache, [1, 1, 1], 1)])
         cache.rollback(5)
-        tail = self.forward([Feed(other, _PROBE[5:6], 0), Feed(cache, _PROBE[5:], len(_PROBE) - 5)])
-        return torch.cat((head, tail))
+        middle = self.forward([Feed(other, _PROBE[5:6], 0), Feed(cache, _PROBE[5:9], 4)])
+        alone = self.forward([Feed(cache, _PROBE[9:], len(_PROBE) - 9)])
+        return torch.cat((head, middle, alone))
 
     def reserve(self, capacity: int) -> SequenceCache | None:
         """Room for a sequence of up to `capacity` positions; None where there is none now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -62,12 +62,14 @@ class StepReply(Generic[R]):
         span: the span's name.
         stages: child spans, name to nanoseconds, in order.
         attributes: of the span.
+        afterwards: what can be done while the peer is busy with the answer.
     """
 
     message: R
     span: str
     stages: Mapping[str, int]
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    afterwards: Callable[[], None] | None = None
 
 
 class SequenceStream(ABC, Generic[Q, R]):
@@ -128,6 +130,8 @@ class SequenceStream(ABC, Generic[Q, R]):
             spans.record(self._span, {}, self._log_context(), error)
             raise
         spans.record(reply.span, reply.stages, {**self._log_context(), **reply.attributes})
+        if reply.afterwards is not None:
+            reply.afterwards()
 
     async def _write(self, message: R) -> None:
         """Answer; a peer that does not read must not hold its sequence."""

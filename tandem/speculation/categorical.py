@@ -38,14 +38,14 @@ class Categorical:
 
         Args:
             probs: [B, V] probabilities.
-            mass: the share to cover, in (0, 1]; not applied where support is 0.
+            mass: the share to cover, in [0.001, 1]; not applied where support is 0.
             support: the most tokens to keep; 0 keeps the full vocabulary.
         """
         if support == 0:
             ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
             return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
         values, ids = probs.topk(min(support, probs.shape[1]))
-        # The likeliest token stays, whatever the rounding: nothing lies before it.
+        # What lies before the likeliest token is 0, and covers nothing.
         covered = values.cumsum(-1).sub_(values) >= mass
         return cls(ids, _scaled(values, values[:, :1]).masked_fill_(covered, 0))
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.speculation.randomness import Draws, Purpose, integers, philox4x32, uniforms
+from tandem.speculation.randomness import (
+    Draws,
+    Lookahead,
+    Purpose,
+    integers,
+    philox4x32,
+    uniforms,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,20 @@ def test_uniforms_are_uniform_with_53_bits() -> None:
 def test_no_draws_are_none() -> None:
     assert len(uniforms()) == 0
     assert integers(Draws(0, Purpose.DRAFT, 0, 0)) == []
+
+
+def test_looking_ahead_changes_no_number() -> None:
+    calls: list[tuple[int, int]] = []
+
+    def compute(round_: int, count: int) -> list[int]:
+        calls.append((round_, count))
+        return integers(Draws(3, Purpose.DRAFT, round_, count))
+
+    numbers = Lookahead(compute)
+    plain = Lookahead(lambda round_, count: integers(Draws(3, Purpose.DRAFT, round_, count)))
+    numbers.prepare(5, 4)
+    assert numbers.take(5, 4) == plain.take(5, 4)
+    assert calls == [(5, 4)]
+    for unforeseen in ((5, 3), (6, 4), (4, 4)):
+        assert numbers.take(*unforeseen) == plain.take(*unforeseen)
+    assert len(calls) == 4
