@@ -39,6 +39,7 @@ from benchmarks.method import (
 )
 from benchmarks.plots import draw
 from benchmarks.row import Row, floors, measured
+from benchmarks.run_off import Ratio, run_off
 from benchmarks.services import serving
 from tandem.cli.failure import Failure
 from tandem.cli.pair import Pair, embedded
@@ -60,6 +61,8 @@ class Plan:
         new_tokens: of each text.
         repeats: texts of each method and temperature, at most.
         budget_s: for all repeats.
+        run_off_texts: of each finalist and temperature, at most.
+        run_off_budget_s: for all of those.
         swept: how much the sweeps measure.
     """
 
@@ -70,6 +73,8 @@ class Plan:
     new_tokens: int
     repeats: int
     budget_s: float
+    run_off_texts: int
+    run_off_budget_s: float
     swept: sweeps.Sweeps
 
 
@@ -80,7 +85,9 @@ FULL = Plan(
     temperatures=(0.0, 1.0),
     new_tokens=128,
     repeats=12,
-    budget_s=12 * 60,
+    budget_s=9 * 60,
+    run_off_texts=24,
+    run_off_budget_s=5 * 60,
     swept=sweeps.FULL,
 )
 QUICK = Plan(
@@ -91,6 +98,8 @@ QUICK = Plan(
     new_tokens=16,
     repeats=2,
     budget_s=30,
+    run_off_texts=2,
+    run_off_budget_s=15,
     swept=sweeps.QUICK,
 )
 
@@ -102,12 +111,14 @@ class Outcome:
     Attributes:
         contest: with all texts, and the floor measured between them.
         repeats: done within the budget.
+        ratios: of the run-off.
         target_parameters: of the expanded target.
         findings: of the sweeps, if they were asked for.
     """
 
     contest: Contest
     repeats: int
+    ratios: list[Ratio]
     target_parameters: int
     findings: sweeps.Findings | None
 
@@ -142,10 +153,11 @@ def run(plan: Plan, with_sweeps: bool, progress: Progress) -> Outcome:
                     floor=floor,
                 )
                 repeats = contest.run(plan.repeats, plan.budget_s, progress)
+                ratios = run_off(contest, plan.run_off_texts, plan.run_off_budget_s, progress)
             findings = None
             if with_sweeps:
                 findings = sweeps.run_sweeps(plan.swept, stack.addresses, progress)
-    return Outcome(contest, repeats, parameters, findings)
+    return Outcome(contest, repeats, ratios, parameters, findings)
 
 
 def rows_of(contest: Contest) -> list[Row]:
@@ -188,8 +200,10 @@ def show(plan: Plan, outcome: Outcome, rows: Sequence[Row], console: Console) ->
     )
     console.print(title)
     console.print(report.table(rows))
-    for sentence in report.sentences(rows, contest.floor, contest.bandwidth):
+    for sentence in report.sentences(contest.floor, contest.bandwidth):
         console.print(sentence)
+    for ratio in outcome.ratios:
+        console.print(str(ratio))
     for table in outcome.findings.tables() if outcome.findings else ():
         console.print(table)
 
@@ -205,6 +219,7 @@ def as_json(plan: Plan, outcome: Outcome, rows: Sequence[Row]) -> dict[str, Any]
         "seeds": f"0 to {last}, the number of the repeat, for every system",
         "stages": report.stages(contest.floor, contest.bandwidth),
         "rows": [asdict(row) for row in rows],
+        "run_off": [asdict(ratio) for ratio in outcome.ratios],
         "sweeps": outcome.findings.as_json() if outcome.findings else None,
     }
 

@@ -61,7 +61,7 @@ class Contest:
             Repeats done.
         """
         for method in self.methods:
-            self._text(method, 1.0, 0, _WARM_UP_TOKENS)
+            self.text(method, 1.0, 0, _WARM_UP_TOKENS)
         total = repeats * len(self.methods) * len(self.temperatures)
         bar = progress.add_task("texts", total=total)
         started = time.perf_counter()
@@ -72,7 +72,7 @@ class Contest:
             self.floor.measure(_BARE_ROUNDS)
             self.bandwidth = max(self.bandwidth, copy_bandwidth())
             for method, temperature in self._turns(repeat):
-                text = self._text(method, temperature, repeat, self.new_tokens)
+                text = self.text(method, temperature, repeat, self.new_tokens)
                 self.texts.setdefault((method, temperature), []).append(text)
                 progress.advance(bar)
         return repeats
@@ -84,8 +84,8 @@ class Contest:
             for temperature in self.temperatures:
                 yield method, temperature
 
-    def _text(self, method: Method, temperature: float, repeat: int, tokens: int) -> Timeline:
-        """One text.
+    def text(self, method: Method, temperature: float, repeat: int, tokens: int) -> Timeline:
+        """One text, of the prompt and seed that belong to a repeat.
 
         Raises:
             RuntimeError: a service failed; figures without that text would flatter it.

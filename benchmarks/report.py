@@ -1,4 +1,4 @@
-"""The headline table of a run, and the sentences under it."""
+"""The headline table of a run, and what the bare models take."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def stages(floor: Floor, bandwidth: float) -> dict[str, object]:
     }
 
 
-def sentences(rows: Sequence[Row], floor: Floor, bandwidth: float) -> list[str]:
-    """What the table says, in words."""
+def sentences(floor: Floor, bandwidth: float) -> list[str]:
+    """What the bare models take, in words."""
     said = []
     plain = median(floor.rounds[0].target_s)
     for gamma, times in floor.rounds.items():
@@ -126,15 +126,4 @@ def sentences(rows: Sequence[Row], floor: Floor, bandwidth: float) -> list[str]:
         f"target weights {floor.target_bytes / 1e6:.0f} MB ({floor.dtype}) at"
         f" {bandwidth / 1e9:.1f} GB/s copied: {floor.target_bytes / bandwidth * 1e3:.1f} ms a pass"
     )
-    for temperature in sorted({row.temperature for row in rows}):
-        block = best(rows, f"{System.TANDEM} block", temperature)
-        for name in _BASELINES:
-            other = best(rows, name, temperature)
-            if block is not None and other is not None:
-                chosen = other.dtype if not other.gamma else f"gamma {other.gamma}, {other.dtype}"
-                said.append(
-                    f"temperature {temperature:g}: Tandem block at gamma {block.gamma}"
-                    f" ({block.dtype}) is {block.tokens_per_s / other.tokens_per_s:.2f} x {name}"
-                    f" at its best ({chosen})"
-                )
     return said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from rich.console import Console
 
@@ -9,6 +11,7 @@ from benchmarks import report
 from benchmarks.floor import BareRound, Floor
 from benchmarks.method import Method, System
 from benchmarks.row import Row, floors, measured
+from benchmarks.run_off import ratios
 from tandem.cli.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
@@ -95,7 +98,32 @@ def test_the_table_has_transformers_at_its_best_only(floor: Floor) -> None:
     ]
     rows += [Row("Tandem block", "float32", gamma, 0.0, 15.0 + gamma) for gamma in (2, 4)]
     assert report.shown(rows) == rows[1:]
-    console = Console(width=190, record=True, quiet=True)
+    console = Console(width=190, file=StringIO(), record=True)
     console.print(report.table(rows))
-    (sentence,) = [s for s in report.sentences(rows, floor, 4e9) if "block" in s]
-    assert "1.58 x transformers assisted at its best (gamma 4, bfloat16)" in sentence
+    text = console.export_text()
+    assert "12.0" in text
+    assert "10.0" not in text
+
+
+def test_the_run_off_compares_the_best_with_the_best() -> None:
+    two, four = (Method(System.TANDEM, "float32", gamma, "block") for gamma in (2, 4))
+    assisted = [Method(System.ASSISTED, "bfloat16", gamma) for gamma in (4, 8)]
+    own, plain = Method(System.ASSISTED_DEFAULTS, "float32", None), Method(System.GENERATE, "x")
+    speeds = {
+        two: [10.0, 11.0, 30.0],
+        four: [15.0, 16.0, 24.0],  # the better median
+        assisted[0]: [10.0, 8.0, 12.0],
+        assisted[1]: [5.0, 9.0, 99.0],
+        own: [15.0, 16.0, 24.0],
+        plain: [1.0, 1.0, 1.0],
+    }
+    found = ratios(1.0, list(speeds), {(method, 1.0): own for method, own in speeds.items()})
+    assert [(ratio.block, ratio.other) for ratio in found] == [
+        (four, assisted[0]),
+        (four, own),
+        (four, plain),
+    ]
+    assert found[0].ratios == (1.5, 2.0, 2.0)
+    sentence = str(found[0])
+    assert "Tandem block (gamma 4, float32) is 2.00 x transformers assisted (gamma 4" in sentence
+    assert "16.0 and 10.0 tokens/s; 3 texts each" in sentence
