@@ -15,6 +15,8 @@ _LAST_TOKENS = 8
 # Tokens that the next one is decoded behind: some tokenizers treat a first token (its leading
 # space, for instance) in their own way.
 _CONTEXT = 6
+# Characters that an unknown word may have and still be a prompt's token.
+_LONGEST_WORD = 1000
 
 
 class Vocabulary:
@@ -38,6 +40,17 @@ class Vocabulary:
         }
         added = tokenizer.get_added_tokens_decoder()
         self._silent = {token_id for token_id, token in added.items() if token.special}
+        self._longest = max(map(len, tokenizer.get_vocab()), default=0)
+
+    @property
+    def longest_token(self) -> int:
+        """The most characters of a text that one token stands for.
+
+        A byte-level token spells each byte as a character, so none stands for more than it is
+        long; a tokenizer that drops characters or calls them unknown may put any number into
+        one, and a thousand are more than a word has.
+        """
+        return self._longest if self._byte_level else max(self._longest, _LONGEST_WORD)
 
     def is_silent(self, token_id: int) -> bool:
         """Whether the token is a mark for the model that no reader sees."""

@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import structlog
 
+from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.handshake import (
+    least_limits,
+    noting,
+    require_fit,
+    require_protocol,
+    require_same_law,
+    rules_of,
+)
+from orchestrator.request import Rule
 from tandem.common.v1 import common_pb2
 from tandem.errors import TandemError, Unavailable
-from tandem.rpc.clients import DrafterClient, TargetClient
-from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.rpc.status import notes_of
-from tandem.target.v1 import target_pb2
 
 _log = structlog.get_logger(__name__)
 _RETRY_SECONDS = 0.2
@@ -69,7 +76,7 @@ class Pool:
     Attributes:
         target: what the targets serve, with the least limits of them all.
         drafter: the same of the drafters; None without drafters.
-        verifiers: that the targets know.
+        rules: that the targets know and the drafters suit, by name.
         tokenizer_json: the target's; empty where it has none.
 
     Args:
@@ -88,7 +95,7 @@ class Pool:
         self._ready = False
         self.target = common_pb2.ModelInfo()
         self.drafter: common_pb2.ModelInfo | None = None
-        self.verifiers: list[str] = []
+        self.rules: Mapping[str, Rule] = {}
         self.tokenizer_json = b""
 
     async def become_ready(self) -> None:
@@ -122,15 +129,16 @@ class Pool:
         drafters = [await replica.client.model_info(seconds) for replica in self._drafters]
         first = targets[0]
         for place, (reply, replica) in enumerate(zip(targets, self._targets, strict=True), 1):
-            with _noting(replica.client.address):
-                _require_fit(first.info, reply.info, f"target {place}")
-                _require_same_law(first, reply, f"target {place}")
+            with noting(replica.client.address):
+                require_protocol(first.info, "target 1")
+                require_fit(first.info, reply.info, f"target {place}")
+                require_same_law(first, reply, f"target {place}")
         for place, (answer, drafting) in enumerate(zip(drafters, self._drafters, strict=True), 1):
-            with _noting(drafting.client.address):
-                _require_fit(first.info, answer.info, f"drafter {place}")
-        self.target = _least_limits([reply.info for reply in targets])
-        self.drafter = _least_limits([reply.info for reply in drafters]) if drafters else None
-        self.verifiers = sorted(first.verifiers)
+            with noting(drafting.client.address):
+                require_fit(first.info, answer.info, f"drafter {place}")
+        self.target = least_limits([reply.info for reply in targets])
+        self.drafter = least_limits([reply.info for reply in drafters]) if drafters else None
+        self.rules = rules_of(first, drafters)
         self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
 
     def pick_drafter(self) -> Replica[DrafterClient] | None:
@@ -145,78 +153,3 @@ class Pool:
         """Close all channels."""
         clients = [r.client for r in self._drafters] + [r.client for r in self._targets]
         await asyncio.gather(*(client.close() for client in clients))
-
-
-@contextmanager
-def _noting(address: str) -> Iterator[None]:
-    """Note the address of what is refused inside the block: for our log, not for clients."""
-    try:
-        yield
-    except Unavailable as error:
-        error.add_note(address)
-        raise
-
-
-def _require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: str) -> None:
-    """Refuse a peer whose tokens or protocol are not the target's.
-
-    Raises:
-        Unavailable: what differs.
-    """
-    if other.protocol_version != PROTOCOL_VERSION:
-        raise Unavailable(
-            f"{who} speaks protocol version {other.protocol_version}, we speak"
-            f" {PROTOCOL_VERSION}: deploy the same release of all services"
-        )
-    if other.tokenizer_fingerprint != target.tokenizer_fingerprint:
-        raise Unavailable(
-            f"{who} ({other.model}) has another tokenizer than the target ({target.model}):"
-            f" fingerprints {_short(other)} and {_short(target)}, vocabularies of"
-            f" {other.vocab_size} and {target.vocab_size}; a pair must share its tokenizer"
-        )
-    if not target.tokenizer_fingerprint and other.vocab_size != target.vocab_size:
-        raise Unavailable(
-            f"{who} has {other.vocab_size} token ids, the target {target.vocab_size},"
-            " and neither has a tokenizer that would say which agree"
-        )
-
-
-def _short(info: common_pb2.ModelInfo) -> str:
-    return info.tokenizer_fingerprint[:12] or "(none)"
-
-
-def _require_same_law(
-    first: target_pb2.GetModelInfoResponse, other: target_pb2.GetModelInfoResponse, who: str
-) -> None:
-    """Refuse a target that would end, check or draw texts in another way than the first.
-
-    Raises:
-        Unavailable: what differs.
-    """
-    agreed, its_own = _law(first), _law(other)
-    for name, value in its_own.items():
-        if value != agreed[name]:
-            raise Unavailable(
-                f"{who} differs from target 1 in {name}: {value} and {agreed[name]};"
-                " all targets must serve the same model in the same way"
-            )
-
-
-def _law(reply: target_pb2.GetModelInfoResponse) -> dict[str, object]:
-    info = reply.info
-    return {
-        "model": info.model,
-        "dtype": info.dtype,
-        "vocab_size": info.vocab_size,
-        "eos_token_ids": sorted(info.eos_token_ids),
-        "verifiers": sorted(reply.verifiers),
-    }
-
-
-def _least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
-    """The first replica, with limits that any of them keeps: a text may go to each."""
-    info = common_pb2.ModelInfo()
-    info.CopyFrom(replicas[0])
-    for name in ("max_length", "max_gamma", "max_sequences"):
-        setattr(info, name, min(getattr(replica, name) for replica in replicas))
-    return info

@@ -34,6 +34,12 @@ class OrchestratorSettings(ServiceSettings):
         256, ge=1, description="tokens to generate for requests that name no limit"
     )
     max_requests: int = Field(256, ge=1, description="texts generated at once; one more is refused")
+    max_encoding: int = Field(
+        2, ge=1, description="prompts turned into tokens at once, each in a thread"
+    )
+    max_encoding_waiting: int = Field(
+        64, ge=0, description="prompts that may wait for that; one more is refused"
+    )
     connect_seconds: float = Field(
         5.0, gt=0, description="how long a peer may take to say what it serves"
     )

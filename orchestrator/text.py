@@ -22,14 +22,23 @@ class TextCodec:
         self._vocabulary = Vocabulary(self._tokenizer) if self._tokenizer else None
 
     @property
+    def longest_token(self) -> int:
+        """The most characters of a prompt that one token can stand for."""
+        return self._vocabulary.longest_token if self._vocabulary else 0
+
+    @property
     def has_text(self) -> bool:
         """Whether text can be encoded and decoded."""
         return self._tokenizer is not None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with what the tokenizer's own template adds (a BOS, for instance)."""
+        """Token ids, with what the tokenizer's own template adds (a BOS, for instance).
+
+        Gives the interpreter's lock away while it works; the library's `encode` would hold it.
+        """
         assert self._tokenizer is not None
-        ids: list[int] = self._tokenizer.encode(text).ids
+        (encoding,) = self._tokenizer.encode_batch([text])
+        ids: list[int] = encoding.ids
         return ids
 
     def stream(self, prompt_ids: Sequence[int], stop_strings: Sequence[str]) -> TextStream:

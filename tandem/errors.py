@@ -65,6 +65,15 @@ class StartupError(TandemError):
     """The service cannot start as configured."""
 
 
+# A status travels in a header; beyond the limit of headers its very code would be lost.
+MAX_SENTENCE = 500
+
+
+def cut(sentence: str) -> str:
+    """A sentence as it may leave the process: it can quote what a caller sent."""
+    return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[: MAX_SENTENCE - 1]}…"
+
+
 def first_line(error: BaseException) -> str:
     """Of an error's message, for a sentence of ours: libraries write pages."""
     return str(error).strip().split("\n")[0]

@@ -37,6 +37,13 @@ class ServiceSettings(BaseSettings):
     idle_seconds: float = Field(
         150.0, gt=0, description="how long an open stream may be silent before it is ended"
     )
+    max_message_mib: int = Field(
+        4,
+        ge=1,
+        le=256,
+        description="largest request to take, in MiB: a prompt's million ids, or a draft of 16 rows"
+        " of 40,000 tokens",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line to write"
     )
@@ -78,6 +85,12 @@ class ModelSettings(ServiceSettings):
     admission_seconds: float = Field(
         1.0, ge=0, description="how long one of them waits before it is refused"
     )
+    max_new_streams: int = Field(
+        64, ge=1, description="streams that have not opened a sequence yet; one more is refused"
+    )
+    open_seconds: float = Field(
+        10.0, gt=0, description="how long such a stream may take for its first message"
+    )
     token_budget: int = Field(
         512, ge=1, description="new tokens of running sequences in one forward pass"
     )
@@ -97,6 +110,8 @@ class ModelSettings(ServiceSettings):
 
 
 S = TypeVar("S", bound=ServiceSettings)
+
+MIB = 1 << 20
 
 
 def read_settings(kind: type[S]) -> S:

@@ -9,12 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tandem.inference.batch import Feed
-from tandem.inference.engine import Engine
+from tandem.inference.feed import Feed
 from tandem.speculation.sampling import Sampling
-from target_svc.engine import TargetEngine, TargetSequence
+from target_svc.round import TargetSequence
 from target_svc.verifiers import VERIFIERS
-from tests.tiny import make_target, random_llama
+from tests.tiny import DrafterEngine, TargetEngine, make_target, random_llama
 
 VOCAB_SIZE = 31
 CONCURRENT = 16
@@ -34,7 +33,7 @@ def target_sequence(prompt: Sequence[int]) -> TargetSequence:
     return TargetSequence(list(prompt), Sampling(), VERIFIERS["token"], None)
 
 
-def watch(engine: Engine[Any, Any], before: Callable[[Sequence[Feed]], None]) -> None:
+def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]], None]) -> None:
     """Call `before` in the engine thread ahead of each forward pass."""
     forward = engine.decoder.forward
 
@@ -51,7 +50,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def emptied(engine: Engine[Any, Any]) -> None:
+async def emptied(engine: TargetEngine | DrafterEngine) -> None:
     """Wait until all memory is given back, which happens between two steps."""
     pool = engine.decoder.pool
     await until(lambda: pool.free_positions == pool.positions)

@@ -7,20 +7,22 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.drafters.drafter import DraftSequence
-from drafter_svc.drafters.model import ModelDrafter
-from drafter_svc.engine import DrafterEngine
-from tandem.inference.admission import AdmissionLimits
+from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.model import ModelDrafter
+from tandem.engine.admission import Admission, AdmissionLimits
+from tandem.engine.asks import Decision, Truncation
+from tandem.engine.engine import Engine
+from tandem.engine.schedule import BatchLimits
+from tandem.engine.stepper import Stepper
 from tandem.inference.decoder import Decoder
-from tandem.inference.engine import BatchLimits, Engine
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from target_svc.engine import TargetEngine, TargetSequence
+from target_svc import round as rounds
+from target_svc.round import TargetSequence
 from target_svc.verifiers import VERIFIERS
 
 VOCAB_SIZE = 5
@@ -53,6 +55,43 @@ def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> 
     return folder
 
 
+class TargetEngine(Engine):
+    """A target's engine with its model, and its rounds as awaitables."""
+
+    def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
+        admission = Admission((decoder.pool,), places)
+        super().__init__("target-engine", admission, budget, Stepper(decoder.device))
+        self.decoder = decoder
+
+    async def begin(
+        self, sequence: TargetSequence, round_: int, capacity: int
+    ) -> Decision | None:
+        steps = rounds.open_(self.decoder, sequence, round_)
+        return (await self.open(sequence, steps, capacity))[0]
+
+    async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
+        return (await self.run(sequence, rounds.verify(self.decoder, sequence, round_, draft)))[0]
+
+
+class DrafterEngine(Engine):
+    """A drafter's engine with its model, and its drafts as awaitables."""
+
+    def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
+        admission = Admission((decoder.pool,), places)
+        super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
+        self.decoder = decoder
+        self.drafter = ModelDrafter(decoder, Truncation(0.999, 512))
+
+    async def begin(self, sequence: DraftSequence, capacity: int) -> None:
+        await self.open(sequence, self.drafter.open(sequence), capacity)
+
+    async def draft(
+        self, sequence: DraftSequence, round_: int, news: Sequence[int], gamma: int
+    ) -> Draft:
+        steps = self.drafter.go_on(sequence, round_, news, gamma)
+        return (await self.run(sequence, steps))[0]
+
+
 def make_target(
     model: PreTrainedModel,
     *,
@@ -72,12 +111,11 @@ def make_drafter(
     budget: BatchLimits = _BUDGET,
 ) -> DrafterEngine:
     """A drafter's engine over a model, not started."""
-    decoder = Decoder(model, "drafter", cache_tokens=cache_tokens)
-    return DrafterEngine(decoder, ModelDrafter(decoder, 0.999, 512), places, budget)
+    return DrafterEngine(Decoder(model, "drafter", cache_tokens=cache_tokens), places, budget)
 
 
 @asynccontextmanager
-async def running(*engines: Engine[Any, Any]) -> AsyncIterator[None]:
+async def running(*engines: Engine) -> AsyncIterator[None]:
     """Start engines on the running loop, and stop them in the end."""
     for engine in engines:
         engine.start()
@@ -121,17 +159,18 @@ async def speculate(
     capacity = len(prompt) + max_new_tokens + gamma
     text = Text()
     try:
-        opened = await target.open(sequence, 0, capacity)
+        opened = await target.begin(sequence, 0, capacity)
+        assert opened is not None
         if drafter is not None:
-            await drafter.open(guess, capacity)
+            await drafter.begin(guess, capacity)
         news = text.token_ids = [opened.next_token]
         while (left := max_new_tokens - len(text.token_ids)) > 0:
             text.rounds += 1
-            draft = Draft.none()
+            draft = Draft.certain(())
             if drafter is not None:
-                draft, _ = await drafter.draft(guess, text.rounds, news, min(gamma, left))
+                draft = await drafter.draft(guess, text.rounds, news, min(gamma, left))
             verdict = await target.verify(sequence, text.rounds, draft)
-            news = [*draft.token_ids[: verdict.num_accepted].tolist(), verdict.next_token]
+            news = [*draft.token_ids[: verdict.num_accepted], verdict.next_token]
             text.token_ids = text.token_ids + news
             text.drafted += len(draft)
             text.accepted += verdict.num_accepted

@@ -8,22 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tandem.inference.cache import SequenceCache
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """New tokens of one sequence.
-
-    Attributes:
-        cache: grows by them.
-        token_ids: at least one; a [n] int64 tensor where they are on the device already.
-        rows: logits wanted, of the last tokens; may be 0.
-    """
-
-    cache: SequenceCache
-    token_ids: Sequence[int] | Tensor
-    rows: int
+from tandem.inference.feed import Drawn, Draws, Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +102,24 @@ class PackedBatch:
 
 def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host travel together."""
-    if len(feeds) == 1 and isinstance(feeds[0].token_ids, Tensor):
-        return feeds[0].token_ids
-    if not any(isinstance(feed.token_ids, Tensor) for feed in feeds):
-        token_ids = [token_id for feed in feeds for token_id in feed.token_ids]
-        return torch.tensor(token_ids, dtype=torch.int64, device=device)
-    return torch.cat(
-        [torch.as_tensor(feed.token_ids, dtype=torch.int64, device=device) for feed in feeds]
-    )
+    known: list[int] = []
+    drawn: dict[int, tuple[Draws, list[int], list[int]]] = {}
+    for feed in feeds:
+        if isinstance(feed.token_ids, Drawn):
+            draws, places, indices = drawn.setdefault(
+                id(feed.token_ids.draws), (feed.token_ids.draws, [], [])
+            )
+            places.append(len(known))
+            indices.append(feed.token_ids.index)
+            known.append(0)
+        else:
+            known += feed.token_ids
+    if len(drawn) == 1:
+        ((draws, places, indices),) = drawn.values()
+        if indices == list(range(len(draws.tokens))) and len(known) == len(indices):
+            return draws.tokens
+    token_ids = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
+    for draws, places, indices in drawn.values():
+        chosen = torch.tensor((places, indices), dtype=torch.int64).to(device, non_blocking=True)
+        token_ids.index_copy_(0, chosen[0], draws.tokens.index_select(0, chosen[1]))
+    return token_ids

@@ -16,19 +16,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.batch import Feed, PackedBatch
+from tandem.inference.batch import PackedBatch
 from tandem.inference.cache import KVPool, SequenceCache
-from tandem.inference.layout import choose_layout
-from tandem.inference.llama import LlamaPass
-from tandem.inference.modules import ModulePass
-from tandem.inference.support import (
-    cache_size,
+from tandem.inference.compatibility import (
     cannot_serve,
     check_support,
     compare,
     max_positions,
     plain_logits,
 )
+from tandem.inference.feed import Feed
+from tandem.inference.layout import choose_layout
+from tandem.inference.llama import LlamaPass
+from tandem.inference.memory import cache_size
+from tandem.inference.modules import ModulePass
 from tandem.inference.threads import use_threads
 
 # transformers patches its own classes while it loads, which two threads must not do at once.

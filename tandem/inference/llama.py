@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch
 from tandem.inference.cache import KVPool
+from tandem.inference.compatibility import max_positions
 from tandem.inference.layout import PlainLinear
-from tandem.inference.support import max_positions
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Positions whose rotation is computed at first; then twice as many whenever a text is longer.

@@ -8,6 +8,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.errors import cut
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -45,7 +47,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         """See health.proto."""
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
+            sentence = cut(f"no service {request.service!r} here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(  # writes to the context, as grpc.aio allows

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, Unsupported
-from tandem.speculation.draft import Draft
+from tandem.speculation.draft import Draft, Shape
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_REQUEST_ID = 128
+
+_SHAPES = {
+    Shape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
+    Shape.TREE: common_pb2.DRAFT_SHAPE_TREE,
+}
 
 
 def sampling_from(message: common_pb2.Sampling, default_seed: int | None = None) -> Sampling:
@@ -50,37 +57,72 @@ def sampling_to(sampling: Sampling) -> common_pb2.Sampling:
 
 
 def draft_from(message: common_pb2.Draft, vocab_size: int, max_gamma: int) -> Draft:
-    """A draft, checked before it is trusted.
+    """A draft of sound shape; what is in its rows is checked with those of its batch.
 
     Raises:
         InvalidRequest: it is not what it says.
-        Unsupported: it is a tree.
+        Unsupported: it is a tree, or its tokens share rows.
     """
-    if message.parents:
-        raise Unsupported("draft.parents: trees are not supported yet; send a chain")
-    if len(message.support_ids) % 4 or len(message.weights) % 2:
-        raise InvalidRequest("draft.support_ids and draft.weights must hold whole numbers")
+    count = len(message.token_ids)
+    if count > max_gamma:
+        raise InvalidRequest(f"draft.token_ids holds {count} tokens, the limit is {max_gamma}")
+    rows = message.rows
+    if len(rows.ids) % 4 or len(rows.weights) % 2:
+        raise InvalidRequest("draft.rows.ids and draft.rows.weights must hold whole numbers")
+    if message.parents or message.row_of or message.distinct_siblings:
+        _check_chain(message, count)
+    token_ids, sizes = list(message.token_ids), list(rows.sizes)
+    if not sizes and not rows.ids and not rows.weights:
+        sizes = [0] * count
     draft = Draft(
-        np.array(message.token_ids, dtype=np.int64),
-        np.array(message.support_sizes, dtype=np.int64),
-        np.frombuffer(message.support_ids, dtype="<u4"),
-        np.frombuffer(message.weights, dtype="<u2"),
+        token_ids, sizes, np.frombuffer(rows.ids, "<u4"), np.frombuffer(rows.weights, "<u2")
     )
     try:
-        draft.check(vocab_size, max_gamma)
+        draft.check_shape(vocab_size)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     return draft
 
 
+def _check_chain(message: common_pb2.Draft, count: int) -> None:
+    """Refuse what is malformed, and then what is more than a chain of a row a token."""
+    parents, row_of, rows = message.parents, message.row_of, len(message.rows.sizes)
+    if len(parents) not in (0, count):
+        raise InvalidRequest(f"draft.parents holds {len(parents)} places for {count} tokens")
+    for i, parent in enumerate(parents):
+        if parent > i:
+            raise InvalidRequest(f"draft.parents[{i}] = {parent} does not come before its token")
+    if len(row_of) not in (0, count):
+        raise InvalidRequest(f"draft.row_of holds {len(row_of)} rows for {count} tokens")
+    if row_of:
+        named = set(row_of)
+        if max(named) >= rows:
+            raise InvalidRequest(f"draft.row_of names row {max(named)} of {rows}")
+        if unnamed := set(range(rows)) - named:
+            raise InvalidRequest(f"draft.rows.sizes holds row {min(unnamed)}, which no token names")
+    if list(parents) not in ([], list(range(count))):
+        raise Unsupported("draft.parents: trees are not supported yet; send a chain")
+    if list(row_of) not in ([], list(range(count))):
+        raise Unsupported("draft.row_of: shared rows are not supported yet; send one a token")
+    if message.distinct_siblings:
+        raise Unsupported("draft.distinct_siblings: trees are not supported yet; send a chain")
+
+
 def draft_to(draft: Draft) -> common_pb2.Draft:
-    """As little-endian bytes."""
-    return common_pb2.Draft(
-        token_ids=draft.token_ids.tolist(),
-        support_sizes=draft.support_sizes.tolist(),
-        support_ids=draft.support_ids.astype("<u4", copy=False).tobytes(),
+    """As little-endian bytes; no rows where all are certain."""
+    if not len(draft.ids):
+        return common_pb2.Draft(token_ids=draft.token_ids)
+    rows = common_pb2.Rows(
+        sizes=draft.sizes,
+        ids=draft.ids.astype("<u4", copy=False).tobytes(),
         weights=draft.weights.astype("<u2", copy=False).tobytes(),
     )
+    return common_pb2.Draft(token_ids=draft.token_ids, rows=rows)
+
+
+def shape_to(shape: Shape) -> common_pb2.DraftShape.ValueType:
+    """A kind of draft as the handshake has it."""
+    return _SHAPES[shape]
 
 
 def times_from(message: common_pb2.StageTimes) -> StageTimes:
@@ -98,17 +140,27 @@ def times_to(times: StageTimes) -> common_pb2.StageTimes:
     )
 
 
-def check_tokens(field: str, token_ids: list[int], vocab_size: int) -> None:
-    """Refuse an empty list, and ids that the vocabulary does not have.
+def tokens_from(field: str, token_ids: Sequence[int], vocab_size: int, limit: int) -> list[int]:
+    """A list of ids, its length looked at before it is taken.
+
+    Args:
+        field: its name in sentences.
+        token_ids: as received.
+        vocab_size: bounds the ids.
+        limit: most of them.
 
     Raises:
-        InvalidRequest: the first such id.
+        InvalidRequest: it is empty or too long, or an id is beyond the vocabulary.
     """
-    if not token_ids:
-        raise InvalidRequest(f"{field} must not be empty")
-    if max(token_ids) >= vocab_size:
-        wrong = next(i for i in token_ids if i >= vocab_size)
+    if not 0 < (count := len(token_ids)) <= limit:
+        if not count:
+            raise InvalidRequest(f"{field} must not be empty")
+        raise InvalidRequest(f"{field} may hold {limit} ids here, got {count}")
+    ids = list(token_ids)
+    if max(ids) >= vocab_size:
+        wrong = next(i for i in ids if i >= vocab_size)
         raise InvalidRequest(f"{field} holds id {wrong}, the vocabulary has {vocab_size} ids")
+    return ids
 
 
 def check_request_id(request_id: str) -> None:

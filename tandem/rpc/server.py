@@ -16,13 +16,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
-from tandem.rpc.channel import SERVER_OPTIONS
+from tandem.rpc.channel import server_options
+from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing
 
 _log = structlog.get_logger(__name__)
 _HEALTH = "grpc.health.v1.Health"
+# What a request has that carries neither a prompt nor a draft.
+_SMALL_MESSAGE_BYTES = 64 << 10
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -34,6 +37,8 @@ class Service:
     Attributes:
         name: full gRPC service name, under which readiness is reported.
         add_to: registers the servicer.
+        large_methods: that take prompts or drafts, by their names.
+        max_message_bytes: of their requests; those of all other methods are small.
         become_ready: returns when requests can be answered; may take as long as it needs.
         stop: frees what the servicer holds, after the last request.
         lost: returns when the service can never answer again, its device being gone; None
@@ -42,6 +47,8 @@ class Service:
 
     name: str
     add_to: Callable[[grpc.aio.Server], None]
+    large_methods: Sequence[str]
+    max_message_bytes: int
     become_ready: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     lost: Callable[[], Awaitable[object]] | None = None
@@ -56,7 +63,12 @@ class RunningServer:
 
     def __init__(self, listen: str, service: Service) -> None:
         self._service = service
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        most = service.max_message_bytes
+        limits = {f"/{service.name}/{method}": most for method in service.large_methods}
+        self._server = grpc.aio.server(
+            interceptors=[DecodingInterceptor(limits, _SMALL_MESSAGE_BYTES)],
+            options=server_options(most),
+        )
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         service.add_to(self._server)

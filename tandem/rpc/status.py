@@ -13,8 +13,6 @@ from tandem import errors
 
 _log = structlog.get_logger(__name__)
 
-MAX_SENTENCE = 500
-
 _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     errors.WrongState: grpc.StatusCode.FAILED_PRECONDITION,
@@ -67,8 +65,7 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
     """End an RPC with the error's status and sentence."""
     code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
-    # A status travels in a header; beyond its limit the code itself would be lost.
-    await context.abort(code, str(error)[:MAX_SENTENCE])
+    await context.abort(code, errors.cut(str(error)))
 
 
 def from_peer(

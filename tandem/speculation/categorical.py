@@ -7,10 +7,8 @@ acceptance, never correctness.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,25 +54,11 @@ class Categorical:
         # A row that is no number has no weight, and so is noticed.
         return cls(ids, (best.abs() < torch.inf).long().mul_(MAX_WEIGHT))
 
-    @classmethod
-    def cat(cls, parts: Sequence[Categorical]) -> Categorical:
-        """All rows of several batches; narrower ones are padded."""
-        widest = max(part.ids.shape[1] for part in parts)
-
-        def padded(rows: Tensor) -> Tensor:
-            missing = widest - rows.shape[1]
-            return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
-
-        return cls(
-            torch.cat([padded(part.ids) for part in parts]),
-            torch.cat([padded(part.weights) for part in parts]),
-        )
-
-    def draw(self, bits: Tensor) -> Tensor:
+    def draw(self, digits: Tensor) -> Tensor:
         """Draw a token from each row by integer arithmetic.
 
         Args:
-            bits: [B, 2] int64, the low and high 32-bit words of uniform 64-bit integers. (A
+            digits: [B, 2] int64, the low and high 32-bit digits of uniform 64-bit integers. (A
                 full row's weights can add up to more than 2**32, so 32 bits would not reach
                 every token.)
 
@@ -83,27 +67,16 @@ class Categorical:
         """
         sums = self.weights.cumsum(-1)
         total = sums[:, -1]
-        digits, size = bits.unbind(1), 32
+        parts, size = digits.unbind(1), 32
         if sums.shape[1] * MAX_WEIGHT >= 2**31:  # a product has to fit 63 bits
-            digits, size = tuple(d for w in digits for d in (w & 0xFFFF, w >> 16)), 16
+            parts, size = tuple(d for w in parts for d in (w & 0xFFFF, w >> 16)), 16
         # floor(bits * total / 2**64), digit by digit.
-        point = (digits[0] * total).bitwise_right_shift_(size)
-        for digit in digits[1:]:
-            point.addcmul_(digit, total).bitwise_right_shift_(size)
+        point = (parts[0] * total).bitwise_right_shift_(size)
+        for part in parts[1:]:
+            point.addcmul_(part, total).bitwise_right_shift_(size)
         # A row without any weight has no place; its draft is refused when it is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place).squeeze(1)
-
-    def rows(self) -> list[Categorical]:
-        """Each row on its own."""
-        count = len(self.ids)
-        return list(map(Categorical, self.ids.chunk(count), self.weights.chunk(count)))
-
-
-def words_of(integers: Sequence[int]) -> Tensor:
-    """[N, 2] int64: the low and high 32-bit words of 64-bit integers, for `Categorical.draw`."""
-    words = np.array(integers, dtype="<u8").view("<u4").reshape(-1, 2)
-    return torch.from_numpy(words.astype(np.int64))
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+
+
+class Shape(IntEnum):
+    """Kinds of drafts, each a case of the next."""
+
+    CHAIN = 1
+    TREE = 2
+
+
+_NO_IDS = np.empty(0, np.uint32)
+_NO_WEIGHTS = np.empty(0, np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,92 +27,137 @@ class Draft:
     """A chain of drafted tokens; the rows are concatenated, as on the wire.
 
     Attributes:
-        token_ids: [G] int64.
-        support_sizes: [G] int64, entries of each row; 0 for a one-hot row.
-        support_ids: [sum of sizes] uint32.
+        token_ids: G of them.
+        sizes: G, entries of each row; 0 for a certain one, which is all on its token.
+        ids: [sum of sizes] uint32.
         weights: [sum of sizes] uint16.
     """
 
-    token_ids: npt.NDArray[np.int64]
-    support_sizes: npt.NDArray[np.int64]
-    support_ids: npt.NDArray[np.uint32]
+    token_ids: list[int]
+    sizes: list[int]
+    ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
 
     @classmethod
-    def none(cls) -> Draft:
-        """The empty draft, of plain decoding."""
-        return cls.from_rows(*(np.empty(shape, np.int64) for shape in (0, (0, 0), (0, 0))))
+    def certain(cls, token_ids: Sequence[int]) -> Draft:
+        """Tokens that were not drawn; none at all for plain decoding."""
+        return cls(list(token_ids), [0] * len(token_ids), _NO_IDS, _NO_WEIGHTS)
 
     @classmethod
-    def from_rows(
+    def batch(
         cls,
         token_ids: npt.NDArray[np.int64],
         ids: npt.NDArray[np.int64],
         weights: npt.NDArray[np.int64],
-    ) -> Draft:
-        """Concatenate rows. One with a single token is one-hot and costs nothing.
+        lengths: Sequence[int],
+    ) -> list[Draft | None]:
+        """Drafts from padded rows. A row with a single token is certain.
 
         Args:
-            token_ids: [G], drawn from the rows.
-            ids: [G, K] token ids of the rows.
-            weights: [G, K], 0 for padding.
+            token_ids: [R], drawn from the rows, draft by draft.
+            ids: [R, K] token ids of the rows.
+            weights: [R, K], 0 for padding.
+            lengths: rows of each draft.
+
+        Returns:
+            The drafts; None for one with a row without any weight, whose numbers were not finite.
         """
         sent = weights > 0
-        sizes = sent.sum(1)
-        sent[sizes == 1] = False
-        return cls(
-            token_ids,
-            np.where(sizes == 1, 0, sizes),
-            ids[sent].astype(np.uint32),
-            weights[sent].astype(np.uint16),
-        )
+        sizes = sent.sum(-1)
+        broken = {int(row) for row in np.flatnonzero(sizes == 0)}
+        certain = sizes == 1
+        if certain.any():
+            sent[certain] = False
+            sizes[certain] = 0
+        sent_ids, sent_weights = ids[sent].astype(np.uint32), weights[sent].astype(np.uint16)
+        ends = [0, *sizes.cumsum().tolist()]
+        tokens, counts = token_ids.tolist(), sizes.tolist()
+        drafts: list[Draft | None] = []
+        first = 0
+        for length in lengths:
+            rows = slice(first, first + length)
+            first += length
+            if broken and not broken.isdisjoint(range(rows.start, rows.stop)):
+                drafts.append(None)
+                continue
+            entries = slice(ends[rows.start], ends[rows.stop])
+            drafts.append(cls(tokens[rows], counts[rows], sent_ids[entries], sent_weights[entries]))
+        return drafts
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    def check(self, vocab_size: int, max_gamma: int) -> None:
-        """Check a draft before trusting it.
+    def check_shape(self, vocab_size: int) -> None:
+        """Check all but what is in the rows, which `faults` does for a batch.
 
         Raises:
             ValueError: what is wrong, beginning with the field's name.
         """
-        gamma = len(self.token_ids)
-        if gamma > max_gamma:
-            raise ValueError(f"draft.token_ids holds {gamma} tokens, the limit is {max_gamma}")
-        if len(self.support_sizes) != gamma:
+        gamma, entries = len(self.token_ids), sum(self.sizes)
+        if len(self.sizes) > gamma:
             raise ValueError(
-                f"draft.support_sizes holds {len(self.support_sizes)} entries for {gamma} tokens"
+                f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens:"
+                " a row that no token names"
             )
-        entries = int(self.support_sizes.sum())
-        if len(self.support_ids) != entries:
-            raise ValueError(
-                f"draft.support_ids holds {len(self.support_ids)} ids, support_sizes say {entries}"
-            )
+        if len(self.sizes) < gamma:
+            raise ValueError(f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens")
+        if len(self.ids) != entries:
+            raise ValueError(f"draft.rows.ids holds {len(self.ids)} ids, sizes say {entries}")
         if len(self.weights) != entries:
             raise ValueError(
-                f"draft.weights holds {len(self.weights)} weights, support_sizes say {entries}"
+                f"draft.rows.weights holds {len(self.weights)} weights, sizes say {entries}"
             )
-        largest = max(self.token_ids.max(initial=0), self.support_ids.max(initial=0))
+        largest = max(self.token_ids, default=0)
         if largest >= vocab_size:
             raise ValueError(
-                f"draft holds token id {largest}, the target's vocabulary has {vocab_size}"
+                f"draft.token_ids holds id {largest}, the target's vocabulary has {vocab_size}"
             )
-        if entries and not self.weights.all():
-            raise ValueError("draft.weights holds a weight of 0; leave such tokens out")
-        self._check_rows()
 
-    def _check_rows(self) -> None:
-        if not len(self.support_ids):
-            return
-        rows = np.repeat(np.arange(len(self)), self.support_sizes)
-        keys = np.sort(rows << 32 | self.support_ids.astype(np.int64))
-        if (keys[1:] == keys[:-1]).any():
-            raise ValueError("draft.support_ids holds a token id twice in one row")
-        sparse = np.flatnonzero(self.support_sizes)
-        wanted = sparse << 32 | self.token_ids[sparse]
-        inside = keys.take(np.searchsorted(keys, wanted), mode="clip") == wanted
-        if not inside.all():
-            row = int(sparse[~inside][0])
-            raise ValueError(
-                f"draft.token_ids[{row}] = {self.token_ids[row]} is outside its row's support"
-            )
+    def _fault(self, vocab_size: int) -> str:
+        """What is wrong within the rows, beginning with the field's name; empty if nothing."""
+        if not len(self.ids):
+            return ""
+        if (largest := int(self.ids.max())) >= vocab_size:
+            return f"draft.rows.ids holds id {largest}, the target's vocabulary has {vocab_size}"
+        if not self.weights.all():
+            return "draft.rows.weights holds a weight of 0; leave such tokens out"
+        ends = np.cumsum(self.sizes)
+        for row, (token_id, ids) in enumerate(
+            zip(self.token_ids, np.split(self.ids, ends[:-1]), strict=True)
+        ):
+            if len(np.unique(ids)) < len(ids):
+                return f"draft.rows.ids holds a token id twice in row {row}"
+            if len(ids) and token_id not in ids:
+                return f"draft.token_ids[{row}] = {token_id} is outside its row"
+        return ""
+
+
+def faults(drafts: Sequence[Draft], vocab_size: int) -> dict[int, str]:
+    """What is wrong within the rows of drafts of sound shape, by a draft's place; mostly empty.
+
+    All at once first, and one by one only where something is wrong.
+    """
+    ids = np.concatenate([draft.ids for draft in drafts])
+    if not len(ids) or _sound(drafts, ids, vocab_size):
+        return {}
+    found = {b: draft._fault(vocab_size) for b, draft in enumerate(drafts)}
+    return {b: fault for b, fault in found.items() if fault}
+
+
+def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int) -> bool:
+    if int(ids.max()) >= vocab_size or not all(draft.weights.all() for draft in drafts):
+        return False
+    sizes = np.fromiter(chain.from_iterable(draft.sizes for draft in drafts), np.int64)
+    token_ids = np.fromiter(chain.from_iterable(draft.token_ids for draft in drafts), np.uint32)
+    sparse = sizes > 0
+    sizes, token_ids = sizes[sparse], token_ids[sparse]
+    found = np.add.reduceat(ids == np.repeat(token_ids, sizes), sizes.cumsum() - sizes)
+    if not found.all():
+        return False
+    # Keys of 32 bits sort twice as fast.
+    narrow = len(sizes) * vocab_size < 2**32
+    bases = np.arange(len(sizes), dtype=np.uint32 if narrow else np.uint64) * vocab_size
+    keys = np.repeat(bases.astype(np.uint32 if narrow else np.uint64), sizes)
+    keys += ids
+    keys.sort()
+    return not bool((keys[1:] == keys[:-1]).any())

@@ -53,40 +53,23 @@ class Proposal:
         """Batch drafts of any lengths; the integer weights become float64 probabilities."""
         lengths = np.array([len(draft) for draft in drafts], dtype=np.int64)
         batch, gamma = len(drafts), int(lengths.max(initial=0))
-        sizes = np.concatenate([draft.support_sizes for draft in drafts])
-        token_ids = np.concatenate([draft.token_ids for draft in drafts])
-        weights = np.concatenate([draft.weights for draft in drafts])
-        # Where each row [R] and each entry [E] of the drafts goes.
-        places = np.flatnonzero(np.arange(gamma) < lengths[:, None])
-        rows = np.repeat(np.arange(len(sizes)), sizes)
-        columns = np.arange(len(rows)) - np.repeat(sizes.cumsum() - sizes, sizes)
-        tokens = np.zeros(batch * gamma, dtype=np.int64)
-        ids = np.zeros((batch * gamma, max(int(sizes.max(initial=0)), 1)), dtype=np.int64)
-        probs = np.zeros(ids.shape, dtype=np.float64)
-        tokens[places] = token_ids
-        totals = np.bincount(rows, weights, minlength=len(sizes))
-        ids[places[rows], columns] = np.concatenate([draft.support_ids for draft in drafts])
-        probs[places[rows], columns] = weights / totals[rows]
-        one_hot = sizes == 0
-        ids[places[one_hot], 0], probs[places[one_hot], 0] = token_ids[one_hot], 1.0
-        return cls(
-            *(
-                torch.from_numpy(array.reshape(shape)).to(device, non_blocking=True)
-                for array, shape in (
-                    (tokens, (batch, gamma)),
-                    (lengths, (batch,)),
-                    (ids, (batch, gamma, ids.shape[1])),
-                    (probs, (batch, gamma, ids.shape[1])),
-                )
-            )
-        )
-
-    def to(self, device: torch.device) -> Proposal:
-        """The same on another device."""
-        if self.tokens.device == device:
-            return self
-        tensors = (self.tokens, self.lengths, self.ids, self.probs)
-        return Proposal(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        drafted = np.arange(gamma) < lengths[:, None]
+        tokens = np.zeros((batch, gamma), dtype=np.int64)
+        sizes = np.zeros((batch, gamma), dtype=np.int64)
+        tokens[drafted] = [token for draft in drafts for token in draft.token_ids]
+        sizes[drafted] = [size for draft in drafts for size in draft.sizes]
+        widest = max(int(sizes.max(initial=0)), 1)
+        sent = np.arange(widest) < sizes[..., None]
+        ids = np.zeros((batch, gamma, widest), dtype=np.int64)
+        weights = np.zeros(ids.shape, dtype=np.float64)
+        ids[sent] = np.concatenate([draft.ids for draft in drafts])
+        weights[sent] = np.concatenate([draft.weights for draft in drafts])
+        certain = drafted & (sizes == 0)
+        ids[certain, 0], weights[certain, 0] = tokens[certain], 1.0
+        # Rows behind a draft's end have no weight, and stay without.
+        weights /= np.maximum(weights.sum(-1, keepdims=True), 1.0)
+        arrays = (tokens, lengths, ids, weights)
+        return cls(*(torch.from_numpy(a).to(device, non_blocking=True) for a in arrays))
 
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
         """Rows of q over the whole vocabulary: [B, G, V] of `dtype`."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -36,16 +34,12 @@ class StageClock:
         self._stage = "own"
         self._spent: dict[str, int] = {}
 
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """Attribute the time inside the block to a stage."""
-        outer = self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(outer)
+    def stage(self, name: str) -> Stage:
+        """A context manager that attributes the time inside its block to a stage."""
+        return Stage(self, name)
 
-    def _switch(self, name: str) -> str:
+    def switch(self, name: str) -> str:
+        """Be in a stage from now on; the stage until now."""
         now = time.perf_counter_ns()
         self._spent[self._stage] = self._spent.get(self._stage, 0) + now - self._mark_ns
         self._mark_ns = now
@@ -58,5 +52,22 @@ class StageClock:
 
     def spent_ns(self, name: str) -> int:
         """Time attributed to a stage so far."""
-        self._switch(self._stage)
+        self.switch(self._stage)
         return self._spent.get(name, 0)
+
+
+class Stage:
+    """Time inside the block, for a clock. See `StageClock.stage`."""
+
+    __slots__ = ("_clock", "_name", "_outer")
+
+    def __init__(self, clock: StageClock, name: str) -> None:
+        self._clock = clock
+        self._name = name
+        self._outer = name
+
+    def __enter__(self) -> None:
+        self._outer = self._clock.switch(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.switch(self._outer)

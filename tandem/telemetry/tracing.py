@@ -18,7 +18,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from tandem.errors import StartupError
+from tandem.errors import StartupError, cut
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -66,12 +66,19 @@ class StepSpans:
     """Spans of one step in a service, written after its reply is on the wire.
 
     Stamps cost nothing while the caller waits; the spans are made when it no longer does.
+
+    Args:
+        parent: the caller's traceparent.
     """
 
     def __init__(self, parent: str) -> None:
         self._parent = parent
-        self._start_ns = time.time_ns()
+        self._start_ns = self._end_ns = time.time_ns()
         self._zero_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """Stamp the end: when the reply is made, before the caller can read it."""
+        self._end_ns = self._start_ns + time.perf_counter_ns() - self._zero_ns
 
     def record(
         self,
@@ -88,9 +95,7 @@ class StepSpans:
             attributes: of the span.
             error: what the step ended with, if it failed.
         """
-        if not self._parent:
-            return
-        end_ns = self._start_ns + time.perf_counter_ns() - self._zero_ns
+        end_ns = self._end_ns
         span = tracer().start_span(
             name,
             context_of({"traceparent": self._parent}),
@@ -112,4 +117,4 @@ class StepSpans:
 def fail(span: Span, error: BaseException) -> None:
     """Mark a span as failed."""
     span.set_attribute("error.type", type(error).__name__)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.set_status(Status(StatusCode.ERROR, cut(str(error))))

@@ -18,6 +18,14 @@ from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 VOCAB_SIZE = 100
+CHAIN = common_pb2.DRAFT_SHAPE_CHAIN
+RULES = {
+    "block": target_pb2.VerifierInfo(name="block", lossless=True, takes=CHAIN, resumable=True),
+    "greedy_block": target_pb2.VerifierInfo(
+        name="greedy_block", lossless=True, takes=CHAIN, needs_pure=True, fixed_gamma=True
+    ),
+    "token": target_pb2.VerifierInfo(name="token", lossless=True, takes=CHAIN, resumable=True),
+}
 
 
 async def _go_on(round_: int | None, context: Any) -> None:
@@ -42,7 +50,7 @@ class Fake:
     def __init__(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
             "model": "fake",
-            "protocol_version": 1,
+            "protocol_version": 2,
             "vocab_size": VOCAB_SIZE,
             "max_length": 1000,
             "max_gamma": 8,
@@ -57,7 +65,15 @@ class Fake:
 
 
 class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
-    """Drafts the number that follows, as one-hot rows."""
+    """Drafts the number that follows, as certain rows.
+
+    Attributes:
+        pure: what it says of them.
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.pure = True
 
     async def Draft(
         self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any
@@ -89,7 +105,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
         assert step.position == len(tokens)
         tokens += step.new_token_ids
         drafted = [(tokens[-1] + 1 + i) % VOCAB_SIZE for i in range(step.gamma)]
-        draft = common_pb2.Draft(token_ids=drafted, support_sizes=[0] * step.gamma)
+        draft = common_pb2.Draft(token_ids=drafted)
         return drafter_pb2.DraftResponse(
             drafted=drafter_pb2.DraftedStep(round=step.round, position=len(tokens), draft=draft)
         )
@@ -97,7 +113,12 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
     async def GetModelInfo(
         self, request: drafter_pb2.GetModelInfoRequest, context: Any
     ) -> drafter_pb2.GetModelInfoResponse:
-        return drafter_pb2.GetModelInfoResponse(info=self.info, drafter="fake")
+        return drafter_pb2.GetModelInfoResponse(
+            info=self.info,
+            drafter="fake",
+            shape=common_pb2.DRAFT_SHAPE_CHAIN,
+            pure=self.pure,
+        )
 
 
 class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
@@ -165,6 +186,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
                 round=step.round,
                 position=len(tokens),
                 num_accepted=accepted,
+                place=accepted,
                 next_token_id=tokens[-1],
                 overlaps=[1.0] * len(step.draft.token_ids),
             )
@@ -173,7 +195,9 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
     async def GetModelInfo(
         self, request: target_pb2.GetModelInfoRequest, context: Any
     ) -> target_pb2.GetModelInfoResponse:
-        return target_pb2.GetModelInfoResponse(info=self.info, verifiers=self.verifiers)
+        return target_pb2.GetModelInfoResponse(
+            info=self.info, verifiers=[RULES[name] for name in self.verifiers]
+        )
 
     async def GetTokenizer(
         self, request: target_pb2.GetTokenizerRequest, context: Any

@@ -138,28 +138,28 @@ def on_draft(change: Callable[[common_pb2.Draft], None]) -> Any:
 
 def lengthen(draft: common_pb2.Draft) -> None:
     draft.token_ids.append(1)
-    draft.support_sizes.append(0)
 
 
 def shorten(draft: common_pb2.Draft) -> None:
-    del draft.token_ids[-1], draft.support_sizes[-1]
+    del draft.token_ids[-1]
 
 
 def give_row(draft: common_pb2.Draft) -> None:
-    draft.support_sizes[0] = 2
-    draft.support_ids = bytes(8)
-    draft.weights = bytes(3)
+    draft.rows.sizes.extend([2] + [0] * (len(draft.token_ids) - 1))
+    draft.rows.ids = bytes(8)
+    draft.rows.weights = bytes(3)
 
 
 DRAFTER_BREACHES: dict[str, Any] = {
     "round": on("drafted", add("round", 1)),
     "position": on("drafted", add("position", 1)),
-    "empty draft": on_draft(lambda draft: draft.Clear()),
     "long draft": on_draft(lengthen),
     "token": on_draft(lambda draft: draft.token_ids.__setitem__(0, 100)),
-    "sizes": on_draft(lambda draft: draft.support_sizes.append(0)),
+    "sizes": on_draft(lambda draft: draft.rows.sizes.append(0)),
+    "rows of certain tokens": on_draft(lambda draft: setattr(draft.rows, "ids", bytes(4))),
     "weights": on_draft(give_row),
     "tree": on_draft(lambda draft: draft.parents.append(0)),
+    "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(
         drafter_pb2.DraftResponse(drafted=drafter_pb2.DraftedStep())
     ),

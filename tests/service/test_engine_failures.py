@@ -15,11 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import Tensor
 
 from tandem.common.v1 import common_pb2
-from tandem.inference.batch import Feed
-from tandem.inference.engine import Engine
-from tandem.rpc.server import Service
+from tandem.inference.feed import Feed
+from tandem.engine.stepper import Stepper
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from target_svc.servicer import TargetServicer
+from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
 
@@ -45,7 +44,7 @@ class Target:
         self.health: Any = health_pb2_grpc.HealthStub(channel)
 
     def fail_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        decoder = self.servicer.engine.decoder
+        decoder = self.servicer.loaded.decoder
         forward, failures = decoder.forward, iter([RuntimeError("out of memory")])
 
         def fail(feeds: Sequence[Feed]) -> Tensor:
@@ -69,15 +68,8 @@ class Target:
 @pytest.fixture
 async def target(random_pair: tuple[Path, Path]) -> AsyncIterator[Target]:
     servicer = TargetServicer(TargetSettings(model=str(random_pair[1])))
-    service = Service(
-        NAME,
-        lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
-        servicer.become_ready,
-        servicer.stop,
-        servicer.lost.wait,
-    )
     async with AsyncExitStack() as stack:
-        server = await start(stack, service)
+        server = await start(stack, service_of(servicer))
         await server.ready()
         yield Target(servicer, await connect(stack, address_of(server)))
 
@@ -117,7 +109,7 @@ async def test_a_lost_device_is_not_serving(
 ) -> None:
     call = await opened(target)
     target.fail_once(monkeypatch)
-    monkeypatch.setattr(Engine, "_device_answers", lambda self: False)
+    monkeypatch.setattr(Stepper, "answers", lambda self: False)
     await call.write(VERIFY)
     assert await status_of(call) == grpc.StatusCode.INTERNAL
     for service in ("", NAME):

@@ -105,7 +105,7 @@ async def refusal(*fakes: FakeDrafter | FakeTarget, sentence: str, **settings: A
     [
         ({"tokenizer_fingerprint": "abc"}, "another tokenizer"),
         ({"vocab_size": 99}, "99 token ids"),
-        ({"protocol_version": 2}, "protocol version 2"),
+        ({"protocol_version": 1}, "protocol version 1"),
     ],
 )
 async def test_a_pair_that_does_not_fit_is_refused(

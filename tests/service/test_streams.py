@@ -55,7 +55,7 @@ def open_verify(**changes: Any) -> target_pb2.VerifyRequest:
 
 
 def verify_step(**changes: Any) -> target_pb2.VerifyRequest:
-    one_hot = common_pb2.Draft(token_ids=[0, 1], support_sizes=[0, 0])
+    one_hot = common_pb2.Draft(token_ids=[0, 1])
     fields: dict[str, Any] = {"round": 1, "position": 4, "draft": one_hot}
     return target_pb2.VerifyRequest(verify=target_pb2.VerifyStep(**(fields | changes)))
 
@@ -141,9 +141,9 @@ async def test_drafter_refuses(
         ([open_verify(), verify_step(round=0)], WRONG_STATE, "round 0"),
         ([open_verify(), verify_step(position=3)], WRONG_STATE, "position 3"),
         (
-            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[5], support_sizes=[0]))],
+            [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[5]))],
             INVALID,
-            "token id 5",
+            "draft.token_ids holds id 5",
         ),
         (
             [open_verify(), verify_step(draft=common_pb2.Draft(token_ids=[1] * 9))],
@@ -153,7 +153,7 @@ async def test_drafter_refuses(
         (
             [
                 open_verify(),
-                verify_step(draft=common_pb2.Draft(token_ids=[1], support_sizes=[0], parents=[-1])),
+                verify_step(draft=common_pb2.Draft(token_ids=[1, 2], parents=[0, 0])),
             ],
             grpc.StatusCode.UNIMPLEMENTED,
             "parents",
@@ -223,7 +223,7 @@ async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
     await call.write(open_verify(verifier="greedy_block", gamma=3, carry=carry, first_round=7))
     opened = (await call.read()).opened
     assert not opened.HasField("token_id")
-    draft = common_pb2.Draft(token_ids=[0, 1, 2], support_sizes=[0, 0, 0])
+    draft = common_pb2.Draft(token_ids=[0, 1, 2])
     await call.write(verify_step(round=8, position=3, draft=draft))
     verdict = (await call.read()).verdict
     assert verdict.position == 3 + verdict.num_accepted + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from target_svc.__main__ import main
 from target_svc.verifiers import VERIFIERS
-from target_svc.verifiers.verifier import up_to_first_failure
+from tandem.verification.verifier import up_to_first_failure
 
 type(VERIFIERS["block"]).count_accepted = (  # type: ignore[method-assign]
     lambda self, passed: up_to_first_failure(passed)

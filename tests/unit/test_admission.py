@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
-from tandem.inference.admission import Admission, AdmissionLimits
+from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.inference.cache import KVPool, SequenceCache
 
 
@@ -16,7 +16,7 @@ from tandem.inference.cache import KVPool, SequenceCache
 class Sequence:
     """All that admission knows of one."""
 
-    cache: SequenceCache = field(init=False)
+    caches: list[SequenceCache] = field(init=False)
 
 
 class Place:
@@ -27,7 +27,7 @@ class Place:
     ) -> None:
         self.pool = KVPool(positions)
         limits = AdmissionLimits(sequences, waiting, seconds)
-        self.admission: Admission[Sequence] = Admission(self.pool, limits)
+        self.admission = Admission((self.pool,), limits)
 
     async def enter(self, capacity: int) -> Sequence:
         sequence = Sequence()
@@ -43,9 +43,9 @@ class Place:
 
     def end(self, sequence: Sequence) -> None:
         """As the engine does between two steps."""
-        assert self.admission.leave(sequence)
-        self.admission.free(sequence)
-        self.admission.grant()
+        assert self.admission.release(sequence)
+        self.admission.reclaim(sequence)
+        self.admission.admit_waiting()
 
     def empty(self) -> bool:
         return self.pool.free_positions == self.pool.positions and not self.admission.open_sequences
@@ -54,12 +54,12 @@ class Place:
 async def test_a_sequence_gets_what_it_asked_for_and_gives_it_back() -> None:
     place = Place()
     sequence = await place.enter(40)
-    assert sequence.cache.capacity == 40
+    assert sequence.caches[0].capacity == 40
     assert place.admission.open_sequences == 1
     assert place.pool.free_positions == 60
     place.end(sequence)
     assert place.empty()
-    assert not place.admission.leave(sequence), "it has left already"
+    assert not place.admission.release(sequence), "it has left already"
     assert place.admission.opened == 1
 
 
@@ -84,7 +84,7 @@ async def test_room_wakes_as_many_as_fit() -> None:
     await asyncio.sleep(0.01)
     assert [task.done() for task in waiting] == [True, True, False]
     place.end(await waiting[0])
-    assert (await waiting[2]).cache.start == 0
+    assert (await waiting[2]).caches[0].start == 0
 
 
 async def test_a_place_is_as_good_as_memory() -> None:
@@ -119,7 +119,7 @@ async def test_what_never_fits_is_refused_with_the_numbers() -> None:
     place = Place(positions=100)
     with pytest.raises(InvalidRequest, match=r"needs 101 positions .* which has 100"):
         await place.enter(101)
-    assert (await place.enter(100)).cache.capacity == 100
+    assert (await place.enter(100)).caches[0].capacity == 100
 
 
 async def test_a_cancelled_waiter_lets_the_next_one_in() -> None:

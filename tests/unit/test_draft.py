@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from drafter_svc.drafters.drafter import DraftRequest, DraftSequence
 from tandem.common.v1 import common_pb2
-from tandem.errors import EngineFailure, InvalidRequest, Unsupported
+from tandem.engine.draws import drafts_of
+from tandem.errors import InvalidRequest, Unsupported
+from tandem.inference.feed import Drawn, Draws
 from tandem.rpc.messages import draft_from, draft_to
-from tandem.speculation.categorical import MAX_WEIGHT, Categorical, words_of
+from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
-from tandem.speculation.draft import Draft
+from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 
@@ -25,7 +27,14 @@ def draft_of(token_ids: list[int], rows: list[dict[int, int]]) -> Draft:
     weights = np.zeros_like(ids)
     for i, row in enumerate(rows):
         ids[i, : len(row)], weights[i, : len(row)] = list(row), list(row.values())
-    return Draft.from_rows(np.array(token_ids), ids, weights)
+    (draft,) = Draft.batch(np.array(token_ids), ids, weights, [len(rows)])
+    assert draft is not None
+    return draft
+
+
+def digits_of(number: int) -> torch.Tensor:
+    """A 64-bit number as `Categorical.draw` takes it."""
+    return torch.tensor([[number & 0xFFFFFFFF, number >> 32]])
 
 
 def quantize(probs: list[float], mass: float, support: int) -> dict[int, int]:
@@ -86,34 +95,24 @@ def test_draw_has_exactly_the_law_that_is_sent(padding: int, others: int) -> Non
     total = sum(weights)
     for token, low, high in zip([7, 3, 9], edges, edges[1:], strict=False):
         first, last = -(-low * 2**64 // total), -(-high * 2**64 // total) - 1
-        assert row.draw(words_of([first])).tolist() == [token]
-        assert row.draw(words_of([last])).tolist() == [token]
+        assert row.draw(digits_of(first)).tolist() == [token]
+        assert row.draw(digits_of(last)).tolist() == [token]
 
 
 def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     """Its batch goes on: no index is out of range."""
     probs = torch.tensor([[torch.nan] * 4, [0.1, 0.2, 0.3, 0.4]])
     rows = Categorical.quantize(probs, 0.999, 3)
-    tokens = rows.draw(words_of([2**63, 2**63]))
-    sequence = DraftSequence([1], Sampling(), 4)
-    broken, sound = (
-        DraftRequest(
-            sequence,
-            round=1,
-            gamma=1,
-            tokens=[tokens[b : b + 1]],
-            rows=[Categorical(rows.ids[b : b + 1], rows.weights[b : b + 1])],
-        )
-        for b in range(2)
-    )
-    assert sound.draft().token_ids.tolist() == [2]
-    with pytest.raises(EngineFailure, match="not finite"):
-        broken.draft()
+    draws = Draws(rows.draw(digits_of(2**63).expand(2, 2)), rows)
+    broken, sound = drafts_of([[Drawn(draws, b)] for b in range(2)])
+    assert broken is None
+    assert sound is not None
+    assert sound.token_ids == [2]
 
 
 def test_a_draft_survives_the_wire_bit_for_bit() -> None:
     draft = draft_of([2, 4, 1], [{2: 65535, 0: 9}, {4: 65535}, {0: 1, 1: 65535, 3: 777}])
-    assert draft.support_sizes.tolist() == [2, 0, 3]
+    assert draft.sizes == [2, 0, 3]
     received = draft_from(common_pb2.Draft.FromString(draft_to(draft).SerializeToString()), 5, 8)
     sent, rebuilt = Proposal.from_drafts([draft]), Proposal.from_drafts([received])
     assert torch.equal(sent.dense(5, torch.float64), rebuilt.dense(5, torch.float64))
@@ -124,7 +123,7 @@ def test_padding_adds_no_mass() -> None:
     """Short rows and short drafts are padded with id 0, which must stay as unlikely as it is."""
     drafts = [
         draft_of([1], [{1: 65535, 2: 65535}]),
-        Draft.none(),
+        Draft.certain(()),
         draft_of([3, 2], [{3: 65535, 2: 1, 1: 1}, {2: 9}]),
     ]
     proposal = Proposal.from_drafts(drafts)
@@ -143,42 +142,80 @@ def good() -> common_pb2.Draft:
 
 
 def set_field(name: str, value: object) -> Callable[[common_pb2.Draft], None]:
+    """Change a field of the draft, or of its rows."""
+
     def change(draft: common_pb2.Draft) -> None:
-        draft.ClearField(name)  # type: ignore[arg-type]
-        draft.MergeFrom(common_pb2.Draft(**{name: value}))  # type: ignore[arg-type]
+        message: Any = draft.rows if name in ("sizes", "ids", "weights") else draft
+        message.ClearField(name)
+        message.MergeFrom(type(message)(**{name: value}))
 
     return change
+
+
+def check(message: common_pb2.Draft, vocab_size: int, max_gamma: int) -> None:
+    """As a target does: the shape at once, the rows with those of its batch."""
+    sound = draft_of([0], [{0: 65535, 1: 9}])
+    found = faults([sound, draft_from(message, vocab_size, max_gamma), sound], vocab_size)
+    if found:
+        assert list(found) == [1], "nobody else's"
+        raise InvalidRequest(found[1])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_field("token_ids", [3, 4]), "outside its row's support"),
-        (set_field("token_ids", [2, 4, 1]), "support_sizes"),
+        (set_field("token_ids", [3, 4]), "outside its row"),
+        (set_field("token_ids", [2, 4, 1]), "rows.sizes holds 2 rows for 3"),
         (set_field("token_ids", [2, 5]), "vocabulary"),
-        (set_field("support_sizes", [2, 1]), "support_ids"),
-        (set_field("support_sizes", [3, 1]), "outside its row's support"),
-        (set_field("support_sizes", [2, 2**31]), "support_ids"),
-        (set_field("support_ids", b"\x02\0\0\0\0\0\0\0\x04\0\0\0\x05\0\0\0"), "vocabulary"),
-        (set_field("support_ids", b"\x02\0\0\0\x02\0\0\0\x04\0\0\0\x03\0\0\0"), "twice"),
-        (set_field("support_ids", b"\x02\0\0"), "whole numbers"),
+        (set_field("sizes", [2, 1]), "rows.ids"),
+        (set_field("sizes", [3, 1]), "outside its row"),
+        (set_field("sizes", [2, 2**31]), "rows.ids"),
+        (set_field("ids", b"\x02\0\0\0\0\0\0\0\x04\0\0\0\x05\0\0\0"), "vocabulary"),
+        (set_field("ids", b"\x02\0\0\0\x02\0\0\0\x04\0\0\0\x03\0\0\0"), "twice"),
+        (set_field("ids", b"\x02\0\0"), "whole numbers"),
         (set_field("weights", b"\xff\xff\x09\0\xff\xff"), "weights"),
         (set_field("weights", b"\xff\xff\0\0\xff\xff\x05\0"), "weight of 0"),
         (set_field("weights", b"\0" * 8), "weight of 0"),
+        (set_field("sizes", [2, 2, 0]), "a row that no token names"),
+        (set_field("sizes", []), "rows.sizes holds 0 rows"),
+        (set_field("parents", [0]), "draft.parents holds 1 places for 2"),
+        (set_field("parents", [1, 1]), r"draft.parents\[0\] = 1 does not come before"),
+        (set_field("row_of", [0]), "draft.row_of holds 1 rows for 2"),
+        (set_field("row_of", [0, 2]), "draft.row_of names row 2 of 2"),
+        (set_field("row_of", [0, 0]), "row 1, which no token names"),
     ],
 )
 def test_a_bad_draft_is_refused(change: Callable[[common_pb2.Draft], None], message: str) -> None:
     draft = good()
-    draft_from(draft, 5, 2)
+    check(draft, 5, 2)
     change(draft)
     with pytest.raises(InvalidRequest, match=message):
-        draft_from(draft, 5, 8)
+        check(draft, 5, 8)
 
 
 def test_too_long_a_draft_and_a_tree_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="the limit is 1"):
         draft_from(good(), 5, 1)
-    tree = good()
-    tree.parents.extend([-1, -1])
-    with pytest.raises(Unsupported, match="parents"):
-        draft_from(tree, 5, 8)
+    for name, value in (("parents", [0, 0]), ("distinct_siblings", True)):
+        tree = good()
+        set_field(name, value)(tree)
+        with pytest.raises(Unsupported, match=name):
+            draft_from(tree, 5, 8)
+    shared = draft_to(draft_of([2, 2], [{2: 65535, 0: 9}, {2: 65535, 3: 5}]))
+    del shared.rows.sizes[1:]
+    shared.rows.ids, shared.rows.weights = shared.rows.ids[:8], shared.rows.weights[:4]
+    shared.row_of.extend([0, 0])
+    with pytest.raises(Unsupported, match="row_of"):
+        draft_from(shared, 5, 8)
+
+
+def test_a_chain_may_say_that_it_is_one() -> None:
+    draft = good()
+    draft.parents.extend([0, 1])
+    draft.row_of.extend([0, 1])
+    check(draft, 5, 8)
+
+
+def test_what_is_sent_without_rows_is_certain() -> None:
+    draft = draft_from(common_pb2.Draft(token_ids=[3, 1]), 5, 8)
+    assert Proposal.from_drafts([draft]).dense(5, torch.float32).argmax(-1).tolist() == [[3, 1]]

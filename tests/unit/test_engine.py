@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from tandem.inference.engine import BatchLimits
+from tandem.engine import engine as engine_module
+from tandem.engine import schedule
+from tandem.engine.job import Job
+from tandem.engine.schedule import BatchLimits
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from target_svc.engine import VerifyJob
 from tests.engines import (
     CHUNK,
     CONCURRENT,
@@ -82,19 +85,20 @@ async def test_greedy_sequences_draft_beside_sampled_ones() -> None:
     assert [text.token_ids for text in batched] == [text.token_ids for text in alone]
 
 
-async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk() -> None:
+async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = target_engine(budget=BatchLimits(token_budget=512, prefill_chunk=CHUNK))
     steps: list[list[int]] = []
     left_out: list[int] = []
-    select = engine._select
 
-    def selecting(jobs: Sequence[VerifyJob]) -> list[VerifyJob]:
-        selected = select(jobs)
-        left_out.extend(id(job) for job in jobs if not job.prompt and job not in selected)
-        steps.append([job.chunk if job.prompt else 0 for job in selected])
+    def selecting(jobs: Sequence[Job[Any]], opened: int, limits: BatchLimits) -> list[Job[Any]]:
+        selected = schedule.select(jobs, opened, limits)
+        left_out.extend(id(job) for job in jobs if not job.opening and job not in selected)
+        steps.append([job.chunk if job.opening else 0 for job in selected])
         return selected
 
-    engine._select = selecting  # type: ignore[method-assign]
+    monkeypatch.setattr(engine_module, "select", selecting)
     async with running(engine):
         runners = [asyncio.create_task(speculate(None, engine, [1, 2], 120)) for _ in range(4)]
         await until(lambda: len(steps) > 10)
@@ -119,7 +123,7 @@ async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
         assert fed == [2 * CHUNK] * 5
         fed.clear()
         other = target_sequence([1])
-        await engine.open(other, 0, 10)
+        await engine.begin(other, 0, 10)
         await speculate(None, engine, prompt, 1)
         assert fed == [1, *[CHUNK] * 10]
         engine.release(other)
@@ -131,19 +135,19 @@ async def test_a_pass_waits_for_who_should_be_back(gather: float) -> None:
     here, away = target_sequence([1]), target_sequence([2])
     async with running(engine):
         for sequence in (here, away):
-            await engine.open(sequence, 0, 10)
+            await engine.begin(sequence, 0, 10)
         # As if passes took long, and this one were away for seconds as a rule.
         engine._step_seconds, now = 30.0, time.perf_counter()
-        engine._absences.come(away, now)
-        engine._absences.leave(away, now - 20)
-        engine._absences.come(away, now - 10)
-        engine._absences.leave(away, now)
+        engine._gathering.come(away, now)
+        engine._gathering.leave(away, now - 20)
+        engine._gathering.come(away, now - 10)
+        engine._gathering.leave(away, now)
         before = engine.decoder.forward_passes
-        waiting = asyncio.create_task(engine.verify(here, 1, Draft.none()))
+        waiting = asyncio.create_task(engine.verify(here, 1, Draft.certain(())))
         if gather:
             await asyncio.sleep(0.05)
             assert engine.decoder.forward_passes == before
-            await engine.verify(away, 1, Draft.none())
+            await engine.verify(away, 1, Draft.certain(()))
         await asyncio.wait_for(waiting, 5)
         assert engine.decoder.forward_passes == before + 1
         for sequence in (here, away):

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tandem.errors import EngineFailure, Unavailable
-from tandem.inference.admission import AdmissionLimits
-from tandem.inference.batch import Feed
-from tandem.inference.engine import BatchLimits
+from tandem.engine.admission import AdmissionLimits
+from tandem.inference.feed import Feed
+from tandem.engine.schedule import BatchLimits
 from tandem.speculation.draft import Draft
 from tests.engines import (
     CHUNK,
@@ -62,7 +62,7 @@ async def test_a_job_that_ends_in_a_failing_step_fails_too() -> None:
     sequence.carry = object()
     async with running(engine):
         with pytest.raises(EngineFailure):
-            await engine.open(sequence, 0, 10)
+            await engine.begin(sequence, 0, 10)
 
 
 async def test_a_lost_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,21 +75,21 @@ async def test_a_lost_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("CUDA error")
 
     async with running(engine):
-        await engine.open(sequence, 0, 50)
-        queued = asyncio.create_task(engine.open(waiting, 0, 50))
+        await engine.begin(sequence, 0, 50)
+        queued = asyncio.create_task(engine.begin(waiting, 0, 50))
         await asyncio.sleep(0)
         watch(engine, fail)
         monkeypatch.setattr(torch, "ones", lambda *_, **__: fail([]))
         with pytest.raises(EngineFailure):
-            await engine.verify(sequence, 1, Draft.none())
+            await engine.verify(sequence, 1, Draft.certain(()))
         async with asyncio.timeout(10):
             await lost.wait()
             with pytest.raises(Unavailable, match="device is gone"):
                 await queued
         with pytest.raises(Unavailable, match="device is gone"):
-            await engine.verify(sequence, 2, Draft.none())
+            await engine.verify(sequence, 2, Draft.certain(()))
         with pytest.raises(Unavailable, match="device is gone"):
-            await engine.open(target_sequence([1]), 0, 10)
+            await engine.begin(target_sequence([1]), 0, 10)
 
 
 async def test_stopping_fails_what_waits() -> None:
@@ -98,7 +98,7 @@ async def test_stopping_fails_what_waits() -> None:
     )
     async with running(engine):
         tasks = [
-            asyncio.create_task(engine.open(target_sequence(prompt_of(1000)), 0, 1100))
+            asyncio.create_task(engine.begin(target_sequence(prompt_of(1000)), 0, 1100))
             for _ in range(4)
         ]
         await until(lambda: engine.decoder.forward_passes > 3)
@@ -109,7 +109,7 @@ async def test_stopping_fails_what_waits() -> None:
                 async with asyncio.timeout(10):
                     await task
         with pytest.raises(Unavailable, match="stopping"):
-            await engine.open(target_sequence([1]), 0, 10)
+            await engine.begin(target_sequence([1]), 0, 10)
 
 
 async def test_whoever_leaves_is_gone_after_the_step() -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tandem.speculation.randomness import (
-    Draws,
-    Lookahead,
+    Foreseen,
     Purpose,
-    integers,
+    digits,
+    foresee,
     philox4x32,
     uniforms,
 )
@@ -37,30 +37,33 @@ def test_known_answers(counter: list[int], key: tuple[int, int], expected: list[
     assert philox4x32(counters, keys).T.tolist() == [expected, expected]
 
 
+def values(seed: int, purpose: Purpose, round_: int, count: int) -> list[float]:
+    row: list[float] = Foreseen(seed, purpose, uniforms).take(round_, count).tolist()
+    return row
+
+
 def test_a_row_does_not_depend_on_how_many_are_asked_for() -> None:
-    one, nine = Draws(7, Purpose.ACCEPT, 3, 1), Draws(7, Purpose.ACCEPT, 3, 9)
-    other = Draws(8, Purpose.RESIDUAL, 2, 2)
-    assert uniforms(one)[0] == uniforms(nine)[0] == uniforms(other, nine)[2]
+    one, nine = (values(7, Purpose.ACCEPT, 3, count) for count in (1, 9))
+    assert one == nine[:1]
 
 
 def test_no_two_purposes_rounds_or_rows_share_a_number() -> None:
     drawn = [
-        value
+        tuple(value)
         for purpose in Purpose
         for round_ in (0, 1, 2, 2**32, 2**40)
-        for value in integers(Draws(0, purpose, round_, 5))
+        for value in Foreseen(0, purpose, digits).take(round_, 5).tolist()
     ]
     assert len(set(drawn)) == len(drawn)
 
 
 def test_every_bit_of_the_seed_counts() -> None:
     seeds = (0, 1, 2**32, 2**63)
-    firsts = {float(uniforms(Draws(seed, Purpose.RESIDUAL, 0, 1))[0]) for seed in seeds}
-    assert len(firsts) == 4
+    assert len({values(seed, Purpose.RESIDUAL, 0, 1)[0] for seed in seeds}) == 4
 
 
 def test_uniforms_are_uniform_with_53_bits() -> None:
-    values = uniforms(Draws(11, Purpose.DRAFT, 0, 100_000))
+    values = Foreseen(11, Purpose.DRAFT, uniforms).take(0, 100_000)
     assert values.min() >= 0
     assert values.max() < 1
     assert abs(values.mean() - 0.5) < 5 / np.sqrt(12 * len(values))
@@ -68,23 +71,34 @@ def test_uniforms_are_uniform_with_53_bits() -> None:
     assert (values * 2**30 != np.floor(values * 2**30)).any()
 
 
-def test_no_draws_are_none() -> None:
-    assert len(uniforms()) == 0
-    assert integers(Draws(0, Purpose.DRAFT, 0, 0)) == []
+def test_what_is_foreseen_is_what_would_have_been_computed() -> None:
+    """Whatever was asked for before, in whatever order, alone or with others."""
+    foreseen = Foreseen(5, Purpose.ACCEPT, uniforms)
+    for round_, count in ((0, 3), (1, 3), (15, 3), (16, 3), (2, 7), (3, 2), (2**40, 3), (1, 1)):
+        found = foreseen.take(round_, count).tolist()
+        assert found == values(5, Purpose.ACCEPT, round_, count), round_
+        assert foreseen.covers(round_, count)
 
 
-def test_looking_ahead_changes_no_number() -> None:
-    calls: list[tuple[int, int]] = []
+def test_many_requests_are_foreseen_in_one_call() -> None:
+    wanted = [
+        (Foreseen(seed, purpose, uniforms), seed, 2 + seed)
+        for seed in range(3)
+        for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
+    ]
+    foresee(wanted)
+    for number, (foreseen, round_, count) in enumerate(wanted):
+        purpose = (Purpose.ACCEPT, Purpose.RESIDUAL)[number % 2]
+        assert foreseen.covers(round_, count)
+        assert not foreseen.covers(round_, count + 1)
+        assert foreseen.take(round_ + 3, count).tolist() == values(
+            number // 2, purpose, round_ + 3, count
+        )
 
-    def compute(round_: int, count: int) -> list[int]:
-        calls.append((round_, count))
-        return integers(Draws(3, Purpose.DRAFT, round_, count))
 
-    numbers = Lookahead(compute)
-    plain = Lookahead(lambda round_, count: integers(Draws(3, Purpose.DRAFT, round_, count)))
-    numbers.prepare(5, 4)
-    assert numbers.take(5, 4) == plain.take(5, 4)
-    assert calls == [(5, 4)]
-    for unforeseen in ((5, 3), (6, 4), (4, 4)):
-        assert numbers.take(*unforeseen) == plain.take(*unforeseen)
-    assert len(calls) == 4
+def test_the_numbers_are_those_of_the_words() -> None:
+    """Of the first known answer: 53 bits of two words, or both words as they are."""
+    words = np.array([[0x6627E8D5], [0xE169C58D], [0], [0]], dtype=np.uint64)
+    assert digits(words).tolist() == [[0x6627E8D5, 0xE169C58D]]
+    bits = (0x6627E8D5 >> 5 << 26) | (0xE169C58D >> 6)
+    assert uniforms(words).tolist() == [bits / 2**53]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
 from target_svc.verifiers import VERIFIERS, Verifier
-from target_svc.verifiers import verifier as shared
-from target_svc.verifiers.block import BlockVerifier
-from target_svc.verifiers.greedy_block import GreedyBlockVerifier
-from target_svc.verifiers.token import TokenVerifier
-from target_svc.verifiers.verifier import row_at, up_to_first_failure
+from tandem.verification import verifier as shared
+from tandem.verification.block import BlockVerifier
+from tandem.verification.greedy_block import GreedyBlockVerifier
+from tandem.verification.token import TokenVerifier
+from tandem.verification.verifier import row_at, up_to_first_failure
 from tests.laws import Tables, expected_accepted, speculative_law
 
 SEEDS = range(20)

@@ -24,25 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xaa\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"h\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rsupport_sizes\x18\x02 \x03(\r\x12\x13\n\x0bsupport_ids\x18\x03 \x01(\x0c\x12\x0f\n\x07weights\x18\x04 \x01(\x0c\x12\x0f\n\x07parents\x18\x05 \x03(\x05\"q\n\rVerifierCarry\x12\x35\n\x06levels\x18\x01 \x03(\x0b\x32%.tandem.common.v1.VerifierCarry.Level\x1a)\n\x05Level\x12\x11\n\tlog_ratio\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xef\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x11\n\tmax_gamma\x18\x07 \x01(\r\x12\x15\n\rmax_sequences\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x12\n\nparameters\x18\x0b \x01(\x04\"k\n\x0b\x45ngineStats\x12\x16\n\x0eopen_sequences\x18\x01 \x01(\r\x12\x16\n\x0e\x66orward_passes\x18\x02 \x01(\x04\x12\x12\n\nfed_tokens\x18\x03 \x01(\x04\x12\x18\n\x10opened_sequences\x18\x04 \x01(\x04\"Y\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x11\n\taccept_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xaa\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"3\n\x04Rows\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\"|\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12$\n\x04rows\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Rows\x12\x0f\n\x07parents\x18\x03 \x03(\r\x12\x0e\n\x06row_of\x18\x04 \x03(\r\x12\x19\n\x11\x64istinct_siblings\x18\x05 \x01(\x08\"q\n\rVerifierCarry\x12\x35\n\x06levels\x18\x01 \x03(\x0b\x32%.tandem.common.v1.VerifierCarry.Level\x1a)\n\x05Level\x12\x11\n\tlog_ratio\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\xef\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x11\n\tmax_gamma\x18\x07 \x01(\r\x12\x15\n\rmax_sequences\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x12\n\nparameters\x18\x0b \x01(\x04\"k\n\x0b\x45ngineStats\x12\x16\n\x0eopen_sequences\x18\x01 \x01(\r\x12\x16\n\x0e\x66orward_passes\x18\x02 \x01(\x04\x12\x12\n\nfed_tokens\x18\x03 \x01(\x04\x12\x18\n\x10opened_sequences\x18\x04 \x01(\x04\"Y\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x11\n\taccept_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r*V\n\nDraftShape\x12\x1b\n\x17\x44RAFT_SHAPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_SHAPE_CHAIN\x10\x01\x12\x14\n\x10\x44RAFT_SHAPE_TREE\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_DRAFTSHAPE']._serialized_start=960
+  _globals['_DRAFTSHAPE']._serialized_end=1046
   _globals['_SAMPLING']._serialized_start=52
   _globals['_SAMPLING']._serialized_end=222
-  _globals['_DRAFT']._serialized_start=224
-  _globals['_DRAFT']._serialized_end=328
-  _globals['_VERIFIERCARRY']._serialized_start=330
-  _globals['_VERIFIERCARRY']._serialized_end=443
-  _globals['_VERIFIERCARRY_LEVEL']._serialized_start=402
-  _globals['_VERIFIERCARRY_LEVEL']._serialized_end=443
-  _globals['_MODELINFO']._serialized_start=446
-  _globals['_MODELINFO']._serialized_end=685
-  _globals['_ENGINESTATS']._serialized_start=687
-  _globals['_ENGINESTATS']._serialized_end=794
-  _globals['_STAGETIMES']._serialized_start=796
-  _globals['_STAGETIMES']._serialized_end=885
+  _globals['_ROWS']._serialized_start=224
+  _globals['_ROWS']._serialized_end=275
+  _globals['_DRAFT']._serialized_start=277
+  _globals['_DRAFT']._serialized_end=401
+  _globals['_VERIFIERCARRY']._serialized_start=403
+  _globals['_VERIFIERCARRY']._serialized_end=516
+  _globals['_VERIFIERCARRY_LEVEL']._serialized_start=475
+  _globals['_VERIFIERCARRY_LEVEL']._serialized_end=516
+  _globals['_MODELINFO']._serialized_start=519
+  _globals['_MODELINFO']._serialized_end=758
+  _globals['_ENGINESTATS']._serialized_start=760
+  _globals['_ENGINESTATS']._serialized_end=867
+  _globals['_STAGETIMES']._serialized_start=869
+  _globals['_STAGETIMES']._serialized_end=958
 # @@protoc_insertion_point(module_scope)

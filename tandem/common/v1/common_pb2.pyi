@@ -19,6 +19,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import typing
@@ -29,6 +30,30 @@ else:
     import typing_extensions
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
+
+class _DraftShape:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _DraftShapeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_DraftShape.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    DRAFT_SHAPE_UNSPECIFIED: _DraftShape.ValueType  # 0
+    """DRAFT_SHAPE_UNSPECIFIED is never sent."""
+    DRAFT_SHAPE_CHAIN: _DraftShape.ValueType  # 1
+    """DRAFT_SHAPE_CHAIN: each candidate hangs behind the one before it. Every rule takes it."""
+    DRAFT_SHAPE_TREE: _DraftShape.ValueType  # 2
+    """DRAFT_SHAPE_TREE: any tree."""
+
+class DraftShape(_DraftShape, metaclass=_DraftShapeEnumTypeWrapper):
+    """DraftShape says which drafts a drafter makes, or a rule takes."""
+
+DRAFT_SHAPE_UNSPECIFIED: DraftShape.ValueType  # 0
+"""DRAFT_SHAPE_UNSPECIFIED is never sent."""
+DRAFT_SHAPE_CHAIN: DraftShape.ValueType  # 1
+"""DRAFT_SHAPE_CHAIN: each candidate hangs behind the one before it. Every rule takes it."""
+DRAFT_SHAPE_TREE: DraftShape.ValueType  # 2
+"""DRAFT_SHAPE_TREE: any tree."""
+Global___DraftShape: typing_extensions.TypeAlias = DraftShape
 
 @typing.final
 class Sampling(google.protobuf.message.Message):
@@ -90,66 +115,113 @@ class Sampling(google.protobuf.message.Message):
 Global___Sampling: typing_extensions.TypeAlias = Sampling
 
 @typing.final
-class Draft(google.protobuf.message.Message):
-    """Draft holds the drafted tokens of one round and, for each, the exact
-    distribution it was drawn from. The drafter makes it, the orchestrator hands it
-    on unread, the target rebuilds q from it bit for bit.
+class Rows(google.protobuf.message.Message):
+    """Rows are distributions over token ids with integer weights, one behind the other. In a
+    row, token id `ids` has the probability weight / (sum of the row's weights), and every
+    other token 0. The drafter truncates and rounds first and draws from the result, so the
+    target rebuilds the very distribution that a token came from, bit for bit.
+    """
 
-    Row i says: token ids `support_ids` of that row have the probabilities
-    weight / (sum of the row's weights); every other token has probability 0.
-    token_ids[i] was drawn from that very distribution.
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIZES_FIELD_NUMBER: builtins.int
+    IDS_FIELD_NUMBER: builtins.int
+    WEIGHTS_FIELD_NUMBER: builtins.int
+    ids: builtins.bytes
+    """ids are the rows' token ids, concatenated: little-endian uint32, four bytes each. Each
+    below the target's vocabulary size, none twice in a row.
+    """
+    weights: builtins.bytes
+    """weights belong to ids one by one: little-endian uint16, two bytes each, 1..65535 (the
+    largest of a row is 65535).
+    """
+    @property
+    def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """sizes holds how many entries of ids and weights belong to each row. 0 means a certain
+        row: all on the token that names it, and nothing is sent.
+        """
+
+    def __init__(
+        self,
+        *,
+        sizes: collections.abc.Iterable[builtins.int] | None = ...,
+        ids: builtins.bytes = ...,
+        weights: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ids", b"ids", "sizes", b"sizes", "weights", b"weights"]) -> None: ...
+
+Global___Rows: typing_extensions.TypeAlias = Rows
+
+@typing.final
+class Draft(google.protobuf.message.Message):
+    """Draft holds the candidates of one round in the order in which they were drawn, each with
+    the exact distribution that it was drawn from. The drafter makes it, the orchestrator
+    hands it on and reads the token ids only, the target checks and decides it.
+
+    Place 0 is behind the last emitted token, and place i + 1 behind candidate i.
+
+    The contract of a draft, on which every rule's exactness rests: candidate i's token
+    follows its row, given the context, all earlier rounds and the candidates before it.
+    Whether there is a candidate i, where it hangs and which row it has may depend on the
+    candidates before it in any way, and on nothing of candidate i itself. So:
+      - A drafter decides, then draws, then sends. It may draft fewer than it was asked for,
+        also none, and stop behind a token that it does not like.
+      - It must never withdraw a token that it has drawn, or sort, cut or choose among drawn
+        ones: each biases the text, and no check of ours can see it.
+      - A certain row is always exact, whatever chose the token.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: builtins.int
-    SUPPORT_SIZES_FIELD_NUMBER: builtins.int
-    SUPPORT_IDS_FIELD_NUMBER: builtins.int
-    WEIGHTS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
     PARENTS_FIELD_NUMBER: builtins.int
-    support_ids: builtins.bytes
-    """support_ids are the rows' token ids, concatenated: little-endian uint32, four
-    bytes each. Each below the target's vocabulary size, none twice in a row.
-    """
-    weights: builtins.bytes
-    """weights belong to support_ids one by one: little-endian uint16, two bytes
-    each, 1..65535 (the largest of a row is 65535).
+    ROW_OF_FIELD_NUMBER: builtins.int
+    DISTINCT_SIBLINGS_FIELD_NUMBER: builtins.int
+    distinct_siblings: builtins.bool
+    """distinct_siblings: a candidate's distribution is its row without the tokens of its
+    earlier siblings. UNIMPLEMENTED for now.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """token_ids are the drafted tokens in order: gamma of them, or none."""
+        """token_ids are the candidates' tokens: gamma of them or fewer."""
 
     @property
-    def support_sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """support_sizes holds, for each drafted token, how many entries of support_ids
-        and weights belong to its row. 0 means a one-hot row: the token was certain
-        and nothing is sent. Same length as token_ids.
-        """
+    def rows(self) -> Global___Rows:
+        """rows are the distributions of the candidates. Unset: all are certain."""
 
     @property
     def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """parents makes the draft a tree: parents[i] is the index of token i's parent,
-        in draft order. Empty means a chain. Anything else is UNIMPLEMENTED for now.
+        """parents makes the draft a tree: parents[i] is the place that candidate i hangs at, at
+        most i. Empty means a chain (parents[i] = i). A tree is UNIMPLEMENTED for now.
+        """
+
+    @property
+    def row_of(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """row_of is the row of each candidate, where several share one; each row has to be named.
+        Empty means that candidate i has row i. Rows that are shared are UNIMPLEMENTED for now.
         """
 
     def __init__(
         self,
         *,
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
-        support_sizes: collections.abc.Iterable[builtins.int] | None = ...,
-        support_ids: builtins.bytes = ...,
-        weights: builtins.bytes = ...,
+        rows: Global___Rows | None = ...,
         parents: collections.abc.Iterable[builtins.int] | None = ...,
+        row_of: collections.abc.Iterable[builtins.int] | None = ...,
+        distinct_siblings: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["parents", b"parents", "support_ids", b"support_ids", "support_sizes", b"support_sizes", "token_ids", b"token_ids", "weights", b"weights"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rows", b"rows"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["distinct_siblings", b"distinct_siblings", "parents", b"parents", "row_of", b"row_of", "rows", b"rows", "token_ids", b"token_ids"]) -> None: ...
 
 Global___Draft: typing_extensions.TypeAlias = Draft
 
 @typing.final
 class VerifierCarry(google.protobuf.message.Message):
-    """VerifierCarry is what a verifier has to remember between the rounds of one
-    sequence. Only `greedy_block` needs it: the levels of its modified target,
-    oldest first (Algorithm 5 of arXiv 2403.10444, nested). At most gamma - 1.
+    """VerifierCarry is what a rule has to remember between the rounds of one sequence: the
+    levels of its modified target, oldest first (Algorithm 5 of arXiv 2403.10444, nested).
+    At most gamma - 1. Rules without state have none. The orchestrator keeps the last one
+    unread and gives it to the next target.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -213,16 +285,17 @@ class ModelInfo(google.protobuf.message.Message):
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
     """protocol_version is the version of this contract that the service speaks. The
-    services of one deployment must agree on it. Now 1.
+    services of one deployment must agree on it. Now 2.
     """
     vocab_size: builtins.int
     """vocab_size is the number of ids that the model can emit (rows of its logits).
-    Real pairs pad it differently; tokenizers are what must agree.
+    Real pairs pad it differently; tokenizers are what must agree. 0: a drafter without a
+    model, which takes and drafts any id.
     """
     tokenizer_fingerprint: builtins.str
     """tokenizer_fingerprint is a SHA-256 over the tokenizer's token-to-id table, in
     hexadecimal; empty where the checkpoint has no tokenizer (then prompts can
-    only be token ids).
+    only be token ids), or where vocab_size is 0.
     """
     max_length: builtins.int
     """max_length is the most tokens that a sequence may hold, prompt included."""

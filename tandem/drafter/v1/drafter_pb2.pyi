@@ -96,7 +96,10 @@ class OpenSequence(google.protobuf.message.Message):
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """token_ids of the prompt and of all that was emitted before. Not empty."""
+        """token_ids of the prompt and of all that was emitted before, each below
+        target_vocab_size. Not empty. An id beyond the drafter's own vocabulary (pairs pad it
+        differently) is fed as another one: that costs acceptance there, and no exactness.
+        """
 
     @property
     def sampling(self) -> tandem.common.v1.common_pb2.Sampling:
@@ -136,14 +139,15 @@ class DraftStep(google.protobuf.message.Message):
     after the last step, before new_token_ids. A mismatch is FAILED_PRECONDITION.
     """
     gamma: builtins.int
-    """gamma is the number of tokens to draft, 1..max_gamma, and no more than the new
-    tokens leave of max_new_tokens.
+    """gamma is the most tokens to draft, 1..max_gamma, and no more than the new
+    tokens leave of max_new_tokens. A drafter may draft fewer, also none, for any reason
+    but the tokens that it would leave out (see Draft).
     """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """new_token_ids were emitted since: the last round's accepted tokens and its
-        correction or bonus. At least one. What the KV cache already holds of them is
-        not computed again.
+        correction or bonus, each below target_vocab_size. At least one. What the KV cache
+        already holds of them is not computed again.
         """
 
     def __init__(
@@ -221,7 +225,7 @@ Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 
 @typing.final
 class DraftedStep(google.protobuf.message.Message):
-    """DraftedStep carries one round's draft."""
+    """DraftedStep carries one round's draft; it may be empty."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -278,10 +282,18 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     DRAFTER_FIELD_NUMBER: builtins.int
     DRAFT_SUPPORT_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    PURE_FIELD_NUMBER: builtins.int
     drafter: builtins.str
-    """drafter is the drafting method ("model")."""
+    """drafter is the drafting method ("model", "lookup")."""
     draft_support: builtins.int
     """draft_support is the most tokens of a row that the drafter keeps (0 = all)."""
+    shape: tandem.common.v1.common_pb2.DraftShape.ValueType
+    """shape of its drafts. The verifier of a text has to take it."""
+    pure: builtins.bool
+    """pure: each row is a function of the tokens before it alone, wherever the round began. A
+    verifier with needs_pure takes no other drafts.
+    """
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -297,8 +309,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         stats: tandem.common.v1.common_pb2.EngineStats | None = ...,
         drafter: builtins.str = ...,
         draft_support: builtins.int = ...,
+        shape: tandem.common.v1.common_pb2.DraftShape.ValueType = ...,
+        pure: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "info", b"info", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "info", b"info", "pure", b"pure", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

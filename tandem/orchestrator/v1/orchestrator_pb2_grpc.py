@@ -67,8 +67,9 @@ class OrchestratorServiceServicer:
         Idempotency: the same request with the same seed, a fixed gamma and float32
         models gives the same tokens. Safe to retry while no message has come; after
         that, resume: prompt_token_ids = the prompt's and all received ids,
-        first_round = last received round + 1, the same seed. A text of greedy_block
-        cannot be resumed: what its last rounds owe to the law is not in its tokens.
+        first_round = last received round + 1, the same seed. A text of a verifier that is not
+        resumable (greedy_block) cannot be: what its last rounds owe to the law is not in its
+        tokens.
         Deadline: yours to set; it is passed on to both services. DEADLINE_EXCEEDED
         leaves what was received intact.
 

@@ -84,14 +84,14 @@ class OpenSequence(google.protobuf.message.Message):
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
-    """verifier is one of GetModelInfoResponse.verifiers. Required."""
+    """verifier is the name of one of GetModelInfoResponse.verifiers. Required."""
     first_round: builtins.int
     """first_round numbers the token that is drawn from the prefill: 0 at the start
     of a request, else the next unused number.
     """
     gamma: builtins.int
-    """gamma is the fixed draft length of a `greedy_block` sequence, 1..max_gamma: each
-    of its drafts has that length, or what max_new_tokens leaves if that is less.
+    """gamma is the draft length of a verifier with fixed_gamma, 1..max_gamma: each of the
+    sequence's drafts has that length, or what max_new_tokens leaves if that is less.
     Other verifiers take drafts of any length that max_new_tokens leaves; there it
     must be 0.
     """
@@ -112,7 +112,7 @@ class OpenSequence(google.protobuf.message.Message):
         """carry of the last verdict, where a sequence goes on after another target. A carry
         with levels modifies the next position, which needs the drafter's distribution
         there: then no token is drawn from the prefill, and the first step must bring
-        a draft. Only `greedy_block` has one.
+        a draft. INVALID_ARGUMENT where the verifier has no state.
         """
 
     def __init__(
@@ -252,19 +252,22 @@ class Verdict(google.protobuf.message.Message):
     OVERLAPS_FIELD_NUMBER: builtins.int
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
     """position after the round: the number of tokens that the sequence holds now."""
     num_accepted: builtins.int
-    """num_accepted is the number of drafted tokens kept, 0..gamma."""
+    """num_accepted is the number of drafted tokens kept, 0..gamma: the depth of `place`."""
     next_token_id: builtins.int
     """next_token_id follows them: the bonus if all were kept, else the correction."""
+    place: builtins.int
+    """place of the last kept candidate: 0 where none was kept. On a chain it is num_accepted."""
     @property
     def overlaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """overlaps holds Σ_x min(p(x), q(x)) for each drafted position, the token's
-        chance of being accepted by the token rule in its context. Same length as the
-        draft. Rows behind the first correction have contexts that were not emitted.
+        """overlaps holds Σ_x min(p(x), q(x)) for each candidate at its place, its chance of
+        being accepted by the token rule in its context. Same length as the draft. Rows behind
+        the first correction have contexts that were not emitted.
         """
 
     @property
@@ -285,9 +288,10 @@ class Verdict(google.protobuf.message.Message):
         overlaps: collections.abc.Iterable[builtins.float] | None = ...,
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        place: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "overlaps", b"overlaps", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 
@@ -321,20 +325,65 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         """stats of the engine."""
 
     @property
-    def verifiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """verifiers are the names that OpenSequence.verifier may have."""
+    def verifiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VerifierInfo]:
+        """verifiers that a sequence may be opened with."""
 
     def __init__(
         self,
         *,
         info: tandem.common.v1.common_pb2.ModelInfo | None = ...,
         stats: tandem.common.v1.common_pb2.EngineStats | None = ...,
-        verifiers: collections.abc.Iterable[builtins.str] | None = ...,
+        verifiers: collections.abc.Iterable[Global___VerifierInfo] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["info", b"info", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
+
+@typing.final
+class VerifierInfo(google.protobuf.message.Message):
+    """VerifierInfo says what a verification rule needs, so that nobody has to know it by name."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    LOSSLESS_FIELD_NUMBER: builtins.int
+    TAKES_FIELD_NUMBER: builtins.int
+    NEEDS_PURE_FIELD_NUMBER: builtins.int
+    FIXED_GAMMA_FIELD_NUMBER: builtins.int
+    RESUMABLE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """name as OpenSequence.verifier has it."""
+    lossless: builtins.bool
+    """lossless: the emitted tokens follow the target's law exactly. The name of a rule without
+    it begins with "lossy_".
+    """
+    takes: tandem.common.v1.common_pb2.DraftShape.ValueType
+    """takes is the widest kind of draft that the rule can decide."""
+    needs_pure: builtins.bool
+    """needs_pure: the rule is exact only for a drafter whose rows are pure."""
+    fixed_gamma: builtins.bool
+    """fixed_gamma: the rule is exact only if every draft of a text has the gamma given in open
+    (or what is left of max_new_tokens), up to its very end. The loss of its drafter then ends
+    the text.
+    """
+    resumable: builtins.bool
+    """resumable: a client can go on with what it received. A rule that owes the law more
+    than the emitted tokens say is not; another target can take its carry all the same.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        lossless: builtins.bool = ...,
+        takes: tandem.common.v1.common_pb2.DraftShape.ValueType = ...,
+        needs_pure: builtins.bool = ...,
+        fixed_gamma: builtins.bool = ...,
+        resumable: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fixed_gamma", b"fixed_gamma", "lossless", b"lossless", "name", b"name", "needs_pure", b"needs_pure", "resumable", b"resumable", "takes", b"takes"]) -> None: ...
+
+Global___VerifierInfo: typing_extensions.TypeAlias = VerifierInfo
 
 @typing.final
 class GetTokenizerRequest(google.protobuf.message.Message):

@@ -132,11 +132,11 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
 
     Errors:
       INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
-                           (token outside its support, no weight, wrong lengths);
-                           the message names it. Do not retry.
+                           (token outside its row, a weight of 0, sizes that do not
+                           add up); the message names it. Do not retry.
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
-      UNIMPLEMENTED        a draft with parents (a tree). Send a chain.
+      UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
       RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
                            free in time. Try another target, or later.
       UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
@@ -196,11 +196,11 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
 
         Errors:
           INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
-                               (token outside its support, no weight, wrong lengths);
-                               the message names it. Do not retry.
+                               (token outside its row, a weight of 0, sizes that do not
+                               add up); the message names it. Do not retry.
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
-          UNIMPLEMENTED        a draft with parents (a tree). Send a chain.
+          UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
           RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
                                free in time. Try another target, or later.
           UNAVAILABLE          the service is starting or stopping, or its device is gone. Try

@@ -1,1 +1,0 @@
-"""Drafting methods, one file each."""

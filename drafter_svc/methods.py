@@ -1,0 +1,67 @@
+"""Drafting methods by name, and how a service of each is loaded. A new one is one entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drafter_svc.settings import DrafterSettings
+from tandem.common.v1 import common_pb2
+from tandem.drafting.drafter import Drafter
+from tandem.drafting.lookup import LookupDrafter
+from tandem.engine.admission import Admission
+from tandem.engine.engine import Engine
+from tandem.engine.schedule import BatchLimits
+from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.serving.servicer import Loaded, admission_limits
+
+
+@dataclass(frozen=True)
+class LoadedDrafter(Loaded):
+    """A drafter with its method.
+
+    Attributes:
+        drafter: drafts.
+    """
+
+    drafter: Drafter
+
+
+def _load_model(settings: DrafterSettings) -> LoadedDrafter:
+    """Drafts by a decoder."""
+    # Here, since the other methods run where torch is not installed.
+    from tandem.drafting.model import ModelDrafter
+    from tandem.engine.asks import Truncation
+    from tandem.serving.model import engine_over, info_of, load_decoder
+
+    decoder = load_decoder(settings)
+    truncation = Truncation(settings.draft_mass, settings.draft_support)
+    return LoadedDrafter(
+        engine_over(decoder, settings, "drafter-engine"),
+        info_of(decoder, settings),
+        lambda: (decoder.forward_passes, decoder.fed_tokens),
+        ModelDrafter(decoder, truncation),
+    )
+
+
+def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
+    """Drafts from the text itself: no model, no pool, no step of the engine."""
+    engine = Engine(
+        "drafter-engine", Admission((), admission_limits(settings)), BatchLimits(), None
+    )
+    info = common_pb2.ModelInfo(
+        model="lookup",
+        protocol_version=PROTOCOL_VERSION,
+        max_length=settings.max_length,
+        max_gamma=settings.max_gamma,
+        max_sequences=settings.max_sequences,
+        device="cpu",
+    )
+    drafter = LookupDrafter(settings.lookup_ngram, settings.lookup_window)
+    return LoadedDrafter(engine, info, lambda: (0, 0), drafter)
+
+
+METHODS: dict[str, Callable[[DrafterSettings], LoadedDrafter]] = {
+    "model": _load_model,
+    "lookup": _load_lookup,
+}

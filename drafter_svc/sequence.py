@@ -1,0 +1,116 @@
+"""A sequence on the drafter: what a message must be, what is done about it, what is answered."""
+
+from __future__ import annotations
+
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.engine.engine import Engine
+from tandem.errors import InvalidRequest
+from tandem.rpc import messages
+from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.rpc.stream import bind_log
+
+
+class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse]):
+    """One sequence of a drafter.
+
+    Args:
+        engine: runs its drafts.
+        drafter: the method.
+        info: limits that were announced.
+    """
+
+    def __init__(self, engine: Engine, drafter: Drafter, info: common_pb2.ModelInfo) -> None:
+        super().__init__()
+        self._engine = engine
+        self._drafter = drafter
+        self._max_length = info.max_length
+        self._max_gamma = info.max_gamma
+        self._sequence: DraftSequence | None = None
+        self._progress: Progress
+        self._end = 0
+
+    async def _open(
+        self, message: drafter_pb2.DraftRequest
+    ) -> StepReply[drafter_pb2.DraftResponse]:
+        request = message.open
+        messages.check_request_id(request.request_id)
+        self.request_id = request.request_id
+        bind_log(self.request_id)
+        if request.target_vocab_size < 1:
+            raise InvalidRequest("open.target_vocab_size must be at least 1")
+        token_ids = messages.tokens_from(
+            "open.token_ids", request.token_ids, request.target_vocab_size, self._max_length
+        )
+        prompt_tokens = len(token_ids)
+        length = prompt_tokens + request.max_new_tokens
+        if request.max_new_tokens < 1 or length > self._max_length:
+            raise InvalidRequest(
+                f"open.max_new_tokens must be at least 1 and with the {prompt_tokens} prompt"
+                f" tokens at most {self._max_length}, got {request.max_new_tokens}"
+            )
+        sampling = messages.sampling_from(request.sampling)
+        sequence = self._sequence = DraftSequence(token_ids, sampling, request.target_vocab_size)
+        self._progress = Progress(prompt_tokens, request.first_round)
+        self._end = length
+        steps = self._drafter.open(sequence)
+        _, times = await self._engine.open(sequence, steps, length, self.request_id)
+        return StepReply(
+            drafter_pb2.DraftResponse(
+                opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))
+            ),
+            "prefill",
+            {"queue": times.queue_ns, "forward": times.forward_ns},
+            {"tandem.prompt_tokens": prompt_tokens},
+        )
+
+    async def _step(
+        self, message: drafter_pb2.DraftRequest
+    ) -> StepReply[drafter_pb2.DraftResponse]:
+        request, sequence = message.draft, self._sequence
+        self._progress.check(request.round, request.position)
+        assert sequence is not None  # no step comes before open
+        news = self._news_of(request, sequence)
+        steps = self._drafter.go_on(sequence, request.round, news, request.gamma)
+        draft, times = await self._engine.run(sequence, steps, self.request_id)
+        self._progress = Progress(self._progress.length + len(news), request.round)
+        drafted = drafter_pb2.DraftedStep(
+            round=request.round,
+            position=self._progress.length,
+            draft=messages.draft_to(draft),
+            times=messages.times_to(times),
+        )
+        return StepReply(
+            drafter_pb2.DraftResponse(drafted=drafted),
+            "draft",
+            {"queue": times.queue_ns, "forward": times.forward_ns},
+            {
+                "tandem.round": request.round,
+                "tandem.gamma": len(draft),
+                "tandem.batch_size": times.batch_size,
+                "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
+            },
+        )
+
+    def _news_of(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
+        """The emitted tokens of a checked request."""
+        if not 1 <= request.gamma <= self._max_gamma:
+            raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
+        held, count = self._progress.length, len(request.new_token_ids)
+        if held + count > self._end:
+            raise InvalidRequest(
+                f"draft.new_token_ids: the sequence would hold {held + count} tokens,"
+                f" open announced at most {self._end}"
+            )
+        news = messages.tokens_from(
+            "draft.new_token_ids", request.new_token_ids, sequence.vocab_size, self._end
+        )
+        left = self._end - held - count
+        if request.gamma > left:
+            raise InvalidRequest(f"draft.gamma is {request.gamma}, max_new_tokens leaves {left}")
+        return news
+
+    def release(self) -> None:
+        if self._sequence is not None:
+            self._engine.release(self._sequence)

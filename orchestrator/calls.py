@@ -1,0 +1,174 @@
+"""A text's sequences on its services, over gRPC: what is asked, and that the answer fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from orchestrator.peers import Decided, Drafted, Prompt
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.rpc import messages
+from tandem.rpc.call import SequenceCall
+from tandem.target.v1 import target_pb2
+from tandem.telemetry.stages import StageTimes
+
+
+class Waits(Protocol):
+    """How long the services may take, in seconds."""
+
+    @property
+    def open_seconds(self) -> float: ...
+    @property
+    def draft_seconds(self) -> float: ...
+    @property
+    def verify_seconds(self) -> float: ...
+
+
+class DraftCall:
+    """A sequence on a drafter.
+
+    Args:
+        call: the stream.
+        waits: bounds on every wait.
+        traceparent: of the span that a message belongs to, now.
+    """
+
+    def __init__(
+        self,
+        call: SequenceCall[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
+        waits: Waits,
+        traceparent: Callable[[], str],
+    ) -> None:
+        self._call = call
+        self._waits = waits
+        self._traceparent = traceparent
+        self._vocab_size = 0
+        self.close = call.close
+        self.cancel = call.cancel
+
+    async def open(self, prompt: Prompt) -> StageTimes:
+        """See `peers.Drafter`."""
+        self._vocab_size = prompt.target_vocab_size
+        request = drafter_pb2.OpenSequence(
+            request_id=prompt.request_id,
+            token_ids=prompt.token_ids,
+            sampling=messages.sampling_to(prompt.sampling),
+            target_vocab_size=prompt.target_vocab_size,
+            first_round=prompt.first_round,
+            max_new_tokens=prompt.max_new_tokens,
+        )
+        message = drafter_pb2.DraftRequest(traceparent=self._traceparent(), open=request)
+        reply = await self._call.ask(message, "opened", self._waits.open_seconds)
+        return messages.times_from(reply.opened.times)
+
+    async def draft(
+        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+    ) -> Drafted:
+        """See `peers.Drafter`."""
+        step = drafter_pb2.DraftStep(
+            round=round_, position=position, new_token_ids=new_token_ids, gamma=gamma
+        )
+        message = drafter_pb2.DraftRequest(traceparent=self._traceparent(), draft=step)
+        reply = await self._call.ask(message, "drafted", self._waits.draft_seconds)
+        drafted, expect = reply.drafted, self._call.expect
+        expect("drafted.round", drafted.round, round_, round_)
+        end = position + len(new_token_ids)
+        expect("drafted.position", drafted.position, end, end)
+        draft = drafted.draft
+        token_ids = list(draft.token_ids)
+        size = self._check(draft, token_ids, gamma if exact else 0, gamma)
+        return Drafted(token_ids, draft, size, messages.times_from(drafted.times))
+
+    def _check(self, draft: common_pb2.Draft, token_ids: list[int], least: int, gamma: int) -> int:
+        """Refuse a draft of the wrong shape, while the text can still go on without it.
+
+        Its rows stay unread: the target checks them.
+
+        Returns:
+            Bytes of the rows.
+        """
+        count, expect, rows = len(token_ids), self._call.expect, draft.rows
+        expect("len(draft.token_ids)", count, least, gamma)
+        expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
+        expect("len(draft.parents)", len(draft.parents), 0, 0)
+        expect("len(draft.row_of)", len(draft.row_of), 0, 0)
+        sizes = rows.sizes
+        if sizes:
+            entries = sum(sizes)
+            expect("len(draft.rows.sizes)", len(sizes), count, count)
+            expect("len(draft.rows.ids)", len(rows.ids), 4 * entries, 4 * entries)
+            expect("len(draft.rows.weights)", len(rows.weights), 2 * entries, 2 * entries)
+            return 6 * entries
+        expect("len(draft.rows.ids)", len(rows.ids) + len(rows.weights), 0, 0)
+        return 0
+
+
+class VerifyCall:
+    """A sequence on a target.
+
+    Args:
+        call: the stream.
+        waits: bounds on every wait.
+        traceparent: of the span that a message belongs to, now.
+    """
+
+    def __init__(
+        self,
+        call: SequenceCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
+        waits: Waits,
+        traceparent: Callable[[], str],
+    ) -> None:
+        self._call = call
+        self._waits = waits
+        self._traceparent = traceparent
+        self._vocab_size = 0
+        self.close = call.close
+        self.cancel = call.cancel
+
+    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+        """See `peers.Target`."""
+        self._vocab_size = prompt.target_vocab_size
+        request = target_pb2.OpenSequence(
+            request_id=prompt.request_id,
+            token_ids=prompt.token_ids,
+            sampling=messages.sampling_to(prompt.sampling),
+            verifier=verifier,
+            first_round=prompt.first_round,
+            gamma=gamma,
+            max_new_tokens=prompt.max_new_tokens,
+            carry=carry,
+        )
+        message = target_pb2.VerifyRequest(traceparent=self._traceparent(), open=request)
+        opened = (await self._call.ask(message, "opened", self._waits.open_seconds)).opened
+        if not opened.HasField("token_id"):
+            if carry is not None:
+                return None
+            raise self._call.broken("opened.token_id must be set")
+        self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
+        return Decided(0, opened.token_id, (), messages.times_from(opened.times), _carry_of(opened))
+
+    async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+        """See `peers.Target`."""
+        step = target_pb2.VerifyStep(
+            round=round_, position=position, draft=drafted.payload if drafted else None
+        )
+        message = target_pb2.VerifyRequest(traceparent=self._traceparent(), verify=step)
+        reply = await self._call.ask(message, "verdict", self._waits.verify_seconds)
+        verdict, expect = reply.verdict, self._call.expect
+        gamma = len(drafted.token_ids) if drafted else 0
+        accepted, overlaps = verdict.num_accepted, list(verdict.overlaps)
+        expect("verdict.round", verdict.round, round_, round_)
+        expect("verdict.num_accepted", accepted, 0, gamma)
+        expect("verdict.place", verdict.place, accepted, accepted)
+        expect(
+            "verdict.position", verdict.position, position + accepted + 1, position + accepted + 1
+        )
+        expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
+        expect("len(verdict.overlaps)", len(overlaps), gamma, gamma)
+        times = messages.times_from(verdict.times)
+        return Decided(accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
+
+
+def _carry_of(message: target_pb2.OpenedSequence | target_pb2.Verdict) -> Any:
+    return message.carry if message.HasField("carry") else None

@@ -1,0 +1,95 @@
+"""Client side of the drafter and the target: one object a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from orchestrator.calls import DraftCall, VerifyCall, Waits
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.rpc.call import SequenceCall
+from tandem.rpc.channel import connect
+from tandem.rpc.status import from_peer
+from tandem.target.v1 import target_pb2, target_pb2_grpc
+
+
+class _Peer:
+    """A channel to one address."""
+
+    _role: str
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = connect(address)
+
+    async def close(self) -> None:
+        """Close the channel; its calls end."""
+        await self._channel.close()
+
+    async def _call(self, call: Any) -> Any:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_peer(self._role, self.address, error.code(), error.details()) from error
+
+
+class DrafterClient(_Peer):
+    """A drafter at an address."""
+
+    _role = "drafter"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._stub: Any = drafter_pb2_grpc.DrafterServiceStub(self._channel)
+
+    async def model_info(self, seconds: float) -> drafter_pb2.GetModelInfoResponse:
+        """What it serves."""
+        request = drafter_pb2.GetModelInfoRequest()
+        reply: drafter_pb2.GetModelInfoResponse = await self._call(
+            self._stub.GetModelInfo(request, timeout=seconds)
+        )
+        return reply
+
+    def sequence(
+        self, seconds: float | None, waits: Waits, traceparent: Callable[[], str]
+    ) -> DraftCall:
+        """A new stream, at most as long as the request's deadline."""
+        close = drafter_pb2.DraftRequest(close=drafter_pb2.CloseSequence())
+        call = SequenceCall(self._role, self.address, self._stub.Draft(timeout=seconds), close)
+        return DraftCall(call, waits, traceparent)
+
+
+class TargetClient(_Peer):
+    """A target at an address."""
+
+    _role = "target"
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._stub: Any = target_pb2_grpc.TargetServiceStub(self._channel)
+
+    async def model_info(self, seconds: float) -> target_pb2.GetModelInfoResponse:
+        """What it serves."""
+        request = target_pb2.GetModelInfoRequest()
+        reply: target_pb2.GetModelInfoResponse = await self._call(
+            self._stub.GetModelInfo(request, timeout=seconds)
+        )
+        return reply
+
+    async def tokenizer_json(self, seconds: float) -> bytes:
+        """Its serialised tokenizer; empty where it has none."""
+        call = self._stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=seconds)
+        if await call.code() == grpc.StatusCode.NOT_FOUND:
+            return b""
+        reply: target_pb2.GetTokenizerResponse = await self._call(call)
+        return reply.tokenizer_json
+
+    def sequence(
+        self, seconds: float | None, waits: Waits, traceparent: Callable[[], str]
+    ) -> VerifyCall:
+        """A new stream, at most as long as the request's deadline."""
+        close = target_pb2.VerifyRequest(close=target_pb2.CloseSequence())
+        call = SequenceCall(self._role, self.address, self._stub.Verify(timeout=seconds), close)
+        return VerifyCall(call, waits, traceparent)

@@ -1,0 +1,81 @@
+"""From verdicts to what a client gets: tokens, their text, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from orchestrator.peers import Decided, Drafted
+from orchestrator.request import Stopping
+from orchestrator.round import EmittedToken, Origin, Round
+from orchestrator.summary import FinishReason
+from orchestrator.tally import Tally
+from orchestrator.text import TextStream
+
+
+class Emission:
+    """Commits verdicts, each as one round, cut behind the token that ends the text.
+
+    Attributes:
+        tally: counts so far.
+        finish_reason: why the text ended; None while it goes on.
+
+    Args:
+        stopping: when the text ends.
+        eos_token_ids: end it too, unless they are ignored.
+        text: decodes what is emitted.
+    """
+
+    def __init__(
+        self, stopping: Stopping, eos_token_ids: Collection[int], text: TextStream
+    ) -> None:
+        self.tally = Tally()
+        self.finish_reason: FinishReason | None = None
+        self._stopping = stopping
+        self._eos_token_ids = frozenset() if stopping.ignore_eos else frozenset(eos_token_ids)
+        self._text = text
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text, if one did."""
+        return self._text.stop_string or ""
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be emitted."""
+        return self._stopping.max_new_tokens - self.tally.new_tokens
+
+    def commit(
+        self, number: int, emitted: list[int], drafted: Drafted | None, decided: Decided
+    ) -> Round:
+        """A round's tokens, with their origins and text."""
+        gamma = len(drafted.token_ids) if drafted else 0
+        kept = decided.num_accepted
+        self.tally.add_round(gamma, kept, decided.overlaps)
+        if drafted is not None:
+            self.tally.draft_bytes += drafted.payload_bytes
+        last = Origin.BONUS if kept == gamma else Origin.CORRECTION
+        tokens: list[EmittedToken] = []
+        for place, token in enumerate(emitted):
+            origin = last if place == kept else Origin.ACCEPTED
+            tokens.append(EmittedToken(token, origin, self._release(token)))
+            if self.finish_reason is not None:
+                break
+        return Round(number, tokens, gamma)
+
+    def _release(self, token: int) -> str:
+        """The text that a token releases, having seen whether it ends the text."""
+        self.tally.new_tokens += 1
+        if token in self._eos_token_ids:
+            self.finish_reason = FinishReason.EOS
+        elif token in self._stopping.token_ids:
+            self.finish_reason = FinishReason.STOP_TOKEN
+        else:
+            text = self._text.push(token)
+            if self._text.stop_string is not None:
+                self.finish_reason = FinishReason.STOP_STRING
+                return text
+            if self.left > 0:
+                return text
+            self.finish_reason = FinishReason.LENGTH
+            return text + self._text.flush()
+        return self._text.flush()

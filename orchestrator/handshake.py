@@ -1,0 +1,116 @@
+"""Whether the services of a deployment fit together, and what they offer as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from orchestrator.request import Rule
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import Unavailable
+from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.target.v1 import target_pb2
+
+
+def require_protocol(info: common_pb2.ModelInfo, who: str) -> None:
+    """Refuse a peer of another contract.
+
+    Raises:
+        Unavailable: which version it speaks.
+    """
+    if info.protocol_version != PROTOCOL_VERSION:
+        raise Unavailable(
+            f"{who} speaks protocol version {info.protocol_version}, we speak"
+            f" {PROTOCOL_VERSION}: deploy the same release of all services"
+        )
+
+
+def require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: str) -> None:
+    """Refuse a peer whose tokens or protocol are not the target's.
+
+    Raises:
+        Unavailable: what differs.
+    """
+    require_protocol(other, who)
+    if not other.vocab_size:  # a drafter without a model takes any id
+        return
+    if other.tokenizer_fingerprint != target.tokenizer_fingerprint:
+        raise Unavailable(
+            f"{who} ({other.model}) has another tokenizer than the target ({target.model}):"
+            f" fingerprints {_short(other)} and {_short(target)}, vocabularies of"
+            f" {other.vocab_size} and {target.vocab_size}; a pair must share its tokenizer"
+        )
+    if not target.tokenizer_fingerprint and other.vocab_size != target.vocab_size:
+        raise Unavailable(
+            f"{who} has {other.vocab_size} token ids, the target {target.vocab_size},"
+            " and neither has a tokenizer that would say which agree"
+        )
+
+
+def _short(info: common_pb2.ModelInfo) -> str:
+    return info.tokenizer_fingerprint[:12] or "(none)"
+
+
+def require_same_law(
+    first: target_pb2.GetModelInfoResponse, other: target_pb2.GetModelInfoResponse, who: str
+) -> None:
+    """Refuse a target that would end, check or draw texts in another way than the first.
+
+    Raises:
+        Unavailable: what differs.
+    """
+    agreed, its_own = _law(first), _law(other)
+    for name, value in its_own.items():
+        if value != agreed[name]:
+            raise Unavailable(
+                f"{who} differs from target 1 in {name}: {value} and {agreed[name]};"
+                " all targets must serve the same model in the same way"
+            )
+
+
+def _law(reply: target_pb2.GetModelInfoResponse) -> dict[str, object]:
+    info = reply.info
+    return {
+        "model": info.model,
+        "dtype": info.dtype,
+        "vocab_size": info.vocab_size,
+        "eos_token_ids": sorted(info.eos_token_ids),
+        "verifiers": sorted(rule.name for rule in reply.verifiers),
+    }
+
+
+def rules_of(
+    target: target_pb2.GetModelInfoResponse,
+    drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+) -> dict[str, Rule]:
+    """The target's rules that the drafts of every drafter suit, by name.
+
+    A rule takes drafts up to a shape, and some take pure ones only.
+    """
+    shape = max((reply.shape for reply in drafters), default=common_pb2.DRAFT_SHAPE_CHAIN)
+    pure = all(reply.pure for reply in drafters)
+    return {
+        info.name: Rule(info.name, info.needs_pure, info.fixed_gamma, info.resumable)
+        for info in sorted(target.verifiers, key=lambda info: info.name)
+        if info.takes >= shape and (pure or not info.needs_pure)
+    }
+
+
+def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
+    """The first replica, with limits that any of them keeps: a text may go to each."""
+    info = common_pb2.ModelInfo()
+    info.CopyFrom(replicas[0])
+    for name in ("max_length", "max_gamma", "max_sequences"):
+        setattr(info, name, min(getattr(replica, name) for replica in replicas))
+    return info
+
+
+@contextmanager
+def noting(address: str) -> Iterator[None]:
+    """Note the address of what is refused inside the block: for our log, not for clients."""
+    try:
+        yield
+    except Unavailable as error:
+        error.add_note(address)
+        raise

@@ -1,0 +1,102 @@
+"""Where a text's wall time went, and what its services did meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.peers import Decided, Drafted, Drafter, Prompt, Target
+from tandem.telemetry.stages import StageClock, StageTimes
+
+
+class Ledger(StageClock):
+    """A request's clock, and the times that its services report.
+
+    Attributes:
+        busy_ns: what the services did meanwhile, by name.
+        round_wall_ns: each drafted round, from asking for the draft to the verdict.
+        round_model_ns: the two forward passes of those rounds.
+        first_token_ns: from the start to the first round's message; 0 until then.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy_ns: dict[str, int] = {}
+        self.round_wall_ns: list[int] = []
+        self.round_model_ns: list[int] = []
+        self.first_token_ns = 0
+        self._round_started_ns = 0
+
+    def add_prefill(self, role: str, times: StageTimes) -> None:
+        """Book an opening."""
+        self._add(f"{role}_prefill", times.forward_ns)
+
+    def start_round(self) -> None:
+        """A draft is asked for."""
+        self._round_started_ns = time.perf_counter_ns()
+
+    def add_round(self, drafted: Drafted | None, decided: Decided) -> None:
+        """Book a round's verdict, and its draft if it had one."""
+        verify = decided.times
+        self._add("verify_queue", verify.queue_ns)
+        self._add("verify_forward", verify.forward_ns)
+        self._add("verify_accept", verify.accept_ns)
+        if drafted is None:
+            return
+        draft = drafted.times
+        self._add("draft_queue", draft.queue_ns)
+        self._add("draft_forward", draft.forward_ns)
+        self.round_wall_ns.append(time.perf_counter_ns() - self._round_started_ns)
+        self.round_model_ns.append(draft.forward_ns + verify.forward_ns)
+
+    def _add(self, name: str, nanoseconds: int) -> None:
+        self.busy_ns[name] = self.busy_ns.get(name, 0) + nanoseconds
+
+
+class TimedDrafter:
+    """A drafter whose waits are booked."""
+
+    def __init__(self, drafter: Drafter, ledger: Ledger) -> None:
+        self._drafter = drafter
+        self._ledger = ledger
+        self.close = drafter.close
+        self.cancel = drafter.cancel
+
+    async def open(self, prompt: Prompt) -> StageTimes:
+        """Beside the target's, which is what the text waits for: no stage."""
+        times = await self._drafter.open(prompt)
+        self._ledger.add_prefill("drafter", times)
+        return times
+
+    async def draft(
+        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+    ) -> Drafted:
+        """See `peers.Drafter`."""
+        with self._ledger.stage("draft_wait"):
+            return await self._drafter.draft(round_, position, new_token_ids, gamma, exact)
+
+
+class TimedTarget:
+    """A target whose waits are booked."""
+
+    def __init__(self, target: Target, ledger: Ledger) -> None:
+        self._target = target
+        self._ledger = ledger
+        self.close = target.close
+        self.cancel = target.cancel
+
+    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+        """See `peers.Target`."""
+        with self._ledger.stage("open_wait"):
+            decided = await self._target.open(prompt, verifier, gamma, carry)
+        if decided is not None:
+            self._ledger.add_prefill("target", decided.times)
+        return decided
+
+    async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+        """See `peers.Target`."""
+        with self._ledger.stage("verify_wait"):
+            decided = await self._target.verify(round_, position, drafted)
+        self._ledger.add_round(drafted, decided)
+        return decided

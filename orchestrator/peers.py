@@ -1,0 +1,128 @@
+"""What a text needs of others, whoever they are: a drafter, a target, and who chooses sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tandem.speculation.sampling import Sampling
+from tandem.telemetry.stages import StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What opens a sequence on either service.
+
+    Attributes:
+        request_id: for logs and traces.
+        token_ids: of the prompt and of all that was emitted before.
+        sampling: with the seed.
+        first_round: number of the target's first round.
+        max_new_tokens: that may still be emitted.
+        target_vocab_size: bounds every id, drafted or emitted.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    sampling: Sampling
+    first_round: int
+    max_new_tokens: int
+    target_vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A drafter's answer.
+
+    Attributes:
+        token_ids: drafted; may be none.
+        payload: the draft with its distributions, for the target, unread.
+        payload_bytes: size of the distributions.
+        times: the drafter's.
+    """
+
+    token_ids: Sequence[int]
+    payload: Any
+    payload_bytes: int
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A target's answer.
+
+    Attributes:
+        num_accepted: drafted tokens kept.
+        next_token: correction or bonus.
+        overlaps: Σ min(p, q) of each drafted position.
+        times: the target's.
+        carry: the rule's state, for another target, unread.
+    """
+
+    num_accepted: int
+    next_token: int
+    overlaps: Sequence[float] = field(default_factory=tuple)
+    times: StageTimes = field(default_factory=StageTimes)
+    carry: Any = None
+
+
+class Drafter(Protocol):
+    """A sequence on a drafter. Calls raise TandemError as it failed."""
+
+    async def open(self, prompt: Prompt) -> StageTimes:
+        """Prefill."""
+
+    async def draft(
+        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+    ) -> Drafted:
+        """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`."""
+
+    async def close(self) -> None:
+        """End it in order."""
+
+    def cancel(self) -> None:
+        """Abort it. Never waits; harmless after the end."""
+
+
+class Target(Protocol):
+    """A sequence on a target. Calls raise TandemError as it failed."""
+
+    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+        """Prefill and draw the first token; with a carry none is drawn.
+
+        Args:
+            prompt: the text so far.
+            verifier: the rule's name.
+            gamma: of a rule with a fixed one, else 0.
+            carry: of the last verdict of another target; None at the start.
+        """
+
+    async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
+        """Have a draft decided; None decodes plainly."""
+
+    async def close(self) -> None:
+        """End it in order."""
+
+    def cancel(self) -> None:
+        """Abort it. Never waits; harmless after the end."""
+
+
+class Peers(Protocol):
+    """Makes sequences for a text, at its start and in its middle."""
+
+    def target(self) -> Target:
+        """A fresh sequence on a target."""
+
+    def drafter(self) -> Drafter | None:
+        """A fresh sequence on a drafter; None where there is none."""
+
+
+class Policy(Protocol):
+    """Chooses how much is drafted."""
+
+    def choose(self, left: int) -> int:
+        """The length of the next draft, with `left` >= 1 tokens still to emit; 0 for none."""
+
+    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+        """See what came of it."""

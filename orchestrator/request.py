@@ -1,0 +1,102 @@
+"""What a caller may ask for, and the same with every default filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.speculation.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A text as it is asked for; None takes the default.
+
+    Attributes:
+        sampling: of the target, with a seed.
+        prompt: as text; or
+        prompt_ids: as token ids.
+        request_id: for logs and traces.
+        max_new_tokens: the most tokens to generate.
+        ignore_eos: go on past end-of-text tokens.
+        stop_token_ids: end the text like an end-of-text token.
+        stop_strings: end the text where one first occurs.
+        verifier: the rule's name.
+        gamma: draft length; 0 decodes plainly.
+        first_round: number of the first round.
+    """
+
+    sampling: Sampling
+    prompt: str | None = None
+    prompt_ids: Sequence[int] = ()
+    request_id: str = ""
+    max_new_tokens: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+    stop_strings: Sequence[str] = ()
+    verifier: str | None = None
+    gamma: int | None = None
+    first_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a text ends.
+
+    Attributes:
+        max_new_tokens: the most tokens to generate.
+        ignore_eos: go on past end-of-text tokens.
+        token_ids: end the text like an end-of-text token.
+        strings: end the text where one first occurs.
+    """
+
+    max_new_tokens: int
+    ignore_eos: bool = False
+    token_ids: tuple[int, ...] = ()
+    strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A verifier as its targets describe it.
+
+    Attributes:
+        name: as requests name it.
+        needs_pure: whether it takes pure drafts only.
+        fixed_gamma: whether each of its drafts must be there, at full length.
+        resumable: whether a client can go on behind what it received.
+    """
+
+    name: str
+    needs_pure: bool = False
+    fixed_gamma: bool = False
+    resumable: bool = True
+
+
+# Without drafts all rules are the same, and some refuse to go without.
+PLAIN = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A validated request with every default filled in.
+
+    Attributes:
+        request_id: for logs and traces.
+        prompt_ids: the prompt.
+        sampling: with the seed.
+        stopping: when the text ends.
+        verifier: the rule's name, as it was asked for.
+        rule: that decides: the same, or a plain one without drafts.
+        gamma: draft length; 0 decodes plainly.
+        first_round: number of the first round.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    stopping: Stopping
+    verifier: str
+    rule: Rule
+    gamma: int
+    first_round: int = 0

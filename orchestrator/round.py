@@ -1,0 +1,32 @@
+"""What one round emitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Origin(Enum):
+    """Where a token came from."""
+
+    ACCEPTED = "accepted"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedToken:
+    """A token, its origin, and the text it released."""
+
+    id: int
+    origin: Origin
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The tokens of one round; `gamma` had been drafted."""
+
+    number: int
+    tokens: list[EmittedToken]
+    gamma: int

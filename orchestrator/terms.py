@@ -1,0 +1,155 @@
+"""What requests are checked against, and where their defaults come from."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.encoder import PromptEncoder
+from orchestrator.ledger import Ledger
+from orchestrator.request import PLAIN, Generation, Request, Rule, Stopping
+from orchestrator.text import TextCodec
+from tandem.errors import InvalidRequest
+from tandem.rpc import messages
+
+MAX_STOP_TOKENS = 64
+MAX_STOP_STRINGS = 16
+MAX_STOP_STRING = 256
+MAX_FIRST_ROUND = 2**63
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The pair's limits and the orchestrator's defaults.
+
+    Attributes:
+        vocab_size: of the target.
+        target_length: tokens that a sequence may hold on the target.
+        drafter_length: the same on the drafter; 0 without a drafter.
+        max_gamma: longest draft; 0 without a drafter.
+        rules: that every target knows and the drafter's drafts suit, by name.
+        verifier: the default rule.
+        gamma: the default draft length.
+        max_new_tokens: the default number of tokens.
+        codec: the target's tokenizer.
+        encoder: encodes with it.
+    """
+
+    vocab_size: int
+    target_length: int
+    drafter_length: int
+    max_gamma: int
+    rules: Mapping[str, Rule]
+    verifier: str
+    gamma: int
+    max_new_tokens: int
+    codec: TextCodec
+    encoder: PromptEncoder
+
+    async def accept(self, request: Request, request_id: str, ledger: Ledger) -> Generation:
+        """A request, validated, with every default filled in.
+
+        Raises:
+            InvalidRequest: a field is out of range; the sentence begins with its name.
+            Exhausted: too many prompts are being encoded.
+        """
+        if request.first_round > MAX_FIRST_ROUND:
+            raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
+        verifier, gamma = self._speculation(request)
+        rule = self.rules[verifier if gamma else PLAIN]
+        if request.first_round and not rule.resumable:
+            raise InvalidRequest(
+                f"first_round: a {verifier} text cannot be resumed, since what its last rounds"
+                " owe to the law is not in its tokens; start anew or use block"
+            )
+        self._check_stopping(request)
+        with ledger.stage("tokenize"):
+            prompt_ids = await self._prompt(request)
+        stopping = Stopping(
+            self._max_new_tokens(request, len(prompt_ids), gamma),
+            request.ignore_eos,
+            tuple(request.stop_token_ids),
+            tuple(request.stop_strings),
+        )
+        return Generation(
+            request_id,
+            tuple(prompt_ids),
+            request.sampling,
+            stopping,
+            verifier,
+            rule,
+            gamma,
+            request.first_round,
+        )
+
+    def _speculation(self, request: Request) -> tuple[str, int]:
+        verifier = self.verifier if request.verifier is None else request.verifier
+        if verifier not in self.rules:
+            raise InvalidRequest(f"verifier {verifier!r} is unknown; use one of {list(self.rules)}")
+        gamma = min(self.gamma, self.max_gamma) if request.gamma is None else request.gamma
+        if gamma > self.max_gamma:
+            raise InvalidRequest(f"gamma must be 0..{self.max_gamma}, got {gamma}")
+        return verifier, gamma
+
+    def _check_stopping(self, request: Request) -> None:
+        if request.max_new_tokens is not None and request.max_new_tokens < 1:
+            raise InvalidRequest("max_new_tokens must be at least 1")
+        if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(f"stop_token_ids may hold {MAX_STOP_TOKENS} ids")
+        if any(token >= self.vocab_size for token in request.stop_token_ids):
+            raise InvalidRequest(f"stop_token_ids must be below {self.vocab_size}")
+        if len(request.stop_strings) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop_strings may hold {MAX_STOP_STRINGS} strings")
+        if any(not 1 <= len(text) <= MAX_STOP_STRING for text in request.stop_strings):
+            raise InvalidRequest(f"stop_strings must have 1..{MAX_STOP_STRING} characters each")
+        if request.stop_strings and not self.codec.has_text:
+            raise InvalidRequest("stop_strings need a target with a tokenizer; use stop_token_ids")
+
+    async def _prompt(self, request: Request) -> list[int]:
+        count, text = len(request.prompt_ids), request.prompt
+        if (text is not None) == bool(count):
+            raise InvalidRequest("prompt: give either prompt or prompt_token_ids, and not both")
+        if count > self.target_length:
+            raise InvalidRequest(
+                f"prompt_token_ids: a sequence may hold {self.target_length} tokens, got {count}"
+            )
+        if text is None:
+            return messages.tokens_from(
+                "prompt_token_ids", request.prompt_ids, self.vocab_size, self.target_length
+            )
+        if not text:
+            raise InvalidRequest("prompt must not be empty")
+        if not self.codec.has_text:
+            raise InvalidRequest("prompt: this target has no tokenizer; send prompt_token_ids")
+        most = self.codec.longest_token * self.target_length
+        if len(text) > most:
+            raise InvalidRequest(
+                f"prompt: {len(text)} characters cannot fit into {self.target_length} tokens"
+            )
+        encoded = await self.encoder.encode(text)
+        limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
+        return messages.tokens_from("prompt", encoded, self.vocab_size, limit)
+
+    def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int) -> int:
+        limit = min(self.target_length, self.drafter_length) if gamma else self.target_length
+        room = limit - prompt_tokens
+        count = request.max_new_tokens
+        if count is None:
+            count = min(self.max_new_tokens, max(room, 1))
+        if count > room:
+            raise InvalidRequest(
+                f"max_new_tokens: {prompt_tokens} prompt tokens and {count} new ones"
+                f" exceed the {limit} tokens that a sequence may hold"
+            )
+        return count
+
+
+def request_id_of(request: Request) -> str:
+    """The request's id, or a new one.
+
+    Raises:
+        InvalidRequest: it cannot be an id.
+    """
+    messages.check_request_id(request.request_id)
+    return request.request_id or uuid.uuid4().hex

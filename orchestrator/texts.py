@@ -1,0 +1,175 @@
+"""Texts, made from requests: the one way in, whatever the front end speaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, aclosing, contextmanager
+
+import structlog
+
+from orchestrator.drafting import Drafting
+from orchestrator.emission import Emission
+from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
+from orchestrator.policy import FixedGamma
+from orchestrator.pool import Pool
+from orchestrator.request import Generation, Request
+from orchestrator.round import Round
+from orchestrator.session import Session
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.spans import TextSpans
+from orchestrator.summary import Summary
+from orchestrator.terms import Terms, request_id_of
+from tandem.errors import Exhausted
+
+_log = structlog.get_logger(__name__)
+
+
+class Texts:
+    """Makes texts over a pool of drafters and targets.
+
+    Attributes:
+        active: texts being made.
+
+    Args:
+        settings: limits and waits.
+        pool: ready.
+        terms: of the pair.
+    """
+
+    def __init__(self, settings: OrchestratorSettings, pool: Pool, terms: Terms) -> None:
+        self.active = 0
+        self.terms = terms
+        self._settings = settings
+        self._pool = pool
+
+    async def generate(
+        self, request: Request, remaining: float | None = None, metadata: Mapping[str, str] = {}
+    ) -> AsyncGenerator[Round | Summary, None]:
+        """A text: its rounds, then its summary. Counted, traced and logged however it ends.
+
+        Close the iterator to stop; what was opened is freed then.
+
+        Args:
+            request: what to generate.
+            remaining: seconds until the caller's deadline; None for none.
+            metadata: of the call; a traceparent in it is the caller's span.
+
+        Raises:
+            TandemError: the request is refused, or the text failed.
+        """
+        ledger, spans = Ledger(), TextSpans(metadata)
+        outcome = "error"
+        try:
+            request_id = request_id_of(request)
+            structlog.contextvars.bind_contextvars(request_id=request_id)
+            spans.describe({"tandem.request_id": request_id})
+            with self._place():
+                with spans.child("tokenize"):
+                    generation = await self.terms.accept(request, request_id, ledger)
+                self._describe(generation, spans)
+                rounds = self._rounds(generation, remaining, ledger, spans)
+                async with aclosing(rounds):
+                    async for event in rounds:
+                        with ledger.stage("send_wait"):
+                            yield event
+                        if isinstance(event, Summary):
+                            outcome = event.finish_reason.name
+                        elif not ledger.first_token_ns:
+                            ledger.first_token_ns = ledger.elapsed_ns()
+        except BaseException as error:
+            outcome = type(error).__name__
+            spans.fail(error)
+            raise
+        finally:
+            spans.end()
+            _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Take one of the places for texts.
+
+        Raises:
+            Exhausted: every place is taken.
+        """
+        limit = self._settings.max_requests
+        if self.active >= limit:
+            raise Exhausted(f"all {limit} places are taken; try again later, with backoff")
+        self.active += 1
+        try:
+            yield
+        finally:
+            self.active -= 1
+
+    async def _rounds(
+        self,
+        generation: Generation,
+        remaining: float | None,
+        ledger: Ledger,
+        spans: TextSpans,
+    ) -> AsyncGenerator[Round | Summary, None]:
+        """A session over leased replicas, and what came of it."""
+        pool, waits, rule = self._pool, self._settings, generation.rule
+
+        def traceparent() -> str:
+            return spans.traceparent
+
+        with ExitStack() as leases:
+            drafting_replica = pool.pick_drafter() if generation.gamma else None
+            drafter = None
+            if drafting_replica is not None:
+                client = leases.enter_context(drafting_replica.lease())
+                drafter = TimedDrafter(client.sequence(remaining, waits, traceparent), ledger)
+            target = leases.enter_context(pool.pick_target().lease())
+            emission = Emission(
+                generation.stopping,
+                pool.target.eos_token_ids,
+                self.terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
+            )
+            needed_by = rule.name if rule.fixed_gamma else ""
+            drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by)
+            session = Session(
+                generation,
+                target=TimedTarget(target.sequence(remaining, waits, traceparent), ledger),
+                drafting=drafting,
+                policy=FixedGamma(generation.gamma, rule.fixed_gamma),
+                emission=emission,
+                target_vocab_size=pool.target.vocab_size,
+                ledger=ledger,
+                spans=spans,
+            )
+            async with aclosing(session.rounds()) as rounds:
+                async for round_ in rounds:
+                    yield round_
+            if drafting_replica is not None and drafting.lost:
+                drafting_replica.note_failure()
+        assert emission.finish_reason is not None
+        tally = emission.tally
+        spans.describe(
+            {
+                "gen_ai.usage.output_tokens": tally.new_tokens,
+                "gen_ai.response.finish_reasons": [emission.finish_reason.value],
+                "tandem.accepted": tally.accepted_tokens,
+            }
+        )
+        yield Summary(
+            generation,
+            emission.finish_reason,
+            emission.stop_string,
+            tally,
+            ledger,
+            drafting.lost,
+        )
+
+    def _describe(self, generation: Generation, spans: TextSpans) -> None:
+        spans.describe(
+            {
+                "gen_ai.operation.name": "text_completion",
+                "gen_ai.provider.name": "tandem",
+                "gen_ai.request.model": self._pool.target.model,
+                "gen_ai.request.max_tokens": generation.stopping.max_new_tokens,
+                "gen_ai.request.temperature": generation.sampling.temperature,
+                "gen_ai.usage.input_tokens": len(generation.prompt_ids),
+                "tandem.verifier": generation.verifier,
+                "tandem.gamma": generation.gamma,
+            }
+        )

@@ -1,0 +1,1 @@
+"""Drafting methods, one file each: who guesses what comes next."""

@@ -1,0 +1,89 @@
+"""Drafts by a small decoder of the target's family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.engine.asks import Draw, Host, Scorer, Steps, Take, Truncation
+from tandem.inference.cache import SequenceCache
+from tandem.inference.feed import Drawn, Feed
+from tandem.speculation.draft import Draft
+
+
+class ModelDrafter(Drafter):
+    """Samples from a model's own processed, truncated distribution.
+
+    A sequence's state is the tokens that its cache holds: emitted ones, then drafted ones.
+
+    Args:
+        scorer: the small model.
+        truncation: of its distributions.
+    """
+
+    name = "model"
+    pure = True
+
+    def __init__(self, scorer: Scorer, truncation: Truncation) -> None:
+        self._scorer = scorer
+        self._truncation = truncation
+
+    def open(self, sequence: DraftSequence) -> Steps[None]:
+        """Take the prompt in."""
+        prompt = list(sequence.token_ids)
+        yield Take(self._scorer, Feed(_cache(sequence), self._known(prompt), 0))
+        sequence.state = prompt
+
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
+        """One pass and one draw a token; the drafted tokens stay on the device until the end."""
+        held: list[int] = sequence.state
+        news = sequence.token_ids[len(held) :]
+        held += news
+        chain: list[Drawn] = []
+        for row in range(gamma):
+            drawn: Drawn = yield Draw(
+                self._scorer,
+                Feed(_cache(sequence), chain[-1] if chain else self._known(news), 1),
+                sequence.sampling,
+                self._truncation,
+                sequence.vocab_size,
+                sequence.numbers,
+                round_,
+                row,
+                gamma,
+            )
+            chain.append(drawn)
+        draft: Draft = yield Host(chain)
+        # All but the last were fed; a rollback has to know them.
+        held += draft.token_ids[:-1]
+        return draft
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        """Keep what was drafted as it came out, roll the rest back. Computes nothing."""
+        held: list[int] = sequence.state
+        kept = len(sequence.token_ids)
+        for token_id, guess in zip(emitted, held[kept:], strict=False):
+            if token_id != guess:
+                break
+            kept += 1
+        # The last token is computed (again), if only for its logits.
+        kept = min(kept, len(sequence.token_ids) + len(emitted) - 1)
+        _cache(sequence).rollback(kept)
+        del held[kept:]
+        sequence.token_ids.extend(emitted)
+
+    def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Ids that the model has: a target may pad its vocabulary further.
+
+        Any token in such a one's place keeps the text exact: a draft only has to come from
+        the rows that it says.
+        """
+        last = self._scorer.vocab_size - 1
+        if max(token_ids) <= last:
+            return token_ids
+        return [min(token_id, last) for token_id in token_ids]
+
+
+def _cache(sequence: DraftSequence) -> SequenceCache:
+    cache: SequenceCache = sequence.caches[0]
+    return cache

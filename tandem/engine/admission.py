@@ -1,0 +1,158 @@
+"""Who gets a place and room in the KV pool, and who has to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tandem.errors import Exhausted, InvalidRequest, Unavailable
+
+
+class Pool(Protocol):
+    """Memory that sequences reserve a part of."""
+
+    positions: int
+
+    def reserve(self, capacity: int) -> Any:
+        """A part, or None where there is no room now."""
+
+    def release(self, cache: Any) -> None:
+        """Give a part back."""
+
+
+class AdmittedSequence(Protocol):
+    """A sequence that is given a part of each pool when it is admitted."""
+
+    caches: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Bounds on what is open and what waits.
+
+    Attributes:
+        max_sequences: open at once.
+        max_waiting: that wait for a place or for room.
+        wait_seconds: that each of them waits at most.
+    """
+
+    max_sequences: int
+    max_waiting: int
+    wait_seconds: float
+
+
+class Admission:
+    """First come, first served; memory is reserved in full before a sequence is open, so that
+    none runs out of it midway. Lives on the event loop, but for `reclaim`.
+
+    Args:
+        pools: a sequence gets a part of each of them, or waits; none where it needs no memory.
+        limits: on what is open and what waits.
+    """
+
+    def __init__(self, pools: Sequence[Pool], limits: AdmissionLimits) -> None:
+        self.limits = limits
+        self._pools = tuple(pools)
+        self._open: set[AdmittedSequence] = set()
+        self._waiting: OrderedDict[AdmittedSequence, tuple[int, asyncio.Future[None]]] = (
+            OrderedDict()
+        )
+        self.opened = 0
+        # Why nobody is admitted any more; empty while somebody may be.
+        self._closed = ""
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences that hold a place now."""
+        return len(self._open)
+
+    async def admit(self, sequence: AdmittedSequence, capacity: int) -> None:
+        """Give a sequence a place and `capacity` positions of each pool, or wait for them.
+
+        Raises:
+            InvalidRequest: it could never fit.
+            Exhausted: too many wait already, or it waited for too long.
+            Unavailable: the engine is stopping, or its device is gone.
+        """
+        if self._closed:
+            raise Unavailable(self._closed)
+        positions = min((pool.positions for pool in self._pools), default=capacity)
+        if capacity > positions:
+            raise InvalidRequest(
+                f"open.max_new_tokens: the sequence needs {capacity} positions of the KV cache,"
+                f" which has {positions}"
+            )
+        if not self._waiting and self._try(sequence, capacity):
+            return
+        limits = self.limits
+        if len(self._waiting) >= limits.max_waiting:
+            raise Exhausted(
+                f"all {limits.max_sequences} sequences are taken or the KV cache is full, and"
+                f" {len(self._waiting)} others wait; try another replica, or later"
+            )
+        granted = asyncio.get_running_loop().create_future()
+        self._waiting[sequence] = (capacity, granted)
+        try:
+            async with asyncio.timeout(limits.wait_seconds):
+                await granted
+        except BaseException as error:
+            # It may have been granted in the very moment in which it gave up.
+            if self.release(sequence):
+                self.reclaim(sequence)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise Exhausted(
+                f"all {limits.max_sequences} sequences are taken or the KV cache is full, for"
+                f" more than {limits.wait_seconds:g} s; try another replica, or later"
+            ) from None
+        finally:
+            self._waiting.pop(sequence, None)
+            # Those behind a large one that gave up may fit.
+            self.admit_waiting()
+
+    def release(self, sequence: AdmittedSequence) -> bool:
+        """Give the place back; its memory stays reserved until `reclaim`. False if it had none."""
+        if sequence not in self._open:
+            return False
+        self._open.discard(sequence)
+        return True
+
+    def reclaim(self, sequence: AdmittedSequence) -> None:
+        """Take the memory back, when no batch uses it any more. From any thread."""
+        for pool, cache in zip(self._pools, sequence.caches, strict=True):
+            pool.release(cache)
+
+    def admit_waiting(self) -> None:
+        """Admit those who wait, in their order, as long as they fit."""
+        for sequence, (capacity, granted) in list(self._waiting.items()):
+            if granted.done():
+                continue
+            if not self._try(sequence, capacity):
+                return
+            granted.set_result(None)
+
+    def close(self, reason: str) -> None:
+        """Fail all who wait, and whoever comes later."""
+        self._closed = reason
+        for _, granted in self._waiting.values():
+            if not granted.done():
+                granted.set_exception(Unavailable(reason))
+
+    def _try(self, sequence: AdmittedSequence, capacity: int) -> bool:
+        if len(self._open) >= self.limits.max_sequences:
+            return False
+        caches: list[Any] = []
+        for pool in self._pools:
+            cache = pool.reserve(capacity)
+            if cache is None:
+                for other, reserved in zip(self._pools, caches, strict=False):
+                    other.release(reserved)
+                return False
+            caches.append(cache)
+        sequence.caches = caches
+        self._open.add(sequence)
+        self.opened += 1
+        return True

@@ -1,0 +1,206 @@
+"""What a drafting method, or a target's round, asks of the engine that runs it.
+
+A method is a generator: it yields asks and is sent the answers. The engine answers the pending
+asks of all sequences together, in one packed pass a scorer, vectorised draws and decisions, and
+one copy to the host; the tests answer them one by one. Nothing here touches a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tandem.inference.feed import Drawn, Feed
+from tandem.speculation.draft import Draft
+from tandem.speculation.randomness import Foreseen
+from tandem.speculation.sampling import Sampling
+
+if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    from torch import Tensor
+
+    from tandem.speculation.proposal import Verdict
+    from tandem.verification import Verifier
+
+T = TypeVar("T")
+
+
+class Scorer(Protocol):
+    """Who turns tokens into logits: a decoder, or a part of one."""
+
+    vocab_size: int
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """[R, V] logits of the rows asked for, feed by feed; the feeds' caches grow."""
+
+
+@dataclass(slots=True, eq=False)
+class Take:
+    """Take a prompt in, chunk by chunk. The answer is `Scored`, as of a `Score` of its end.
+
+    Attributes:
+        scorer: whose cache it goes to.
+        feed: the prompt.
+        taken: how many of its tokens are in.
+    """
+
+    scorer: Scorer
+    feed: Feed
+    taken: int = 0
+
+    @property
+    def left(self) -> int:
+        """Tokens still to take in."""
+        return len(self.feed.token_ids) - self.taken
+
+    def chunk(self, count: int) -> Feed:
+        """The next so many tokens; rows come with the last ones."""
+        feed = self.feed
+        assert not isinstance(feed.token_ids, Drawn)  # a prompt is known
+        tokens = feed.token_ids[self.taken : self.taken + count]
+        return Feed(feed.cache, tokens, 0 if count < self.left else feed.rows)
+
+
+@dataclass(slots=True, eq=False)
+class Score:
+    """Compute the feed's tokens; the answer is `Scored`."""
+
+    scorer: Scorer
+    feed: Feed
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How a distribution is cut before it is drawn from and sent.
+
+    Attributes:
+        mass: share of it to keep.
+        support: the most tokens to keep; 0 keeps all.
+    """
+
+    mass: float
+    support: int
+
+
+@dataclass(slots=True, eq=False)
+class Draw:
+    """Compute the feed's tokens and draw the next one from the last one's row, shaped by the
+    request's sampling, truncated and rounded; the answer is `Drawn`.
+
+    Attributes:
+        scorer: whose row it is.
+        feed: wants a single row.
+        sampling: of the request.
+        truncation: of the method.
+        vocab_size: ids at or beyond it are never drawn.
+        numbers: the request's, with `digits` as their form.
+        round: keys the number.
+        row: keys the number; less than `rows`.
+        rows: that the round may draw.
+    """
+
+    scorer: Scorer
+    feed: Feed
+    sampling: Sampling
+    truncation: Truncation
+    vocab_size: int
+    numbers: Foreseen
+    round: int
+    row: int
+    rows: int
+
+
+@dataclass(slots=True, eq=False)
+class Decide:
+    """Have a rule decide a draft; the answer is `Decided`.
+
+    Attributes:
+        rule: that decides.
+        draft: may be empty.
+        scored: a row for the last emitted token and one for each drafted one.
+        sampling: of the request.
+        carry: the rule's state.
+        accepting: the request's numbers, as uniforms.
+        following: the same, for what follows the kept tokens.
+        round: keys the numbers.
+    """
+
+    rule: Verifier[Any]
+    draft: Draft
+    scored: Scored
+    sampling: Sampling
+    carry: Any
+    accepting: Foreseen
+    following: Foreseen
+    round: int
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """Bring answers to the host: several `Drawn` as a `Draft`, or a `Decided` as a `Decision`."""
+
+    answers: Sequence[Drawn] | Decided
+
+
+@dataclass(slots=True, eq=False)
+class Scored:
+    """A job's rows of a pass.
+
+    Attributes:
+        logits: [R, V], of all jobs of the pass.
+        first: the job's first row.
+        count: its rows.
+    """
+
+    logits: Tensor
+    first: int
+    count: int
+
+
+@dataclass(slots=True, eq=False)
+class Verdicts:
+    """What one step decided for jobs that share a rule, on the device.
+
+    Attributes:
+        rule: of them all.
+        verdict: theirs.
+        numbers: [B, N] float64, all that goes to the host.
+        carried: how many of the N are the rule's state.
+    """
+
+    rule: Verifier[Any]
+    verdict: Verdict
+    numbers: Tensor
+    carried: int
+
+
+@dataclass(slots=True, eq=False)
+class Decided:
+    """A job's verdict: place `index` of a step's."""
+
+    verdicts: Verdicts
+    index: int
+    length: int
+
+
+@dataclass(slots=True, eq=False)
+class Decision:
+    """A verdict on the host.
+
+    Attributes:
+        num_accepted: drafted tokens kept.
+        next_token: the correction or bonus.
+        overlaps: Σ min(p, q) of each drafted position.
+        carry: the rule's state, on the device.
+        levels: the same as it travels.
+    """
+
+    num_accepted: int
+    next_token: int
+    overlaps: list[float]
+    carry: Any = None
+    levels: list[tuple[float, int]] = field(default_factory=list)
+
+
+Ask = Take | Score | Draw | Decide | Host
+Steps = Generator[Ask, Any, T]

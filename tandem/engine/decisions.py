@@ -1,0 +1,157 @@
+"""Drafts decided for many sequences at once, and the verdicts' way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.engine.asks import Decide, Decided, Decision, Verdicts
+from tandem.engine.host import to_host
+from tandem.errors import InvalidRequest
+from tandem.speculation.distribution import process
+from tandem.speculation.draft import faults
+from tandem.speculation.proposal import Proposal
+from tandem.speculation.randomness import foresee
+
+# Of `Verdicts.numbers`: tokens kept, next token, a number that is finite if all rows are.
+_HEAD = 3
+
+
+def decide(asks: Sequence[Decide]) -> list[Decided | InvalidRequest]:
+    """A verdict for each ask, or what is wrong with its draft."""
+    answers: list[Decided | InvalidRequest | None] = [None] * len(asks)
+    wrong = faults([ask.draft for ask in asks], asks[0].scored.logits.shape[1])
+    for place, sentence in wrong.items():
+        answers[place] = InvalidRequest(sentence)
+    sound = [place for place in range(len(asks)) if place not in wrong]
+    if sound:
+        _foresee([asks[place] for place in sound])
+    probs_of = _probabilities([asks[place] for place in sound])
+    # Drafts of about one length share a batch, or a long one would pad all others to its own.
+    groups: dict[tuple[int, str, int], list[int]] = {}
+    for place in sound:
+        ask = asks[place]
+        key = (id(ask.scored.logits), ask.rule.name, len(ask.draft).bit_length())
+        groups.setdefault(key, []).append(place)
+    for (logits, _, _), places in groups.items():
+        probs, starts = probs_of[logits]
+        group = [asks[place] for place in places]
+        verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
+        for index, place in enumerate(places):
+            answers[place] = Decided(verdicts, index, len(asks[place].draft))
+    return [answer for answer in answers if answer is not None]
+
+
+def _foresee(asks: Sequence[Decide]) -> None:
+    """The random numbers of all that have none yet, in one call."""
+    unforeseen = [
+        (numbers, ask.round, count)
+        for ask in asks
+        for numbers, count in ((ask.accepting, len(ask.draft)), (ask.following, 1))
+        if count and not numbers.covers(ask.round, count)
+    ]
+    if unforeseen:
+        foresee(unforeseen)
+
+
+def _probabilities(asks: Sequence[Decide]) -> dict[int, tuple[Tensor, dict[int, int]]]:
+    """For each pass, by its logits: [R, V] processed, and the first row of each ask in it."""
+    sharing: dict[int, list[Decide]] = {}
+    for ask in asks:
+        sharing.setdefault(id(ask.scored.logits), []).append(ask)
+    found = {}
+    for key, group in sharing.items():
+        logits = group[0].scored.logits
+        rows = sum(ask.scored.count for ask in group)
+        if rows < len(logits):
+            places = [
+                r for a in group for r in range(a.scored.first, a.scored.first + a.scored.count)
+            ]
+            logits = logits.index_select(0, torch.tensor(places).to(logits.device))
+        starts, first = {}, 0
+        for ask in group:
+            starts[id(ask)] = first
+            first += ask.scored.count
+        samplings = [ask.sampling for ask in group for _ in range(ask.scored.count)]
+        found[key] = process(logits, samplings), starts
+    return found
+
+
+def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> Verdicts:
+    """Decide drafts that share a rule.
+
+    Args:
+        asks: of one pass.
+        probs: [R, V] processed distributions.
+        starts: each ask's first row of `probs`.
+    """
+    rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
+    gamma = max(lengths)
+    target_probs = _stack(probs, starts, lengths, gamma)
+    proposal = Proposal.from_drafts([ask.draft for ask in asks], probs.device)
+    uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
+    verdict = rule.verify(proposal, target_probs, uniforms, [ask.carry for ask in asks])
+    columns = [
+        verdict.num_accepted[:, None],
+        verdict.next_token[:, None],
+        # A logit that is no number makes its whole row so.
+        target_probs[:, :, 0].sum(1, keepdim=True),
+    ]
+    carried = rule.pack(verdict.carry)
+    if carried is not None:
+        columns.append(carried)
+    columns.append(proposal.overlaps(target_probs))
+    numbers = torch.cat([column.double() for column in columns], dim=1)
+    return Verdicts(rule, verdict, numbers, 0 if carried is None else carried.shape[1])
+
+
+def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: int) -> Tensor:
+    """[B, G+1, V] from rows [R, V]; zeros behind a shorter draft's last row."""
+    batch, first = len(starts), starts[0]
+    if all(start == first + b * (gamma + 1) for b, start in enumerate(starts)) and (
+        min(lengths) == gamma
+    ):
+        return probs[first : first + batch * (gamma + 1)].view(batch, gamma + 1, -1)
+    rows = len(probs)
+    index = [
+        [start + i if i <= length else rows for i in range(gamma + 1)]
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+    padded = torch.nn.functional.pad(probs, (0, 0, 0, 1))
+    return padded[torch.tensor(index).to(probs.device, non_blocking=True)]
+
+
+def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
+    """[B, gamma+1]: column i decides row i, the last one draws what follows."""
+    values = np.ones((len(asks), gamma + 1))
+    for b, ask in enumerate(asks):
+        if length := len(ask.draft):
+            values[b, :length] = ask.accepting.take(ask.round, length)
+        values[b, gamma] = ask.following.take(ask.round, 1)[0]
+    return values
+
+
+def decisions_of(decided: Sequence[Decided]) -> list[Decision | None]:
+    """Each verdict on the host; None where a distribution was not finite."""
+    batches = {id(d.verdicts): d.verdicts for d in decided}
+    arrays = to_host([verdicts.numbers for verdicts in batches.values()])
+    rows_of = {key: array.tolist() for key, array in zip(batches, arrays, strict=True)}
+    return [_decision(d, rows_of[id(d.verdicts)][d.index]) for d in decided]
+
+
+def _decision(decided: Decided, row: list[float]) -> Decision | None:
+    accepted, token, check = row[:_HEAD]
+    if not np.isfinite(check):
+        return None
+    verdicts = decided.verdicts
+    overlaps = _HEAD + verdicts.carried
+    return Decision(
+        int(accepted),
+        int(token),
+        row[overlaps : overlaps + decided.length],
+        verdicts.verdict.carry[decided.index],
+        verdicts.rule.levels_of(row[_HEAD:overlaps]),
+    )

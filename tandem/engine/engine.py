@@ -1,0 +1,280 @@
+"""One thread that runs the steps of many sequences, and the jobs that the event loop gives it."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from tandem.engine.admission import Admission, AdmittedSequence
+from tandem.engine.asks import Steps
+from tandem.engine.gathering import Gathering
+from tandem.engine.job import Job
+from tandem.engine.schedule import BatchLimits, select
+from tandem.errors import EngineFailure, TandemError, Unavailable
+from tandem.telemetry.stages import StageTimes
+
+_log = structlog.get_logger(__name__)
+
+# A step takes less, unless it hangs: then the process ends without its thread.
+_STOP_SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+class Stepper(Protocol):
+    """Who answers asks."""
+
+    def step(self, jobs: Sequence[Job[Any]]) -> None:
+        """Answer the jobs' asks, until each asks for another pass, or is over."""
+
+    def answers(self) -> bool:
+        """Whether the device still works."""
+
+    @property
+    def forward_ns(self) -> int:
+        """Time spent in passes so far."""
+
+
+class Engine:
+    """Jobs in, steps over all of them, results out.
+
+    The thread takes all that is ready and runs it step by step; between two steps jobs may
+    join, end or be given up (continuous batching). A sequence has at most one job at a time,
+    so the queue never holds more than `max_sequences` jobs.
+
+    Attributes:
+        admission: who has a place.
+        on_device_lost: called on the event loop when the device answers no more.
+
+    Args:
+        name: of the thread.
+        admission: of this engine's sequences.
+        limits: on a step.
+        stepper: answers the jobs' asks; None where no job has any.
+    """
+
+    def __init__(
+        self, name: str, admission: Admission, limits: BatchLimits, stepper: Stepper | None
+    ) -> None:
+        self.admission = admission
+        self.on_device_lost: Callable[[], None] = lambda: None
+        self._stepper = stepper
+        self._limits = limits
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
+        self._gathering: Gathering[AdmittedSequence] = Gathering()
+        self._step_seconds = 0.0
+        self._arrivals: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._released: queue.SimpleQueue[AdmittedSequence] = queue.SimpleQueue()
+        # Why no job is taken any more; empty while the engine runs.
+        self._closed = ""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, for awaitables on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Fail what is waiting, and end the thread. Not on the event loop: it waits for a step."""
+        self._close("the engine is stopping; try another replica")
+        self._arrivals.put(None)
+        self._thread.join(_STOP_SECONDS)
+
+    def release(self, sequence: AdmittedSequence) -> None:
+        """Give a sequence's place back now, and its memory between two steps.
+
+        Never waits, so it is safe in any `finally`.
+        """
+        if self.admission.release(sequence):
+            self._released.put(sequence)
+            self._arrivals.put(None)
+
+    async def open(
+        self, sequence: AdmittedSequence, steps: Steps[T], capacity: int, request_id: str = ""
+    ) -> tuple[T, StageTimes]:
+        """Admit a sequence, then run its first steps; waiting for room counts as queueing.
+
+        Raises:
+            InvalidRequest: it could never fit.
+            Exhausted: no room, and too many wait already or it waited for too long.
+            Unavailable, TandemError: as `run`.
+        """
+        job = Job(sequence, steps, request_id)
+        job.arrive()
+        await self.admission.admit(sequence, capacity)
+        return await self._run_job(job)
+
+    async def run(
+        self, sequence: AdmittedSequence, steps: Steps[T], request_id: str = ""
+    ) -> tuple[T, StageTimes]:
+        """Run an open sequence's next steps; their result, and where the time went.
+
+        Raises:
+            Unavailable: the engine is stopping, or its device is gone.
+            TandemError: as the steps failed.
+        """
+        job = Job(sequence, steps, request_id)
+        job.arrive()
+        return await self._run_job(job)
+
+    async def _run_job(self, job: Job[T]) -> tuple[T, StageTimes]:
+        if self._closed:
+            raise Unavailable(self._closed)
+        self._arrivals.put(job)
+        if self._closed:
+            # The thread may have ended in between, and never see the job.
+            job.done.cancel()
+            raise Unavailable(self._closed)
+        return await job.done, job.times
+
+    def _run(self) -> None:
+        """The thread. Without it nobody would ever be answered, so its end is never silent."""
+        try:
+            self._run_steps()
+        except Exception:
+            _log.exception("the engine's thread failed")
+            self._lose("the engine has failed; try another replica")
+        self._jobs += self._take(0)
+        for job in self._jobs:
+            job.end(Unavailable(self._closed))
+        self._wake(self._jobs)
+
+    def _run_steps(self) -> None:
+        while not self._closed:
+            self._jobs += self._take(0 if self._jobs else None)
+            self._gather()
+            self._jobs = _going_on(self._jobs)
+            if batch := select(self._jobs, self.admission.open_sequences, self._limits):
+                self._guarded_step(batch)
+                self._jobs = _going_on(self._jobs)
+
+    def _take(self, timeout: float | None) -> list[Job[Any]]:
+        """All jobs that have arrived; up to `timeout` seconds later if none has, None for ever.
+
+        Each runs up to its first ask; those that have none are through.
+        """
+        arrived: list[Job[Any]] = []
+        through: list[Job[Any]] = []
+        while True:
+            try:
+                job = self._arrivals.get(timeout != 0, timeout)
+            except queue.Empty:
+                break
+            timeout = 0
+            if job is None:
+                continue
+            self._gathering.come(job.sequence, job.arrived_ns / 1e9)
+            job.resume()
+            (through if job.over else arrived).append(job)
+        for job in through:
+            job.start()
+        self._leave(through, time.perf_counter())
+        self._reclaim()
+        return arrived
+
+    def _gather(self) -> None:
+        """Wait a little for those who would otherwise miss the step by little."""
+        if not self._jobs or not self._limits.gather:
+            return
+        now = time.perf_counter()
+        until = now + self._limits.gather * self._step_seconds
+        while self._jobs and not self._closed:
+            patience = self._gathering.patience(time.perf_counter(), until)
+            if patience <= 0:
+                break
+            self._jobs += self._take(patience)
+        self._gathering.waited(until)
+
+    def _reclaim(self) -> None:
+        """Take the memory of released sequences back."""
+        reclaimed = False
+        while not self._released.empty():
+            sequence = self._released.get()
+            self._gathering.drop(sequence)
+            self.admission.reclaim(sequence)
+            reclaimed = True
+        if reclaimed:
+            self._on_loop(self.admission.admit_waiting)
+
+    def _guarded_step(self, jobs: Sequence[Job[Any]]) -> None:
+        """A failure of the model ends this batch, and no other sequence."""
+        stepper = self._stepper
+        assert stepper is not None  # or no job would have asked
+        for job in jobs:
+            job.start()
+        before, started = stepper.forward_ns, time.perf_counter()
+        try:
+            stepper.step(jobs)
+        except Exception as error:
+            if not isinstance(error, TandemError):
+                _log.exception("engine step failed", requests=[job.request_id for job in jobs])
+                error = EngineFailure("the engine failed on this batch; see the service's log")
+            for job in jobs:
+                job.end(error)
+            self._check_device(stepper)
+        spent, ended = stepper.forward_ns - before, time.perf_counter()
+        self._step_seconds = ended - started
+        for job in jobs:
+            job.times.forward_ns += spent
+            job.times.batch_size = len(jobs)
+        self._leave([job for job in jobs if job.over], ended)
+
+    def _leave(self, jobs: Sequence[Job[Any]], now: float) -> None:
+        """Log what is a bug of ours, and wake the waiters of ended jobs, all at once."""
+        for job in jobs:
+            self._gathering.leave(job.sequence, now)
+            error = job.error
+            if error is not None and not isinstance(error, TandemError):
+                _log.error("a job failed", request_id=job.request_id, exc_info=error)
+                job.replace_error(EngineFailure("the engine failed; see the service's log"))
+        self._wake(jobs)
+
+    def _wake(self, jobs: Sequence[Job[Any]]) -> None:
+        if jobs:
+            self._on_loop(partial(_resolve, jobs))
+
+    def _check_device(self, stepper: Stepper) -> None:
+        """After a failure: stop for good if the device does not answer."""
+        if stepper.answers():
+            return
+        _log.error("device lost")
+        self._lose("the device is gone; try another replica")
+
+    def _lose(self, reason: str) -> None:
+        """Stop for good, and say so. Engine thread."""
+        self._close(reason)
+        self._on_loop(self.on_device_lost)
+
+    def _close(self, reason: str) -> None:
+        """Take no job any more. From any thread."""
+        self._closed = reason
+        self._on_loop(partial(self.admission.close, reason))
+
+    def _on_loop(self, call: Callable[[], object]) -> None:
+        """Have the event loop do something, if it still runs."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call)
+
+
+def _resolve(jobs: Sequence[Job[Any]]) -> None:
+    for job in jobs:
+        job.resolve()
+
+
+def _going_on(jobs: Sequence[Job[Any]]) -> list[Job[Any]]:
+    """The jobs that are not over; the steps of those that were given up are closed."""
+    going_on = []
+    for job in jobs:
+        if job.over:
+            job.steps.close()
+        else:
+            going_on.append(job)
+    return going_on

@@ -1,0 +1,109 @@
+"""A piece of work that the event loop gives to the engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from tandem.engine.asks import Ask, Steps, Take
+from tandem.telemetry.stages import StageTimes
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Job(Generic[T]):
+    """The steps of one sequence, until they return.
+
+    Attributes:
+        sequence: whose they are.
+        steps: yields asks, and is sent their answers. Engine thread.
+        request_id: for the log.
+        ask: what it waits for.
+        chunk: prompt tokens that the step at hand takes.
+        result: what the steps returned.
+        times: where the job's time went, filled in as it runs.
+        done: resolved at the job's end.
+        arrived_ns: when it was given to the engine, of time.perf_counter_ns().
+    """
+
+    sequence: Any
+    steps: Steps[T]
+    request_id: str = ""
+    ask: Ask | None = None
+    chunk: int = 0
+    result: T | None = None
+    times: StageTimes = field(default_factory=StageTimes)
+    done: asyncio.Future[T] = field(init=False)
+    arrived_ns: int = field(init=False)
+    _started: bool = False
+    _over: bool = False
+    _error: BaseException | None = None
+
+    def arrive(self) -> None:
+        """Stamp the arrival, on the event loop that awaits the job."""
+        self.done = asyncio.get_running_loop().create_future()
+        self.arrived_ns = time.perf_counter_ns()
+
+    @property
+    def opening(self) -> bool:
+        """Whether it takes a prompt in, which may come in chunks."""
+        return isinstance(self.ask, Take)
+
+    @property
+    def tokens(self) -> int:
+        """New tokens that the next step would feed."""
+        ask = self.ask
+        if isinstance(ask, Take):
+            return ask.left
+        return 0 if ask is None else len(ask.feed.token_ids)  # type: ignore[union-attr]
+
+    def start(self) -> None:
+        """Mark the end of the queueing. Engine thread."""
+        if not self._started:
+            self._started = True
+            self.times.queue_ns = time.perf_counter_ns() - self.arrived_ns
+
+    def resume(self, answer: Any = None) -> None:
+        """Go on with an answer, or an error in its place, to the next ask or the end."""
+        try:
+            if isinstance(answer, Exception):
+                self.ask = self.steps.throw(answer)
+            else:
+                self.ask = self.steps.send(answer)
+        except StopIteration as stop:
+            self.ask, self.result, self._over = None, stop.value, True
+        except Exception as error:
+            self.end(error)
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, or nobody waits for it any more."""
+        return self._over or self.done.cancelled()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the job failed with."""
+        return self._error
+
+    def end(self, error: BaseException) -> None:
+        """Mark a failure; the waiter wakes when the step is measured. Engine thread.
+
+        An error counts even behind an end: the rest of the step may have failed.
+        """
+        self.ask, self._over, self._error = None, True, self._error or error
+
+    def replace_error(self, error: BaseException) -> None:
+        """Fail with another sentence: one that may leave the process."""
+        self._error = error
+
+    def resolve(self) -> None:
+        """Wake the waiter up. Event loop."""
+        if self.done.done():
+            return
+        if self._error is None:
+            self.done.set_result(self.result)  # type: ignore[arg-type]  # T may be None
+        else:
+            self.done.set_exception(self._error)

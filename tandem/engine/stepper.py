@@ -1,0 +1,152 @@
+"""One step of the engine: the asks of all its jobs, answered together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tandem.engine.asks import (
+    Decide,
+    Decided,
+    Decision,
+    Draw,
+    Host,
+    Score,
+    Scored,
+    Scorer,
+    Take,
+)
+from tandem.engine.decisions import decide, decisions_of
+from tandem.engine.draws import drafts_of, draw
+from tandem.engine.job import Job
+from tandem.errors import EngineFailure
+from tandem.inference.feed import Drawn, Feed
+from tandem.speculation.draft import Draft
+
+_PASSES = (Take, Score, Draw)
+_Jobs = Sequence[Job[Any]]
+A = TypeVar("A", Decide, Host)
+
+
+class Stepper:
+    """Answers asks by scorers that share a device.
+
+    Args:
+        device: theirs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.forward_ns = 0
+        self._device = device
+
+    def answers(self) -> bool:
+        """Whether the device still works."""
+        try:
+            return bool(torch.ones(1, device=self._device).item() == 1)
+        except RuntimeError:
+            return False
+
+    @torch.inference_mode()
+    def step(self, jobs: _Jobs) -> None:
+        """Answer the jobs' asks, until each asks for another pass, or is over."""
+        started = time.perf_counter_ns()
+        passes = [
+            (sharing, scorer.forward([_feed_of(job) for job in sharing]))
+            for scorer, sharing in _by_scorer(jobs)
+        ]
+        computed = time.perf_counter_ns()
+        self.forward_ns += computed - started
+        for sharing, logits in passes:
+            _hand_out(sharing, logits)
+        decided: set[Job[Any]] = set()
+        while True:
+            if deciding := _asking(jobs, Decide):
+                _decide(deciding)
+                decided.update(job for job, _ in deciding)
+            elif waiting := _asking(jobs, Host):
+                _bring_home(waiting)
+            else:
+                break
+        spent = time.perf_counter_ns() - computed
+        for job in decided:
+            job.times.accept_ns += spent
+
+
+def _asking(jobs: _Jobs, kind: type[A]) -> list[tuple[Job[Any], A]]:
+    """The jobs that wait for an ask of a kind, each with it."""
+    return [(job, job.ask) for job in jobs if isinstance(job.ask, kind)]
+
+
+def _by_scorer(jobs: _Jobs) -> Iterator[tuple[Scorer, _Jobs]]:
+    """The jobs of one pass each."""
+    sharing: dict[int, tuple[Scorer, list[Job[Any]]]] = {}
+    for job in jobs:
+        assert isinstance(job.ask, _PASSES)  # nothing else waits between two steps
+        scorer = job.ask.scorer
+        sharing.setdefault(id(scorer), (scorer, []))[1].append(job)
+    yield from sharing.values()
+
+
+def _feed_of(job: Job[Any]) -> Feed:
+    ask = job.ask
+    assert isinstance(ask, _PASSES)
+    if not isinstance(ask, Take):
+        return ask.feed
+    return ask.chunk(job.chunk)
+
+
+def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
+    """Give each job of a pass its rows, or what is drawn from them."""
+    first = 0
+    drawing: list[tuple[Job[Any], Draw]] = []
+    rows: list[int] = []
+    for job in jobs:
+        ask = job.ask
+        if isinstance(ask, Draw):
+            drawing.append((job, ask))
+            rows.append(first)
+            first += 1
+            continue
+        if isinstance(ask, Take):
+            ask.taken += job.chunk
+            if ask.left:
+                continue
+        assert isinstance(ask, (Take, Score))
+        job.resume(Scored(logits, first, ask.feed.rows))
+        first += ask.feed.rows
+    if drawing:
+        drawn = draw([ask for _, ask in drawing], logits, rows)
+        for index, (job, _) in enumerate(drawing):
+            job.resume(Drawn(drawn, index))
+
+
+def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
+    for (job, _), answer in zip(asking, decide([ask for _, ask in asking]), strict=True):
+        job.resume(answer)
+
+
+def _bring_home(asking: Sequence[tuple[Job[Any], Host]]) -> None:
+    """Answer all that wait for the host."""
+    decided: list[tuple[Job[Any], Decided]] = []
+    drawn: list[tuple[Job[Any], Sequence[Drawn]]] = []
+    for job, ask in asking:
+        if isinstance(ask.answers, Decided):
+            decided.append((job, ask.answers))
+        else:
+            drawn.append((job, ask.answers))
+    if drawn:
+        _answer([job for job, _ in drawn], drafts_of([chain for _, chain in drawn]), "drafter")
+    if decided:
+        _answer([job for job, _ in decided], decisions_of([one for _, one in decided]), "target")
+
+
+def _answer(jobs: _Jobs, answers: Sequence[Draft | Decision | None], role: str) -> None:
+    for job, answer in zip(jobs, answers, strict=True):
+        if answer is None:
+            job.resume(EngineFailure(f"the {role} computed a distribution that is not finite"))
+        else:
+            job.resume(answer)

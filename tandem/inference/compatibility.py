@@ -1,0 +1,91 @@
+"""Whether a model can be served: asked by name, and then by measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import StartupError, TandemError, first_line
+
+# Largest difference of logits, as a share of their spread. Another order of summation
+# explains less; attention that looks elsewhere gives many times as much.
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+_LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
+def check_support(model: PreTrainedModel) -> None:
+    """Refuse what cannot be rewound, or does its attention by itself.
+
+    Raises:
+        StartupError: names the architecture and the reason.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise cannot_serve(model, "its recurrent state cannot be rewound after a rejection")
+    if not getattr(model, "_supports_attention_backend", False):
+        raise cannot_serve(model, "its attention cannot be replaced by a batched one")
+    for kind in getattr(model.config.get_text_config(), "layer_types", None) or ():
+        if kind not in _LAYER_KINDS:
+            raise cannot_serve(model, f"it has layers of the kind {kind!r}")
+
+
+def max_positions(config: Any) -> int:
+    """The most positions that a model was made for, and computes alike in any batch.
+
+    Args:
+        config: of a text model.
+    """
+    limit = int(getattr(config, "max_position_embeddings", None) or 2**31 - 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *rope.values()):  # some models have one set for each kind of layer
+        if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
+            # Beyond this length its frequencies are others, for the whole batch.
+            limit = min(limit, int(parameters["original_max_position_embeddings"]))
+    return limit
+
+
+def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
+    """[n, V] logits of one sequence by the model's own attention, without a cache.
+
+    Eager attention is the one that honours all that a model asks for, such as soft caps.
+
+    Raises:
+        StartupError: they are not finite.
+    """
+    model.set_attn_implementation("eager")
+    tokens = torch.tensor([list(token_ids)], device=model.device)
+    logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+    if not bool(logits.isfinite().all()):
+        raise StartupError(f"the model {_name(model)} computes logits that are not finite")
+    return logits
+
+
+def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
+    """Refuse a model that a ragged batch computes otherwise.
+
+    Raises:
+        StartupError: names the architecture and the difference.
+    """
+    if found.shape != expected.shape:
+        raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
+    spread = float(expected.float().std()) + 1e-6
+    worst = float((expected.float() - found.float()).abs().max()) / spread
+    if not worst <= _TOLERANCES.get(expected.dtype, 1e-3):
+        raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
+
+
+def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:
+    """The error that refuses a model by name."""
+    if isinstance(reason, Exception) and not isinstance(reason, TandemError):
+        kind = type(reason).__name__
+        reason = f"its cache or attention is of another kind ({kind}: {first_line(reason)})"
+    return StartupError(
+        f"cannot serve {_name(model)}: {reason}; docs/architectures.md lists what can be served"
+    )
+
+
+def _name(model: PreTrainedModel) -> str:
+    return f"{type(model).__name__} ({model.config.model_type})"

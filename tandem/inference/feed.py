@@ -1,0 +1,53 @@
+"""What a scorer is fed: new tokens of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    from torch import Tensor
+
+    from tandem.inference.cache import SequenceCache
+    from tandem.speculation.categorical import Categorical
+
+
+@dataclass(slots=True, eq=False)
+class Draws:
+    """What one step drew for several sequences, on the device.
+
+    Attributes:
+        tokens: [B] int64.
+        rows: the distributions they were drawn from.
+    """
+
+    tokens: Tensor
+    rows: Categorical
+
+
+@dataclass(slots=True, eq=False)
+class Drawn:
+    """One sequence's draw: place `index` of a step's."""
+
+    draws: Draws
+    index: int
+
+    def __len__(self) -> int:
+        """One token."""
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """New tokens of one sequence.
+
+    Attributes:
+        cache: grows by them.
+        token_ids: at least one; or a token that was drawn, and is on the device only.
+        rows: logits wanted, of the last tokens; may be 0.
+    """
+
+    cache: SequenceCache
+    token_ids: Sequence[int] | Drawn
+    rows: int

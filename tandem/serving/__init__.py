@@ -1,0 +1,1 @@
+"""What the services with an engine share: loading, readiness, and what they say of themselves."""

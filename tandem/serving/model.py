@@ -1,0 +1,79 @@
+"""A decoder from a service's settings, the engine over it, and what it says of itself."""
+
+from __future__ import annotations
+
+import structlog
+
+from tandem.common.v1 import common_pb2
+from tandem.engine.admission import Admission
+from tandem.engine.engine import Engine
+from tandem.engine.schedule import BatchLimits
+from tandem.engine.stepper import Stepper
+from tandem.errors import StartupError
+from tandem.inference.decoder import Decoder
+from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.serving.servicer import admission_limits
+from tandem.settings import ModelSettings
+
+_log = structlog.get_logger(__name__)
+
+# With 32, the slowest rounds of eight texts take 1.8 times as long beside a long prompt on a
+# CPU; with 64 it is 2.8 (benchmarks/interference.py).
+_CPU_CHUNK = 32
+_DEVICE_CHUNK = 512
+_CHUNKS_ALONE = 4
+
+
+def load_decoder(settings: ModelSettings) -> Decoder:
+    """The checkpoint, with a KV cache that holds a sequence of the greatest length.
+
+    Raises:
+        StartupError: one sentence on what is missing, broken or too large.
+    """
+    decoder = Decoder.load(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        settings.cache_tokens,
+        at_most=settings.max_sequences * settings.max_length,
+        threads=settings.threads,
+    )
+    positions, longest = decoder.pool.positions, max_length(decoder, settings)
+    if positions < longest:
+        raise StartupError(
+            f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
+            " raise CACHE_TOKENS or lower MAX_LENGTH"
+        )
+    _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
+    return decoder
+
+
+def max_length(decoder: Decoder, settings: ModelSettings) -> int:
+    """Tokens a sequence may hold."""
+    return min(decoder.max_length, settings.max_length)
+
+
+def engine_over(decoder: Decoder, settings: ModelSettings, name: str) -> Engine:
+    """An engine that scores with a decoder, not started."""
+    usual = _CPU_CHUNK if decoder.device.type == "cpu" else _DEVICE_CHUNK
+    chunk = settings.prefill_chunk or usual
+    limits = BatchLimits(settings.token_budget, chunk, _CHUNKS_ALONE * chunk, settings.gather)
+    admission = Admission((decoder.pool,), admission_limits(settings))
+    return Engine(name, admission, limits, Stepper(decoder.device))
+
+
+def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:
+    """The handshake's message."""
+    return common_pb2.ModelInfo(
+        model=decoder.name,
+        protocol_version=PROTOCOL_VERSION,
+        vocab_size=decoder.vocab_size,
+        tokenizer_fingerprint=decoder.tokenizer_fingerprint,
+        eos_token_ids=decoder.eos_token_ids,
+        max_length=max_length(decoder, settings),
+        max_gamma=settings.max_gamma,
+        max_sequences=settings.max_sequences,
+        dtype=decoder.dtype,
+        device=decoder.device.type,
+        parameters=decoder.parameters,
+    )

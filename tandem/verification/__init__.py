@@ -1,0 +1,14 @@
+"""Verification rules by name. A new rule is one file and one entry."""
+
+from typing import Any
+
+from tandem.verification.block import BlockVerifier
+from tandem.verification.greedy_block import GreedyBlockVerifier
+from tandem.verification.token import TokenVerifier
+from tandem.verification.verifier import Verifier
+
+__all__ = ["VERIFIERS", "Verifier"]
+
+VERIFIERS: dict[str, Verifier[Any]] = {
+    rule.name: rule for rule in (TokenVerifier(), BlockVerifier(), GreedyBlockVerifier())
+}

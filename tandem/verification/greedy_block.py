@@ -1,0 +1,230 @@
+"""Greedy block verification (Sun et al., arXiv 2403.10444, Algorithms 4 to 6).
+
+One round accepts as much as any coupling can, and pays for it: the target's law has to be
+modified for the rest of the block. Modifications nest, live across rounds, and need q at
+each position they touch, so every draft of a request has the same length (but for what
+max_new_tokens leaves) and goes on past an end of text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.speculation.proposal import Proposal
+from tandem.verification.verifier import (
+    MAX_RATIO,
+    Verifier,
+    View,
+    last_success,
+    of_drafted_tokens,
+    ratios,
+    residual_or,
+    row_at,
+)
+
+_MAX_LOG_RATIO = math.log(MAX_RATIO)
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyBlockCarry:
+    """The modifications that still apply to a sequence, oldest first.
+
+    Attributes:
+        log_ratios: [J], ln of the joint p/q since the start of the block that made the
+            level; p is the target as the older levels left it.
+        counts: [J] int64, coming positions still modified; 0 marks an unused level.
+    """
+
+    log_ratios: Tensor
+    counts: Tensor
+
+    @classmethod
+    def from_levels(
+        cls,
+        levels: Sequence[tuple[float, int]],
+        gamma: int,
+        device: torch.device | str = "cpu",
+    ) -> GreedyBlockCarry:
+        """From (log ratio, count) pairs, as they travel; `gamma` is the request's."""
+        padded = [*levels, *[(0.0, 0)] * (gamma - 1 - len(levels))]
+        return cls(
+            torch.tensor([ratio for ratio, _ in padded], dtype=torch.float64, device=device),
+            torch.tensor([count for _, count in padded], dtype=torch.int64, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class _GreedyView(View):
+    """A view whose p are the rows as all levels modified them.
+
+    Attributes:
+        joint: [B, G+1], the uncapped joint ratio of each prefix of the draft.
+        target: [B, G+1, V], the rows as the target gave them.
+        log_ratios: [B, G+1, J], each level's log ratio after each prefix.
+        counts: [B, J], positions each level still modified before this round.
+    """
+
+    joint: Tensor
+    target: Tensor
+    log_ratios: Tensor
+    counts: Tensor
+
+
+class GreedyBlockVerifier(Verifier[_GreedyView]):
+    """Keeps each prefix with probability min(p, q) of the whole prefix, then mends the law."""
+
+    name = "greedy_block"
+    lossless = True
+    needs_pure = True
+    fixed_gamma = True
+    resumable = False
+
+    def carry_from(
+        self, levels: Sequence[tuple[float, int]], gamma: int
+    ) -> GreedyBlockCarry | None:
+        """At most gamma - 1 levels, of finite ratios and counts below gamma."""
+        if len(levels) >= max(gamma, 1):
+            raise ValueError(f"holds {len(levels)} levels, gamma allows fewer")
+        for log_ratio, count in levels:
+            if not math.isfinite(log_ratio) or not 1 <= count < gamma:
+                raise ValueError(
+                    f"log_ratio must be finite and count 1..{gamma - 1},"
+                    f" got {log_ratio} and {count}"
+                )
+        return GreedyBlockCarry.from_levels(levels, gamma) if levels else None
+
+    def pack(self, carry: Sequence[GreedyBlockCarry]) -> Tensor:
+        """[B, 2J]: the log ratios, then the counts."""
+        ratios_ = torch.stack([c.log_ratios for c in carry]).double()
+        return torch.cat((ratios_, torch.stack([c.counts for c in carry]).double()), 1)
+
+    def levels_of(self, packed: Sequence[float]) -> list[tuple[float, int]]:
+        """Unused levels left out."""
+        depth = len(packed) // 2
+        pairs = zip(packed[:depth], packed[depth:], strict=True)
+        return [(float(ratio), int(count)) for ratio, count in pairs if count > 0]
+
+    def count_accepted(self, passed: Tensor) -> Tensor:
+        """The last success."""
+        return last_success(passed)
+
+    def _view(
+        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None
+    ) -> _GreedyView:
+        """Apply the carried levels to the target's rows, along the drafted tokens."""
+        q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
+        q_drafted = of_drafted_tokens(q, proposal)
+        log_ratio, counts = _stack(carry, target_probs)
+        joint = target_probs.new_ones(target_probs.shape[0])
+        rows, joints, log_ratios, steps = [], [joint], [log_ratio], []
+        for i in range(q.shape[1]):
+            stages = _fold(target_probs[:, i], q[:, i], log_ratio, counts - i)
+            token = proposal.tokens[:, [i]]
+            step = ratios(
+                torch.cat([stage.gather(1, token) for stage in stages], 1), q_drafted[:, [i]]
+            )
+            log_ratio = (log_ratio + step[:, :-1].log()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+            joint = (joint * step[:, -1]).clamp(max=MAX_RATIO)
+            rows.append(stages[-1])
+            joints.append(joint)
+            log_ratios.append(log_ratio)
+            steps.append(step[:, -1])
+        # The bonus row is never modified: with a fixed gamma no level reaches that far, and
+        # behind a draft that max_new_tokens cut short nothing is emitted any more.
+        rows.append(target_probs[:, -1])
+        places = torch.arange(len(rows), device=q.device)
+        behind = (places >= proposal.lengths[:, None])[..., None]
+        return _GreedyView(
+            proposal,
+            torch.where(behind, target_probs, torch.stack(rows, 1)),
+            q,
+            torch.stack(steps, 1) if steps else q_drafted,
+            torch.stack(joints, 1),
+            target_probs,
+            torch.stack(log_ratios, 1),
+            counts,
+        )
+
+    def _accept(self, view: _GreedyView) -> Tensor:
+        """Algorithm 4: p_remain / p_rej (equations 32 and 33), at most 1."""
+        gamma = view.gamma
+        difference = view.joint[:, 1:gamma, None] * view.p[:, 1:gamma] - view.q[:, 1:]
+        remain, rejected = difference.clamp(min=0).sum(-1), (-difference).clamp(min=0).sum(-1)
+        h = torch.where(rejected <= 0, 1.0, remain / rejected)
+        h = torch.nn.functional.pad(h, (0, gamma - h.shape[1]))
+        h = torch.where(view.ends, view.joint[:, 1:], h)
+        return torch.where(view.drafted, h.clamp(max=1), 0.0)
+
+    def _residual(self, view: _GreedyView, num_accepted: Tensor) -> Tensor:
+        """Equation (30): (p~_tau p - q)+, with the uncapped joint ratio of the kept tokens."""
+        joint = view.joint.gather(1, num_accepted[:, None])
+        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
+        return torch.where(view.kept_all(num_accepted), p, residual_or(joint * p - q, p))
+
+    def _carry(self, view: _GreedyView, num_accepted: Tensor, next_token: Tensor) -> list[Any]:
+        """Algorithm 5: move the levels on by what was emitted, and add this round's."""
+        token = next_token[:, None]
+        q = row_at(view.q, num_accepted)
+        log_ratios = row_at(view.log_ratios, num_accepted)
+        remaining = view.counts - num_accepted[:, None]
+        stages = _fold(row_at(view.target, num_accepted), q, log_ratios, remaining)
+        step = torch.cat([stage.gather(1, token) for stage in stages], 1) / q.gather(1, token)
+        joint = view.joint.gather(1, num_accepted[:, None])
+        log_ratios = torch.cat((log_ratios, joint.log()), 1) + step.log()
+        left = (view.proposal.lengths - num_accepted)[:, None]
+        counts = torch.cat((remaining, left), 1) - 1
+        # A ratio without bound (q had no such token) modifies nothing any more.
+        counts = torch.where(log_ratios.isfinite(), counts.clamp(min=0), 0)
+        log_ratios = log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return _compact(log_ratios, counts, max(view.counts.shape[1], view.gamma - 1))
+
+
+def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[Tensor]:
+    """Equation (31), level upon level: [T_0 = p, T_1, ..., T_J], each [B, V].
+
+    A level with nothing `remaining` [B, J] leaves the row as it is.
+    """
+    stages = [p]
+    for j in range(log_ratios.shape[1]):
+        # (r p - q)+ normalised equals (p - q / r)+ normalised, which a large r cannot overflow.
+        inverse = (-log_ratios[:, [j]]).exp()
+        weights = residual_or(stages[-1] - inverse * q, stages[-1])
+        modified = weights / weights.sum(-1, keepdim=True)
+        stages.append(torch.where(remaining[:, [j]] > 0, modified, stages[-1]))
+    return stages
+
+
+def _stack(carry: Sequence[Any] | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Carries of any depth as log ratios and counts [B, J], in the dtype of `like`."""
+    batch = like.shape[0]
+    carries = list(carry) if carry is not None else [None] * batch
+    depth = max((len(c.counts) for c in carries if c is not None), default=0)
+    log_ratios = like.new_zeros(batch, depth)
+    counts = torch.zeros(batch, depth, dtype=torch.int64, device=like.device)
+    for b, c in enumerate(carries):
+        if c is not None:
+            log_ratios[b, : len(c.counts)] = c.log_ratios
+            counts[b, : len(c.counts)] = c.counts
+    return log_ratios, counts
+
+
+def _compact(log_ratios: Tensor, counts: Tensor, depth: int) -> list[Any]:
+    """Exactly `depth` levels: used-up ones go last, the others keep their order.
+
+    A level covers fewer rounds than the longest draft seen so far, so no more than that less
+    one live at a time. The depth never shrinks: behind a draft that the end cut short, levels
+    of longer drafts live on.
+    """
+    missing = max(depth - counts.shape[1], 0)
+    counts = torch.nn.functional.pad(counts, (0, missing))
+    log_ratios = torch.nn.functional.pad(log_ratios, (0, missing))
+    order = (counts <= 0).long().argsort(dim=1, stable=True)[:, :depth]
+    counts = counts.gather(1, order)
+    log_ratios = torch.where(counts > 0, log_ratios.gather(1, order), 0.0)
+    return [GreedyBlockCarry(r, c) for r, c in zip(log_ratios, counts, strict=True)]

@@ -1,0 +1,41 @@
+"""Token verification (Leviathan et al., arXiv 2211.17192; Algorithm 1 of arXiv 2403.10444)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.speculation.proposal import Proposal
+from tandem.verification.verifier import (
+    Verifier,
+    View,
+    plain_view,
+    residual_or,
+    row_at,
+    up_to_first_failure,
+)
+
+
+class TokenVerifier(Verifier[View]):
+    """Each token stands for itself: kept with probability min(p/q, 1), up to the first failure."""
+
+    name = "token"
+    lossless = True
+
+    def count_accepted(self, passed: Tensor) -> Tensor:
+        """Up to the first failure."""
+        return up_to_first_failure(passed)
+
+    def _view(self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> View:
+        return plain_view(proposal, target_probs)
+
+    def _accept(self, view: View) -> Tensor:
+        return torch.where(view.drafted, view.ratios.clamp(max=1), 0.0)
+
+    def _residual(self, view: View, num_accepted: Tensor) -> Tensor:
+        """Equation (3): (p - q)+ at the rejected row."""
+        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
+        return torch.where(view.kept_all(num_accepted), p, residual_or(p - q, p))

@@ -1,0 +1,52 @@
+"""Between the target's messages and the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.common.v1 import common_pb2
+from tandem.errors import InvalidRequest
+from tandem.rpc import messages
+from tandem.target.v1 import target_pb2
+from tandem.verification import VERIFIERS, Verifier
+
+
+def verifier_infos() -> list[target_pb2.VerifierInfo]:
+    """What each rule says of itself."""
+    return [
+        target_pb2.VerifierInfo(
+            name=rule.name,
+            lossless=rule.lossless,
+            takes=messages.shape_to(rule.takes),
+            needs_pure=rule.needs_pure,
+            fixed_gamma=rule.fixed_gamma,
+            resumable=rule.resumable,
+        )
+        for _, rule in sorted(VERIFIERS.items())
+    ]
+
+
+def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: int) -> Any:
+    """A rule's state, as another target returned it; None for no state.
+
+    Raises:
+        InvalidRequest: the rule cannot have such a state.
+    """
+    levels = [(level.log_ratio, level.count) for level in message.levels]
+    try:
+        return rule.carry_from(levels, gamma)
+    except ValueError as error:
+        raise InvalidRequest(f"open.carry: {error}") from None
+
+
+def carry_to(levels: Sequence[tuple[float, int]]) -> common_pb2.VerifierCarry | None:
+    """A rule's state as it travels; None where there is none."""
+    if not levels:
+        return None
+    return common_pb2.VerifierCarry(
+        levels=[
+            common_pb2.VerifierCarry.Level(log_ratio=log_ratio, count=count)
+            for log_ratio, count in levels
+        ]
+    )

@@ -1,0 +1,89 @@
+"""A target's sequence and its rounds, as asks: one pass, then the rule's verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.engine.asks import Decide, Decided, Decision, Host, Score, Scored, Scorer, Steps, Take
+from tandem.inference.cache import SequenceCache
+from tandem.inference.feed import Feed
+from tandem.speculation.draft import Draft
+from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.sampling import Sampling
+from tandem.verification import Verifier
+
+
+@dataclass(eq=False)
+class TargetSequence:
+    """One sequence as the target sees it.
+
+    Attributes:
+        token_ids: of the prompt, until they are computed.
+        sampling: the request's parameters; its seed keys the draws.
+        rule: its verifier.
+        carry: the verifier's state between rounds.
+        caches: its extent of the KV pool; holds all tokens but the last.
+        last_token: emitted last, not computed yet.
+        length: tokens held, the last one included; 0 until the prompt is computed.
+        accepting: numbers that decide about drafted tokens.
+        following: numbers that draw what follows the kept ones.
+    """
+
+    token_ids: list[int]
+    sampling: Sampling
+    rule: Verifier[Any]
+    carry: Any = None
+    caches: list[SequenceCache] = field(default_factory=list)
+    last_token: int = -1
+    length: int = 0
+    accepting: Foreseen = field(init=False)
+    following: Foreseen = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accepting = Foreseen(self.sampling.seed, Purpose.ACCEPT, uniforms)
+        self.following = Foreseen(self.sampling.seed, Purpose.RESIDUAL, uniforms)
+
+
+def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decision | None]:
+    """Compute the prompt and draw the first token, a round without a draft.
+
+    With a carry no token is drawn: the rule needs a draft at the next position.
+    """
+    prompt, cache = sequence.token_ids, sequence.caches[0]
+    if sequence.carry is not None:
+        *before, sequence.last_token = prompt
+        sequence.length, sequence.token_ids = len(prompt), []
+        if before:
+            yield Take(scorer, Feed(cache, before, 0))
+        return None
+    scored = yield Take(scorer, Feed(cache, prompt, 1))
+    sequence.length, sequence.token_ids = len(prompt), []
+    return (yield from _decide(sequence, round_, Draft.certain(()), scored))
+
+
+def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) -> Steps[Decision]:
+    """Score a draft, decide, and move the sequence on by accepted + 1 tokens."""
+    fed = [sequence.last_token, *draft.token_ids]
+    scored = yield Score(scorer, Feed(sequence.caches[0], fed, len(fed)))
+    return (yield from _decide(sequence, round_, draft, scored))
+
+
+def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:
+    """The rule's verdict, written into the sequence; the cache's rejected part is rewound."""
+    decided: Decided = yield Decide(
+        sequence.rule,
+        draft,
+        scored,
+        sequence.sampling,
+        sequence.carry,
+        sequence.accepting,
+        sequence.following,
+        round_,
+    )
+    decision: Decision = yield Host(decided)
+    sequence.caches[0].rollback(sequence.length + decision.num_accepted)
+    sequence.length += decision.num_accepted + 1
+    sequence.last_token = decision.next_token
+    sequence.carry = decision.carry
+    return decision

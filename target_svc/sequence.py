@@ -1,0 +1,144 @@
+"""A sequence on the target: what a message must be, what is done about it, what is answered."""
+
+from __future__ import annotations
+
+from tandem.common.v1 import common_pb2
+from tandem.engine.asks import Scorer
+from tandem.engine.engine import Engine
+from tandem.errors import InvalidRequest, WrongState
+from tandem.rpc import messages
+from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.rpc.stream import bind_log
+from tandem.target.v1 import target_pb2
+from target_svc import round as rounds
+from target_svc.messages import carry_from, carry_to
+from target_svc.round import TargetSequence
+from target_svc.verifiers import VERIFIERS
+
+
+class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
+    """One sequence of a target.
+
+    Args:
+        engine: runs its rounds.
+        scorer: the model.
+        info: limits that were announced.
+    """
+
+    def __init__(self, engine: Engine, scorer: Scorer, info: common_pb2.ModelInfo) -> None:
+        super().__init__()
+        self._engine = engine
+        self._scorer = scorer
+        self._vocab_size = info.vocab_size
+        self._max_length = info.max_length
+        self._max_gamma = info.max_gamma
+        self._sequence: TargetSequence
+        self._progress: Progress
+        self._gamma = 0
+        self._end = 0
+
+    async def _open(
+        self, message: target_pb2.VerifyRequest
+    ) -> StepReply[target_pb2.VerifyResponse]:
+        request = message.open
+        messages.check_request_id(request.request_id)
+        self.request_id = request.request_id
+        bind_log(self.request_id)
+        sequence = self._sequence = self._sequence_from(request)
+        self._gamma = request.gamma
+        self._end = len(sequence.token_ids) + request.max_new_tokens
+        prompt_tokens = len(sequence.token_ids)
+        steps = rounds.open_(self._scorer, sequence, request.first_round)
+        decision, times = await self._engine.open(sequence, steps, self._end, self.request_id)
+        self._progress = Progress(sequence.length, request.first_round)
+        opened = target_pb2.OpenedSequence(
+            token_id=None if decision is None else decision.next_token,
+            # Without a round in between it is the one that came.
+            carry=request.carry if decision is None else carry_to(decision.levels),
+            times=messages.times_to(times),
+        )
+        return StepReply(
+            target_pb2.VerifyResponse(opened=opened),
+            "prefill",
+            {"queue": times.queue_ns, "forward": times.forward_ns},
+            {"tandem.prompt_tokens": prompt_tokens},
+        )
+
+    def _sequence_from(self, request: target_pb2.OpenSequence) -> TargetSequence:
+        """A checked request as a sequence."""
+        token_ids = messages.tokens_from(
+            "open.token_ids", request.token_ids, self._vocab_size, self._max_length
+        )
+        rule = VERIFIERS.get(request.verifier)
+        if rule is None:
+            raise InvalidRequest(
+                f"open.verifier {request.verifier!r} is unknown; use one of {sorted(VERIFIERS)}"
+            )
+        if request.max_new_tokens < 1:
+            raise InvalidRequest("open.max_new_tokens must be at least 1")
+        if len(token_ids) + request.max_new_tokens > self._max_length:
+            raise InvalidRequest(
+                f"open.max_new_tokens: {len(token_ids)} prompt tokens and"
+                f" {request.max_new_tokens} new ones exceed the target's {self._max_length}"
+            )
+        if rule.fixed_gamma and not 1 <= request.gamma <= self._max_gamma:
+            raise InvalidRequest(f"open.gamma must be 1..{self._max_gamma} for {rule.name}")
+        if not rule.fixed_gamma and request.gamma:
+            raise InvalidRequest(f"open.gamma must be 0 for {rule.name}")
+        carry = carry_from(request.carry, rule, request.gamma)
+        return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
+
+    async def _step(
+        self, message: target_pb2.VerifyRequest
+    ) -> StepReply[target_pb2.VerifyResponse]:
+        request, sequence = message.verify, self._sequence
+        self._progress.check(request.round, request.position)
+        draft = messages.draft_from(request.draft, self._vocab_size, self._max_gamma)
+        self._check_length(len(draft))
+        steps = rounds.verify(self._scorer, sequence, request.round, draft)
+        decision, times = await self._engine.run(sequence, steps, self.request_id)
+        self._progress = Progress(sequence.length, request.round)
+        verdict = target_pb2.Verdict(
+            round=request.round,
+            position=sequence.length,
+            num_accepted=decision.num_accepted,
+            next_token_id=decision.next_token,
+            overlaps=decision.overlaps,
+            carry=carry_to(decision.levels),
+            times=messages.times_to(times),
+            place=decision.num_accepted,
+        )
+        return StepReply(
+            target_pb2.VerifyResponse(verdict=verdict),
+            "verify",
+            {
+                "queue": times.queue_ns,
+                "forward": times.forward_ns,
+                "accept": times.accept_ns,
+            },
+            {
+                "tandem.round": request.round,
+                "tandem.gamma": len(draft),
+                "tandem.accepted": decision.num_accepted,
+                "tandem.verifier": sequence.rule.name,
+                "tandem.batch_size": times.batch_size,
+            },
+        )
+
+    def _check_length(self, gamma: int) -> None:
+        left = self._end - self._progress.length
+        if left < 1:
+            raise WrongState("all of max_new_tokens have been emitted")
+        if gamma > left:
+            raise InvalidRequest(
+                f"draft.token_ids holds {gamma} tokens; max_new_tokens leaves {left}"
+            )
+        if self._gamma and gamma != min(self._gamma, left):
+            raise InvalidRequest(
+                f"draft.token_ids holds {gamma} tokens; {self._sequence.rule.name} needs"
+                f" {min(self._gamma, left)} (its fixed gamma, or what is left)"
+            )
+
+    def release(self) -> None:
+        if hasattr(self, "_sequence"):
+            self._engine.release(self._sequence)
