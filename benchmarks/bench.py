@@ -41,8 +41,8 @@ from benchmarks.plots import draw
 from benchmarks.row import Row, floors, measured
 from benchmarks.run_off import Ratio, run_off
 from benchmarks.services import serving
-from tandem.cli.failure import Failure
-from tandem.cli.pair import Pair, embedded
+from tandem.failure import Failure
+from tandem.local.pair import Pair, embedded
 
 # Wide enough for the table; the file gets the same text.
 _WIDTH = 190
@@ -238,7 +238,7 @@ def main() -> None:
         with Progress(console=Console(stderr=True)) as progress:
             outcome = run(plan, args.sweeps, progress)
     except Failure as failure:
-        parser.exit(failure.exit_code, "\n".join((*failure.details, f"bench: {failure}\n")))
+        parser.exit(1, "\n".join((*failure.details, f"bench: {failure}\n")))
     rows = rows_of(outcome.contest)
     console = Console(record=True, width=_WIDTH)
     show(plan, outcome, rows, console)

@@ -9,13 +9,13 @@ import grpc
 from rich.progress import Progress
 
 from benchmarks.figures import PROMPTS
-from tandem.cli import comparison
-from tandem.cli.load import LoadGenerator
-from tandem.cli.load_report import LoadReport
+from tandem.load.generator import LoadGenerator
+from tandem.load.method import BLOCK, PLAIN, Method
+from tandem.load.report import LoadReport
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
-METHODS = (comparison.BLOCK, comparison.PLAIN)
+METHODS = (BLOCK, PLAIN)
 # An open loop at the closed loop's own rate would have no steady state.
 OPEN_LOOP_SHARE = 0.7
 _LEAST_TEXTS = 16
@@ -54,9 +54,7 @@ async def concurrency_sweep(
     ):
         target = target_pb2_grpc.TargetServiceStub(channel)
 
-        async def load(
-            method: comparison.Method, concurrency: int, rate: float | None
-        ) -> LoadReport:
+        async def load(method: Method, concurrency: int, rate: float | None) -> LoadReport:
             texts = generations(method, max(_LEAST_TEXTS, 2 * concurrency), new_tokens)
             before = await _forward_passes(target)
             if rate is None:
@@ -79,11 +77,10 @@ async def concurrency_sweep(
     return loads
 
 
-def generations(method: comparison.Method, count: int, new_tokens: int) -> list[pb.Generation]:
+def generations(method: Method, count: int, new_tokens: int) -> list[pb.Generation]:
     """Texts at temperature 1 with seeds from 0."""
     return [
-        comparison.request(PROMPTS[seed % len(PROMPTS)], method, 1.0, seed, new_tokens)
-        for seed in range(count)
+        method.request(PROMPTS[seed % len(PROMPTS)], 1.0, seed, new_tokens) for seed in range(count)
     ]
 
 

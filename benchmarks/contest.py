@@ -14,9 +14,9 @@ from benchmarks.baseline import Baseline
 from benchmarks.figures import PROMPTS
 from benchmarks.floor import Floor, copy_bandwidth
 from benchmarks.method import Method, System
-from tandem.cli import comparison
-from tandem.cli.load import LoadGenerator
-from tandem.cli.timeline import Timeline
+from tandem.load import method as served
+from tandem.load.generator import LoadGenerator
+from tandem.load.timeline import Timeline
 
 _WARM_UP_TOKENS = 12
 # Bare rounds beside each repeat.
@@ -94,8 +94,8 @@ class Contest:
         if method.system is not System.TANDEM:
             baseline = self.baselines[method.dtype]
             return baseline.text(prompt, temperature, repeat, tokens, method.gamma)
-        way = comparison.Method(method.verifier or "token", method.gamma or 0)
-        generation = comparison.request(prompt, way, temperature, repeat, tokens)
+        way = served.Method(method.verifier or "token", method.gamma or 0)
+        generation = way.request(prompt, temperature, repeat, tokens)
         text = self.loop.run(self.tandem.text(generation))
         if text.error:
             raise RuntimeError(f"{method} failed: {text.error}")

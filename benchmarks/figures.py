@@ -23,8 +23,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.environment import RESULTS, describe
-from tandem.cli.pair import Pair
-from tandem.cli.stack import Stack, StackSettings
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack, StackSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 

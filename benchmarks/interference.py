@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.environment import RESULTS, describe
 from benchmarks.figures import PROMPTS
 from benchmarks.services import serving
-from tandem.cli.pair import Pair, embedded
+from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 

@@ -12,14 +12,14 @@ from rich.progress import Progress
 
 from benchmarks.concurrency import generations
 from benchmarks.delay import DelayProxy
-from tandem.cli import comparison
-from tandem.cli.load import LoadGenerator
-from tandem.cli.load_report import LoadReport
-from tandem.cli.process import ServiceProcess
+from tandem.load.generator import LoadGenerator
+from tandem.load.method import BLOCK, PLAIN, Method
+from tandem.load.report import LoadReport
+from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
-METHODS = (comparison.PLAIN, comparison.BLOCK, comparison.Method("block", 8))
+METHODS = (PLAIN, BLOCK, Method("block", 8))
 _READY_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 15.0

@@ -9,7 +9,7 @@ from statistics import mean, median
 from benchmarks.figures import ratio
 from benchmarks.floor import Floor
 from benchmarks.method import Method, System
-from tandem.cli.timeline import Percentiles, Timeline
+from tandem.load.timeline import Percentiles, Timeline
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 
-from tandem.cli.pair import Pair
-from tandem.cli.stack import Stack, StackSettings
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack, StackSettings
 
 # Nothing runs any more when a benchmark stops its services.
 _ENDING = {"DRAIN_SECONDS": "2"}

@@ -21,9 +21,9 @@ from rich.table import Table
 from benchmarks.environment import RESULTS, describe
 from benchmarks.figures import PROMPTS
 from benchmarks.services import serving
-from tandem.cli.pair import Pair
-from tandem.cli.stack import Stack
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc

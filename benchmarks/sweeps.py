@@ -16,8 +16,8 @@ from benchmarks.figures import PROMPTS
 from benchmarks.network import Delayed, delay_sweep
 from benchmarks.recorded import Recorder
 from benchmarks.support_size import SupportSize, support_sizes
-from tandem.cli.pair import embedded
-from tandem.cli.timeline import Percentiles
+from tandem.load.timeline import Percentiles
+from tandem.local.pair import embedded
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.failure import Failure, reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS
 from tandem.cli.terminal import err, out
+from tandem.failure import Failure
 
 if TYPE_CHECKING:
-    from tandem.cli.stack import Stack
+    from tandem.local.stack import Stack
 
 _MODELS = "Models"
 _SPECULATION = "Speculation"
@@ -160,8 +161,8 @@ def up(
     TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
     the orchestrator's DRAFTERS and TARGETS are chosen here.
     """
-    from tandem.cli.pair import Pair
-    from tandem.cli.stack import Stack, StackSettings
+    from tandem.local.pair import Pair
+    from tandem.local.stack import Stack, StackSettings
 
     with reported():
         services = Pair(
@@ -188,7 +189,7 @@ def up(
 
 def _serve(stack: Stack) -> None:
     """Run a stack from its start to its end."""
-    from tandem.cli.stack import Interrupted
+    from tandem.local.stack import Interrupted
 
     with _stop_signals() as stopping:
         try:

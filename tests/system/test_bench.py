@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.services import serving
 from tandem.cli.main import app
-from tandem.cli.pair import Pair
+from tandem.local.pair import Pair
 from tests.processes import ROOT
 
 RUN_SECONDS = 300

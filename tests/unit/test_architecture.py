@@ -15,7 +15,10 @@ SERVICES = ("drafter_svc", "target_svc", "orchestrator")
 
 
 def imports(folder: str) -> Iterator[tuple[Path, str]]:
-    """Each module that a file under `folder` imports, generated stubs left out."""
+    """Each module or name that a file under `folder` imports, under TYPE_CHECKING too.
+
+    Generated stubs are left out.
+    """
     for path in (ROOT / folder).rglob("*.py"):
         if "_pb2" in path.name:
             continue
@@ -23,7 +26,7 @@ def imports(folder: str) -> Iterator[tuple[Path, str]]:
             if isinstance(node, ast.Import):
                 yield from ((path, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                yield path, node.module
+                yield from ((path, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 @pytest.mark.parametrize("folder", ["tandem", *SERVICES])
@@ -44,8 +47,26 @@ def test_only_the_edge_touches_grpc(folder: str) -> None:
     for path, module in imports(folder):
         if module.split(".")[0] != "grpc" and "_pb2" not in module:
             continue
-        edge = {"rpc", "cli"} & set(path.relative_to(ROOT).parts)
+        edge = {"rpc", "cli", "local", "load"} & set(path.relative_to(ROOT).parts)
         assert edge or path.stem in ("servicer", "messages", "pool"), (path, module)
+
+
+def rooms_seen_from(room: str) -> set[str]:
+    """The rooms and files of `tandem` that a room imports from."""
+    found = {m.split(".")[1] for _, m in imports(f"tandem/{room}") if m.startswith("tandem.")}
+    return found - {room}
+
+
+def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
+    assert rooms_seen_from("local") <= {"failure", "orchestrator", "settings"}
+    assert rooms_seen_from("load") <= {"failure", "orchestrator", "common", "rpc"}
+    for room in ("speculation", "inference", "rpc", "telemetry"):
+        assert not rooms_seen_from(room) & {"cli", "local", "load", "failure"}, room
+
+
+@pytest.mark.parametrize("folder", [*SERVICES, "benchmarks"])
+def test_the_command_is_nobodys_library(folder: str) -> None:
+    assert not [(p, m) for p, m in imports(folder) if m.startswith("tandem.cli")]
 
 
 def test_only_the_models_side_touches_torch() -> None:
@@ -64,6 +85,11 @@ def test_only_the_models_side_touches_torch() -> None:
         "tandem.cli.main",
         "drafter_svc.settings",
         "target_svc.settings",
+        *(
+            ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for room in ("local", "load")
+            for path in (ROOT / "tandem" / room).glob("*.py")
+        ),
     ],
 )
 def test_runs_without_torch_and_transformers(module: str) -> None:

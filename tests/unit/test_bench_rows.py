@@ -12,7 +12,7 @@ from benchmarks.floor import BareRound, Floor
 from benchmarks.method import Method, System
 from benchmarks.row import Row, floors, measured
 from benchmarks.run_off import ratios
-from tandem.cli.timeline import Timeline
+from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tandem
+from tandem.local import tethered
 
 # Where the packages of the services are, wherever the command is called from.
 ROOT = Path(tandem.__file__).resolve().parent.parent
@@ -31,7 +32,7 @@ class ServiceProcess:
 
     Its log is JSON lines; we wait for its "listening" line to learn the port it took. It has a
     session of its own, so that Ctrl-C reaches us alone and we choose the order of the stops; if
-    we die without a word, the end of its standard input tells it (see `tandem.cli.tethered`).
+    we die without a word, the end of its standard input tells it (see `tandem.local.tethered`).
 
     Attributes:
         name: "drafter", "target" or "orchestrator".
@@ -62,7 +63,8 @@ class ServiceProcess:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cli.tethered", module],
+            # By its path, and -P keeps the folder that it lies in from hiding other modules.
+            [sys.executable, "-P", tethered.__file__, module],
             env={**MEMORY, **os.environ, "PYTHONPATH": path, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

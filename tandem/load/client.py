@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import grpc
 
-from tandem.cli.failure import Failure
+from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS

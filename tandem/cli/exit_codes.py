@@ -1,4 +1,4 @@
-"""How a command fails: one line on standard error, and an exit code."""
+"""How a command ends that fails: one line on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -8,22 +8,11 @@ from contextlib import contextmanager
 import typer
 
 from tandem.cli.terminal import err
+from tandem.failure import Failure, Misconfigured
 
+FAILED = 1
+MISCONFIGURED = 2
 INTERRUPTED = 130
-
-
-class Failure(Exception):
-    """A command cannot do what it was asked to.
-
-    Attributes:
-        exit_code: 1 where something failed, 2 where it cannot work as configured.
-        details: lines to show above the sentence, such as the end of a log.
-    """
-
-    def __init__(self, sentence: str, exit_code: int = 1, details: tuple[str, ...] = ()) -> None:
-        super().__init__(sentence)
-        self.exit_code = exit_code
-        self.details = details
 
 
 @contextmanager
@@ -35,7 +24,8 @@ def reported() -> Iterator[None]:
         for line in failure.details:
             err.out(f"  {line}", style="dim", highlight=False)
         err.out(f"tandem: {failure}", style="red", highlight=False)
-        raise typer.Exit(failure.exit_code) from None
+        code = MISCONFIGURED if isinstance(failure, Misconfigured) else FAILED
+        raise typer.Exit(code) from None
     except KeyboardInterrupt:
         err.out("tandem: interrupted", style="dim", highlight=False)
         raise typer.Exit(INTERRUPTED) from None

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tandem.cli.load import LoadGenerator
-from tandem.cli.load_report import LoadReport
-from tandem.cli.timeline import Percentiles, Timeline
+from tandem.load.generator import LoadGenerator
+from tandem.load.report import LoadReport
+from tandem.load.timeline import Percentiles, Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 

@@ -1,4 +1,4 @@
-"""python -m tandem.cli.tethered MODULE: run a module for as long as our parent lives.
+"""python tethered.py MODULE: run a module for as long as our parent lives.
 
 The parent holds the other end of our standard input and never writes. However it ends, even by
 SIGKILL, the system closes that end, and the module gets the SIGTERM that nobody else can send.

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from tandem.cli.timeline import Percentiles, Timeline
+from tandem.load.timeline import Percentiles, Timeline
 
 
 @dataclass(frozen=True)

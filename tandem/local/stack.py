@@ -13,8 +13,8 @@ from threading import Event
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.cli.failure import Failure
-from tandem.cli.process import ServiceProcess
+from tandem.failure import Failure, Misconfigured
+from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
@@ -108,7 +108,7 @@ class Stack:
         """What was asked for, else what the environment says, else our own defaults.
 
         Raises:
-            Failure: we could not run a service that is set so.
+            Misconfigured: we could not run a service that is set so.
         """
         prefix = f"TANDEM_{name.upper()}_"
         inherited = {
@@ -118,10 +118,9 @@ class Stack:
         }
         chosen = {**_DEFAULTS, **inherited, **self._settings.services.get(name, {})}
         if chosen["LOG_LEVEL"] not in _TELLING_LEVELS:
-            raise Failure(
+            raise Misconfigured(
                 f"{prefix}LOG_LEVEL: the ports are read from the services' logs;"
-                f" use {' or '.join(_TELLING_LEVELS)}",
-                2,
+                f" use {' or '.join(_TELLING_LEVELS)}"
             )
         return {**chosen, "LOG_FORMAT": "json"}
 
@@ -159,7 +158,7 @@ class Stack:
         """Whether the orchestrator takes the pair.
 
         Raises:
-            Failure: it does not, and says why.
+            Misconfigured: it does not, and says why.
         """
         if self._is_ready("orchestrator"):
             return True
@@ -171,7 +170,7 @@ class Stack:
                 stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=_CALL_SECONDS)
             except grpc.RpcError as error:
                 reason = error.details() if isinstance(error, grpc.Call) else str(error)
-                raise Failure(f"orchestrator: {reason}", 2) from None
+                raise Misconfigured(f"orchestrator: {reason}") from None
         return False
 
     def require_alive(self) -> None:
@@ -187,8 +186,8 @@ class Stack:
             lines = process.last_lines()
             # With this code a service leaves one line that says it all.
             if code == 2 and lines:
-                raise Failure(lines[-1], 2)
-            raise Failure(f"the {process.name} {process.ending()}", 1, lines)
+                raise Misconfigured(lines[-1])
+            raise Failure(f"the {process.name} {process.ending()}", lines)
 
     def drain(self) -> dict[str, int]:
         """End all in order, the orchestrator first, so that running texts can finish.
@@ -224,7 +223,7 @@ def _require_free(listen: str) -> None:
     """Find out in time that we cannot listen somewhere: models can take minutes to load.
 
     Raises:
-        Failure: the address is taken or not ours.
+        Misconfigured: the address is taken or not ours.
     """
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -235,6 +234,6 @@ def _require_free(listen: str) -> None:
             probe.bind((host.strip("[]"), int(port)))
     except (OSError, ValueError, OverflowError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
-        raise Failure(
-            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with --listen", 2
+        raise Misconfigured(
+            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with --listen"
         ) from None

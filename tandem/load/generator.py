@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tandem.cli.timeline import Timeline
+from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cli.failure import Failure
-from tandem.cli.process import ROOT
+from tandem.failure import Misconfigured
+from tandem.local.process import ROOT
 
 NO_DRAFTER = "none"
 
@@ -39,11 +39,11 @@ class Pair:
         """Settings by service, without their prefixes.
 
         Raises:
-            Failure: the embedded pair is not there, or only one of the pair is named.
+            Misconfigured: the embedded pair is not there, or only one of the pair is named.
         """
         if self.target is not None and self.drafter is None:
-            raise Failure(
-                "--target needs a --drafter that shares its tokenizer, or --drafter none", 2
+            raise Misconfigured(
+                "--target needs a --drafter that shares its tokenizer, or --drafter none"
             )
         shared = {"DTYPE": self.dtype, "MAX_LENGTH": self.max_length}
         target = {
@@ -72,11 +72,11 @@ def embedded(name: str) -> str:
     """Directory of a model of the embedded pair.
 
     Raises:
-        Failure: it is not installed.
+        Misconfigured: it is not installed.
     """
     folder: Path = ROOT / "models" / name
     if not (folder / "config.json").is_file():
-        raise Failure(
-            f"there is no embedded {name} at {folder}: name models with --target and --drafter", 2
+        raise Misconfigured(
+            f"there is no embedded {name} at {folder}: name models with --target and --drafter"
         )
     return str(folder)
