@@ -14,7 +14,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from threading import Event
 
 import grpc
 import numpy as np
@@ -23,8 +22,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.environment import RESULTS, describe
+from benchmarks.services import serving
 from tandem.local.pair import Pair
-from tandem.local.stack import Stack, StackSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
@@ -170,15 +169,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of each case")
     tokens = parser.parse_args().tokens
     console = Console()
-    services = Pair().settings()
-    services["orchestrator"] = {"LISTEN": "127.0.0.1:0"}
-    stack = Stack(StackSettings(services))
-    try:
-        stack.start(Event(), lambda waited_for: None)
-        with Progress(console=console) as bar:
-            figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
-    finally:
-        stack.drain()
+    with serving(Pair()) as stack, Progress(console=console) as bar:
+        figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
     show(console, figures, beside)
     RESULTS.mkdir(exist_ok=True)
     result = {

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
 from rich.progress import Progress
 
 from benchmarks.concurrency import generations
@@ -15,14 +14,9 @@ from benchmarks.delay import DelayProxy
 from tandem.load.generator import LoadGenerator
 from tandem.load.method import BLOCK, PLAIN, Method
 from tandem.load.report import LoadReport
-from tandem.local.process import ServiceProcess
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.local.stack import Stack, StackSettings
 
 METHODS = (PLAIN, BLOCK, Method("block", 8))
-_READY_SECONDS = 30.0
-_POLL_SECONDS = 0.1
-_STOP_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -72,39 +66,12 @@ async def delay_sweep(
 @asynccontextmanager
 async def _orchestrator(drafter: str, target: str) -> AsyncIterator[str]:
     """An orchestrator that reaches both services where it is told to; its address."""
-    settings = {
-        "LISTEN": "127.0.0.1:0",
-        "DRAFTERS": drafter,
-        "TARGETS": target,
-        "LOG_FORMAT": "json",
-        "LOG_LEVEL": "info",
-        "DRAIN_SECONDS": "2",
-    }
-    process = ServiceProcess(
-        "orchestrator",
-        "orchestrator",
-        "127.0.0.1",
-        {f"TANDEM_ORCHESTRATOR_{name}": value for name, value in settings.items()},
-    )
+    peers = {"DRAFTERS": drafter, "TARGETS": target}
+    settings = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "2", **peers}
+    stack = Stack(StackSettings({"orchestrator": settings}))
+    # Not on the event loop: its proxies carry the orchestrator's greetings and goodbyes.
     try:
-        async with asyncio.timeout(_READY_SECONDS):
-            await _ready(process)
-        yield process.address
+        await asyncio.to_thread(stack.start)
+        yield stack.addresses["orchestrator"]
     finally:
-        process.terminate()
-        # Not on the event loop: its proxies carry the orchestrator's goodbyes.
-        await asyncio.to_thread(process.wait, _STOP_SECONDS)
-
-
-async def _ready(process: ServiceProcess) -> None:
-    """Wait until it listens and has matched the pair."""
-    while process.port is None:  # noqa: ASYNC110  # a thread reads it from the log
-        await asyncio.sleep(_POLL_SECONDS)
-    async with grpc.aio.insecure_channel(process.address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        while True:
-            try:
-                await stub.GetModelInfo(pb.GetModelInfoRequest())
-                return
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(_POLL_SECONDS)
+        await asyncio.to_thread(stack.drain)

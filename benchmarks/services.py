@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
 
 from tandem.local.pair import Pair
-from tandem.local.stack import Stack, StackSettings
+from tandem.local.stack import Stack, StackSettings, running
 
 # Nothing runs any more when a benchmark stops its services.
 _ENDING = {"DRAIN_SECONDS": "2"}
@@ -29,12 +28,5 @@ def serving(pair: Pair, **trace_files: Path) -> Iterator[Stack]:
     services = {name: {**settings, **_ENDING} for name, settings in services.items()}
     for name, path in trace_files.items():
         services[name]["TRACE_FILE"] = str(path)
-    stack = Stack(StackSettings(services))
-    try:
-        stack.start(Event(), lambda waited_for: None)
+    with running(StackSettings(services)) as stack:
         yield stack
-    except BaseException:
-        stack.kill()
-        raise
-    else:
-        stack.drain()

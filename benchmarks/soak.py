@@ -92,8 +92,8 @@ def open_sequences(addresses: Mapping[str, str]) -> int:
 def resident_mib(stack: Stack) -> dict[str, float]:
     """VmRSS of each service's process."""
     found = {}
-    for name, process_id in stack.process_ids.items():
-        status = Path(f"/proc/{process_id}/status").read_text()
+    for name, process in stack.processes.items():
+        status = Path(f"/proc/{process.id}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         found[name] = int(line.split()[1]) / 1024
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,7 +66,7 @@ def demo(
         try:
             err.out("starting drafter, target and orchestrator", style="dim", highlight=False)
             with err.status("starting") as status:
-                stack.start(Event(), status.update)
+                stack.start(progress=status.update)
             with Client(stack.addresses["orchestrator"]) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)

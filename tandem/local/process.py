@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ ROOT = Path(tandem.__file__).resolve().parent.parent
 MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"}
 _TAIL_LINES = 12
 _READER_SECONDS = 2.0
+_STOP_SECONDS = 30.0
 _WILDCARDS = ("0.0.0.0", "[::]")
 
 
@@ -42,8 +44,9 @@ class ServiceProcess:
         host: part of the address that it is told to listen on.
         module: to run.
         environment: over ours.
-        log_file: gets every line, if given.
+        log_file: gets every line at its end, if given.
         echo: is called with every line in a form for people, if given.
+        root: of another checkout, whose packages then run, with its folder as their own.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ServiceProcess:
         environment: Mapping[str, str],
         log_file: Path | None = None,
         echo: Callable[[str], None] | None = None,
+        root: Path | None = None,
     ) -> None:
         self.name = name
         self.port: int | None = None
@@ -61,11 +65,12 @@ class ServiceProcess:
         self._log_file = log_file
         self._echo = echo
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(root or ROOT), os.environ.get("PYTHONPATH"))))
         self._popen = subprocess.Popen(
             # By its path, and -P keeps the folder that it lies in from hiding other modules.
             [sys.executable, "-P", tethered.__file__, module],
             env={**MEMORY, **os.environ, "PYTHONPATH": path, **environment},
+            cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -76,16 +81,14 @@ class ServiceProcess:
 
     def _read(self) -> None:
         assert self._popen.stdout is not None
-        log = self._log_file.open("wb") if self._log_file else None
-        try:
-            for raw in self._popen.stdout:
+        with ExitStack() as files:
+            lines = files.enter_context(self._popen.stdout)
+            log = files.enter_context(self._log_file.open("ab")) if self._log_file else None
+            for raw in lines:
                 if log is not None:
                     log.write(raw)
                     log.flush()
                 self._take(raw.decode(errors="replace").rstrip())
-        finally:
-            if log is not None:
-                log.close()
 
     def _take(self, line: str) -> None:
         # Progress bars overwrite their line; the last state is the one that counts.
@@ -106,7 +109,7 @@ class ServiceProcess:
         return f"{self._host}:{self.port}"
 
     @property
-    def process_id(self) -> int:
+    def id(self) -> int:
         """As the system knows it."""
         return self._popen.pid
 
@@ -137,6 +140,15 @@ class ServiceProcess:
         self._popen.stdin.close()
         self._reader.join(_READER_SECONDS)
         return self._popen.returncode
+
+    def stop(self, seconds: float = _STOP_SECONDS) -> int:
+        """Its exit code, once it has drained, or by force after a time."""
+        self.terminate()
+        return self.wait(seconds)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.wait(0)
 
     def ending(self) -> str:
         """How it ended, in words."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from tandem.failure import Failure, Misconfigured
 from tandem.local.process import ServiceProcess
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.local.readiness import is_ready, refusal
 
 _POLL_SECONDS = 0.1
-_CALL_SECONDS = 2.0
 # A ready pair that the orchestrator still refuses after this long does not fit.
 _FIT_SECONDS = 5.0
 # What a service may take beside its drain: stopping its engine, writing its last spans.
@@ -29,12 +25,8 @@ _KILL_SECONDS = 2.0
 _DEFAULTS = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "30", "LOG_LEVEL": "info"}
 _TELLING_LEVELS = ("info", "debug")
 
+_MODELS = ("drafter", "target")
 _MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
-_HEALTH_NAMES = {
-    "drafter": "tandem.drafter.v1.DrafterService",
-    "target": "tandem.target.v1.TargetService",
-    "orchestrator": "tandem.orchestrator.v1.OrchestratorService",
-}
 
 
 class Interrupted(Exception):
@@ -47,14 +39,19 @@ class StackSettings:
 
     Attributes:
         services: settings by service, named as in the environment but for the prefix; they
-            win over the environment's. Without "drafter" the stack decodes plainly.
+            win over the environment's. Without "drafter" the stack decodes plainly; an
+            orchestrator alone is told its DRAFTERS and TARGETS.
         log_dir: gets each service's log, if given.
         echo: is called with every log line, if given.
+        modules: to run instead of a service's own, by its name.
+        root: of another checkout, whose services then run.
     """
 
     services: Mapping[str, Mapping[str, str]]
     log_dir: Path | None = None
     echo: Callable[[str], None] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    root: Path | None = None
 
 
 class Stack:
@@ -70,32 +67,33 @@ class Stack:
         return {name: process.address for name, process in self._processes.items()}
 
     @property
-    def process_ids(self) -> dict[str, int]:
+    def processes(self) -> Mapping[str, ServiceProcess]:
         """Each service's process."""
-        return {name: process.process_id for name, process in self._processes.items()}
+        return self._processes
 
-    def start(self, stopping: Event, progress: Callable[[str], None]) -> None:
+    def start(
+        self,
+        stopping: Event | None = None,
+        progress: Callable[[str], None] = lambda waited_for: None,
+    ) -> None:
         """Start all and return when all are ready.
 
         Args:
-            stopping: gives up when set.
+            stopping: gives up when set, if given.
             progress: is told what is waited for.
 
         Raises:
             Failure: a service cannot start, or the pair does not fit.
             Interrupted: `stopping` was set.
         """
+        stopping = stopping or Event()
         _require_free(self._settings_of("orchestrator")["LISTEN"])
-        models = [name for name in ("drafter", "target") if name in self._settings.services]
+        models = [name for name in _MODELS if name in self._settings.services]
         for name in models:
             self._launch(name)
         progress("starting the models' processes")
         self._wait(stopping, lambda: all(self._processes[name].port for name in models))
-        peers = {
-            f"{name.upper()}S": self._processes[name].address if name in models else ""
-            for name in ("drafter", "target")
-        }
-        self._launch("orchestrator", **peers)
+        self._launch("orchestrator")
         for name in models:
             progress(f"loading the {name}'s model")
             self._wait(stopping, lambda name=name: self._is_ready(name))  # type: ignore[misc]
@@ -103,6 +101,16 @@ class Stack:
         self._wait(stopping, lambda: self._processes["orchestrator"].port is not None)
         fit_by = time.monotonic() + _FIT_SECONDS
         self._wait(stopping, lambda: self._is_matched(fit_by))
+
+    def restart(self, name: str) -> None:
+        """Start a service that has ended once more, on its old port; return when it is ready.
+
+        Raises:
+            Failure: a service has ended.
+        """
+        host = self._settings_of(name)["LISTEN"].rpartition(":")[0]
+        self._launch(name, f"{host}:{self._processes[name].port}")
+        self._wait(Event(), lambda: self._is_ready(name))
 
     def _settings_of(self, name: str) -> dict[str, str]:
         """What was asked for, else what the environment says, else our own defaults.
@@ -116,7 +124,8 @@ class Stack:
             for variable, value in os.environ.items()
             if variable.startswith(prefix)
         }
-        chosen = {**_DEFAULTS, **inherited, **self._settings.services.get(name, {})}
+        peers = self._peers() if name == "orchestrator" else {}
+        chosen = {**_DEFAULTS, **inherited, **peers, **self._settings.services.get(name, {})}
         if chosen["LOG_LEVEL"] not in _TELLING_LEVELS:
             raise Misconfigured(
                 f"{prefix}LOG_LEVEL: the ports are read from the services' logs;"
@@ -124,19 +133,35 @@ class Stack:
             )
         return {**chosen, "LOG_FORMAT": "json"}
 
-    def _launch(self, name: str, **peers: str) -> None:
-        chosen = {**self._settings_of(name), **peers}
-        folder = self._settings.log_dir
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+    def _peers(self) -> dict[str, str]:
+        """Where an orchestrator finds the other services of this stack."""
+        return {
+            f"{name.upper()}S": self._processes[name].address if name in self._processes else ""
+            for name in _MODELS
+        }
+
+    def _launch(self, name: str, listen: str | None = None) -> None:
+        chosen = self._settings_of(name)
+        chosen["LISTEN"] = listen or chosen["LISTEN"]
         self._processes[name] = ServiceProcess(
             name,
-            _MODULES[name],
+            self._settings.modules.get(name, _MODULES[name]),
             chosen["LISTEN"].rpartition(":")[0],
             {f"TANDEM_{name.upper()}_{key}": value for key, value in chosen.items()},
-            folder / f"{name}.log" if folder else None,
+            self._log_of(name),
             self._settings.echo,
+            self._settings.root,
         )
+
+    def _log_of(self, name: str) -> Path | None:
+        """A service's log file; that of an earlier stack is gone."""
+        if self._settings.log_dir is None:
+            return None
+        self._settings.log_dir.mkdir(parents=True, exist_ok=True)
+        path = self._settings.log_dir / f"{name}.log"
+        if name not in self._processes:
+            path.unlink(missing_ok=True)
+        return path
 
     def _wait(self, stopping: Event, condition: Callable[[], bool]) -> None:
         """Wait for a condition while all services live."""
@@ -146,13 +171,8 @@ class Stack:
                 raise Interrupted
 
     def _is_ready(self, name: str) -> bool:
-        with grpc.insecure_channel(self._processes[name].address) as channel:
-            request = health_pb2.HealthCheckRequest(service=_HEALTH_NAMES[name])
-            try:
-                reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_CALL_SECONDS)
-            except grpc.RpcError:
-                return False
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        process = self._processes[name]
+        return process.port is not None and is_ready(name, process.address)
 
     def _is_matched(self, fit_by: float) -> bool:
         """Whether the orchestrator takes the pair.
@@ -164,13 +184,8 @@ class Stack:
             return True
         if time.monotonic() < fit_by:
             return False
-        with grpc.insecure_channel(self._processes["orchestrator"].address) as channel:
-            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            try:
-                stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=_CALL_SECONDS)
-            except grpc.RpcError as error:
-                reason = error.details() if isinstance(error, grpc.Call) else str(error)
-                raise Misconfigured(f"orchestrator: {reason}") from None
+        if reason := refusal(self._processes["orchestrator"].address):
+            raise Misconfigured(f"orchestrator: {reason}")
         return False
 
     def require_alive(self) -> None:
@@ -198,8 +213,7 @@ class Stack:
         codes = {}
         orchestrator = self._processes.get("orchestrator")
         if orchestrator is not None:
-            orchestrator.terminate()
-            codes["orchestrator"] = orchestrator.wait(self._drain_seconds("orchestrator"))
+            codes["orchestrator"] = orchestrator.stop(self._drain_seconds("orchestrator"))
         for process in self._processes.values():
             process.terminate()
         for name, process in self._processes.items():
@@ -217,6 +231,22 @@ class Stack:
         deadline = time.monotonic() + _KILL_SECONDS
         for process in self._processes.values():
             process.wait(max(deadline - time.monotonic(), 0.0))
+
+
+@contextmanager
+def running(settings: StackSettings) -> Iterator[Stack]:
+    """A stack that is ready; it is drained at the end, and ended at once after an error.
+
+    Raises:
+        Failure: a service cannot start, or the pair does not fit.
+    """
+    stack = Stack(settings)
+    try:
+        stack.start()
+        yield stack
+        stack.drain()
+    finally:
+        stack.kill()
 
 
 def _require_free(listen: str) -> None:
