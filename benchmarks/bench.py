@@ -23,13 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import report, sweeps
-from benchmarks.baseline import Baseline
-from benchmarks.contest import Contest, connected
-from benchmarks.environment import RESULTS, describe
-from benchmarks.expand import Shape, expand
-from benchmarks.floor import Floor, faster
-from benchmarks.method import (
+from benchmarks.contest import report
+from benchmarks.contest.baseline import Baseline
+from benchmarks.contest.contest import Contest, connected
+from benchmarks.contest.floor import Floor, faster
+from benchmarks.contest.method import (
     DTYPES,
     Method,
     System,
@@ -37,10 +35,13 @@ from benchmarks.method import (
     dtypes_of,
     tandem_methods,
 )
-from benchmarks.plots import draw
-from benchmarks.row import Row, floors, measured
-from benchmarks.run_off import Ratio, run_off
-from benchmarks.services import serving
+from benchmarks.contest.row import Row, floors, measured
+from benchmarks.contest.run_off import Ratio, run_off
+from benchmarks.expand import Shape, expand
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.services import serving
+from benchmarks.sweep import sweeps
+from benchmarks.sweep.plots import draw
 from tandem.failure import Failure
 from tandem.local.pair import Pair, embedded
 

@@ -21,13 +21,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, describe
-from benchmarks.services import serving
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.ratio import ratio
+from benchmarks.measure.services import serving
 from tandem.local.pair import Pair
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
-PROMPTS = ("def ", "class ", "import os\n", "    for ", "    if not ", '"""', "# ", "return ")
 NEW_TOKENS = 250
 CASES = tuple((verifier, gamma) for gamma in (4, 8) for verifier in ("token", "block"))
 _CONCURRENCY = 4
@@ -90,15 +91,6 @@ async def generate(stub: object, seed: int, verifier: str, gamma: int) -> Sample
     pairs = zip(stages.round_wall_ns, stages.round_model_ns, strict=True)
     sample.beside_ns = [wall - model for wall, model in pairs]
     return sample
-
-
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float]:
-    """A ratio of sums over texts, and its standard error (delta method)."""
-    top, bottom = np.array(numerators, dtype=float), np.array(denominators, dtype=float)
-    value = top.sum() / bottom.sum()
-    residuals = top - value * bottom
-    error = np.sqrt((residuals**2).sum() * len(top) / (len(top) - 1)) / bottom.sum()
-    return float(value), float(error)
 
 
 def figure_of(verifier: str, gamma: int, samples: Sequence[Sample]) -> Figure:

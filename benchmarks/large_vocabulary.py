@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.environment import RESULTS, describe
+from benchmarks.measure.environment import RESULTS, describe
 from tandem.speculation.categorical import Categorical, words_of
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft

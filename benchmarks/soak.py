@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, describe
-from benchmarks.figures import PROMPTS
-from benchmarks.services import serving
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.services import serving
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.local.pair import Pair
 from tandem.local.stack import Stack

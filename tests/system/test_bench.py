@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from benchmarks.services import serving
+from benchmarks.measure.services import serving
 from tandem.cli.main import app
 from tandem.local.pair import Pair
 from tests.processes import ROOT

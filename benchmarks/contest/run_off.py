@@ -15,8 +15,8 @@ from statistics import median, quantiles
 
 from rich.progress import Progress
 
-from benchmarks.contest import Contest
-from benchmarks.method import Method, System
+from benchmarks.contest.contest import Contest
+from benchmarks.contest.method import Method, System
 from tandem.load.timeline import Timeline
 
 _BLOCK = f"{System.TANDEM} block"

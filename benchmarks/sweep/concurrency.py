@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 from rich.progress import Progress
 
-from benchmarks.figures import PROMPTS
+from benchmarks.measure.prompts import PROMPTS
 from tandem.load.generator import LoadGenerator
 from tandem.load.method import BLOCK, PLAIN, Method
 from tandem.load.report import LoadReport

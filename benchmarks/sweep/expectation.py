@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from benchmarks.figures import ratio
-from benchmarks.recorded import Recorder, Rounds, Texts
+from benchmarks.measure.ratio import ratio
+from benchmarks.sweep.recorded import Recorder, Rounds, Texts
 from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS
 

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.method import dtypes_of
+from benchmarks.contest.method import dtypes_of
 from tandem.inference.batch import Feed
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder

@@ -1,4 +1,4 @@
-"""Shapes of the pair, and a training forward pass that is fast on CPUs.
+"""Shapes of the pair, two Llamas, and a training forward pass that is fast on CPUs.
 
 The parameters live in transformers' `LlamaForCausalLM`, so what is saved is what was trained. Its
 own forward pass spends most of a CPU's time outside matrix products; `logits` below computes the

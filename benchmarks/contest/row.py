@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from benchmarks.figures import ratio
-from benchmarks.floor import Floor
-from benchmarks.method import Method, System
+from benchmarks.contest.floor import Floor
+from benchmarks.contest.method import Method, System
+from benchmarks.measure.ratio import ratio
 from tandem.load.timeline import Percentiles, Timeline
 
 

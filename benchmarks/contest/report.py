@@ -7,9 +7,9 @@ from statistics import median
 
 from rich.table import Table
 
-from benchmarks.floor import Floor
-from benchmarks.method import System
-from benchmarks.row import Row
+from benchmarks.contest.floor import Floor
+from benchmarks.contest.method import System
+from benchmarks.contest.row import Row
 
 _COLUMNS = (
     "temper-\nature",

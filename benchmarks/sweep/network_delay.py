@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rich.progress import Progress
 
-from benchmarks.concurrency import generations
-from benchmarks.delay import DelayProxy
+from benchmarks.sweep.concurrency import generations
+from benchmarks.sweep.delay_proxy import DelayProxy
 from tandem.load.generator import LoadGenerator
 from tandem.load.method import BLOCK, PLAIN, Method
 from tandem.load.report import LoadReport

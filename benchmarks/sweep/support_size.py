@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.recorded import Recorder, Texts
+from benchmarks.sweep.recorded import Recorder, Texts
 from tandem.speculation.categorical import Categorical
 
 SUPPORTS = (16, 64, 256, 512, 1024, 4096, 0)

@@ -10,12 +10,12 @@ from typing import Any
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.concurrency import Load, concurrency_sweep
-from benchmarks.expectation import Expectation, expectations
-from benchmarks.figures import PROMPTS
-from benchmarks.network import Delayed, delay_sweep
-from benchmarks.recorded import Recorder
-from benchmarks.support_size import SupportSize, support_sizes
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.sweep.concurrency import Load, concurrency_sweep
+from benchmarks.sweep.expectation import Expectation, expectations
+from benchmarks.sweep.network_delay import Delayed, delay_sweep
+from benchmarks.sweep.recorded import Recorder
+from benchmarks.sweep.support_size import SupportSize, support_sizes
 from tandem.load.timeline import Percentiles
 from tandem.local.pair import embedded
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from rich.progress import Progress
 
-from benchmarks.baseline import Baseline
-from benchmarks.figures import PROMPTS
-from benchmarks.floor import Floor, copy_bandwidth
-from benchmarks.method import Method, System
+from benchmarks.contest.baseline import Baseline
+from benchmarks.contest.floor import Floor, copy_bandwidth
+from benchmarks.contest.method import Method, System
+from benchmarks.measure.prompts import PROMPTS
 from tandem.load import method as served
 from tandem.load.generator import LoadGenerator
 from tandem.load.timeline import Timeline
