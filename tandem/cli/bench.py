@@ -211,5 +211,7 @@ def _report(timelines: list[Timeline], title: str, as_json: bool) -> None:
         out.print(title)
         for table in report.tables():
             out.print(table)
+        for line in report.failures():
+            out.out(line, highlight=False)
     if not report.texts:
-        raise Failure(f"every text failed: {report.errors}")
+        raise Failure(f"every text failed: {next(iter(report.errors))}")

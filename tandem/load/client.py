@@ -11,6 +11,7 @@ from typing import Any, Self
 import grpc
 
 from tandem.failure import Failure
+from tandem.load.status import sentence
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS
@@ -126,5 +127,4 @@ class Client:
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             details = error.details() if isinstance(error, grpc.Call) else str(error)
-            sentence = " ".join((details or "no details given").split())
-            raise Failure(f"{code.name}: {sentence}") from error
+            raise Failure(sentence(code, details)) from error

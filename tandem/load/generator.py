@@ -11,10 +11,14 @@ from typing import Any, Self
 
 import grpc
 
+from tandem.load.status import sentence
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS
+
+# A status may carry pages, and every text of a load its own.
+_LONGEST_ERROR = 240
 
 
 class LoadGenerator:
@@ -61,7 +65,7 @@ class LoadGenerator:
                 else:
                     summary = event.summary
         except grpc.aio.AioRpcError as failed:
-            error = failed.code().name
+            error = _cut(sentence(failed.code(), failed.details()))
         due = asked if intended_s is None else intended_s
         return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary)
 
@@ -119,3 +123,7 @@ class LoadGenerator:
             due += gaps.expovariate(rate)
             texts.append(one(generation, due))
         return list(await asyncio.gather(*texts))
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= _LONGEST_ERROR else f"{error[: _LONGEST_ERROR - 1]}…"

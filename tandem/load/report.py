@@ -10,6 +10,8 @@ from rich.table import Table
 
 from tandem.load.timeline import Percentiles, Timeline
 
+_SHOWN_ERRORS = 10
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -17,7 +19,7 @@ class LoadReport:
 
     Attributes:
         texts: that were finished.
-        errors: failed texts by status.
+        errors: failed texts by what their calls ended with, the commonest first.
         wall_s: from the first start to the last end.
         tokens_per_s: of all clients together.
         texts_per_s: the same in texts.
@@ -61,7 +63,7 @@ class LoadReport:
         sent = sum(summary.draft_bytes for summary in summaries)
         return cls(
             texts=len(done),
-            errors=dict(Counter(t.error for t in timelines if t.error)),
+            errors=dict(Counter(t.error for t in timelines if t.error).most_common()),
             wall_s=wall,
             tokens_per_s=tokens / wall,
             texts_per_s=len(done) / wall,
@@ -80,13 +82,18 @@ class LoadReport:
         """For json.dumps; times are milliseconds unless a name says otherwise."""
         return asdict(self)
 
+    def failures(self) -> list[str]:
+        """A line for each kind of error."""
+        lines = [f"{count} x {error}" for error, count in self.errors.items()]
+        further = len(lines) - _SHOWN_ERRORS
+        return lines if further <= 0 else [*lines[:_SHOWN_ERRORS], f"and {further} other kinds"]
+
     def tables(self) -> list[Table]:
         """Rates and speculation, then times."""
         rates = Table("", "", show_header=False)
-        failed = ", ".join(f"{count} {name}" for name, count in self.errors.items()) or "none"
         for name, value in (
             ("texts", f"{self.texts} in {self.wall_s:.1f} s"),
-            ("errors", failed),
+            ("errors", str(sum(self.errors.values()) or "none")),
             ("tokens/s", f"{self.tokens_per_s:.1f}"),
             ("texts/s", f"{self.texts_per_s:.2f}"),
             ("acceptance", f"{self.acceptance:.3f}"),

@@ -21,7 +21,7 @@ class Timeline:
         asked_s: when it was asked for.
         arrivals: time and number of tokens of each message that brought any.
         ended_s: when its last message came, or its error.
-        error: status of a failed call; empty otherwise.
+        error: status and details of a failed call; empty otherwise.
         summary: Tandem's last message; None for an error, or another system.
     """
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import pytest
 
 from tandem.load.generator import LoadGenerator
@@ -88,6 +91,37 @@ def test_percentiles_are_milliseconds() -> None:
     assert found is not None
     assert (found.p50, found.p95, found.p99, found.mean) == pytest.approx((2, 2.9, 2.98, 2))
     assert Percentiles.of([]) is None
+
+
+def test_a_report_says_why_calls_failed_the_commonest_first() -> None:
+    errors = ["UNAVAILABLE: no target", *["INTERNAL: a bug"] * 3]
+    errors += [f"UNKNOWN: {number}" for number in range(20)]
+    report = LoadReport.of([Timeline(0, 0, (), 1.0, error) for error in errors])
+    lines = report.failures()
+    assert lines[0] == "3 x INTERNAL: a bug"
+    assert "1 x UNAVAILABLE: no target" in lines
+    assert lines[-1] == "and 12 other kinds"
+    assert len(lines) == 11
+    assert report.errors["UNKNOWN: 19"] == 1
+
+
+async def test_an_error_keeps_its_status_and_the_beginning_of_its_details() -> None:
+    class Refusal(grpc.GenericRpcHandler):
+        def service(self, handler_call_details: object) -> Any:
+            async def refuse(request: bytes, context: Any) -> AsyncIterator[bytes]:
+                await context.abort(grpc.StatusCode.INTERNAL, "too\nlong " * 100)
+                yield b""
+
+            return grpc.unary_stream_rpc_method_handler(refuse)
+
+    server = grpc.aio.server(handlers=[Refusal()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with LoadGenerator(f"127.0.0.1:{port}") as generator:
+        timeline = await generator.text(GENERATIONS[0])
+    await server.stop(None)
+    assert timeline.error.startswith("INTERNAL: too long too long")
+    assert len(timeline.error) == 240
 
 
 async def test_a_closed_loop_keeps_its_concurrency() -> None:
