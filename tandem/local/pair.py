@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.failure import Misconfigured
+from tandem.local.checkpoint import located
 from tandem.local.process import ROOT
 
 NO_DRAFTER = "none"
@@ -39,7 +40,7 @@ class Pair:
         """Settings by service, without their prefixes.
 
         Raises:
-            Misconfigured: the embedded pair is not there, or only one of the pair is named.
+            Misconfigured: a model is not there, or only one of the pair is named.
         """
         if self.target is not None and self.drafter is None:
             raise Misconfigured(
@@ -47,14 +48,16 @@ class Pair:
             )
         shared = {"DTYPE": self.dtype, "MAX_LENGTH": self.max_length}
         target = {
-            "MODEL": self.target or embedded("target"),
+            "MODEL": located("target", self.target) if self.target else embedded("target"),
             "DEVICE": self.target_device,
             **shared,
         }
         services = {"target": _given(target)}
         if self.drafter != NO_DRAFTER:
             drafter = {
-                "MODEL": self.drafter or embedded("drafter"),
+                "MODEL": (
+                    located("drafter", self.drafter) if self.drafter else embedded("drafter")
+                ),
                 "DEVICE": self.drafter_device,
                 "DRAFT_SUPPORT": self.draft_support,
                 **shared,

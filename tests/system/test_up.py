@@ -16,6 +16,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tandem.cli.main import app
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack
 from tests.processes import ROOT
 from tests.tiny import save_random_llama
 
@@ -100,6 +102,30 @@ def test_up_without_the_model(tmp_path: Path) -> None:
     run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
     assert run.returncode == 2
     assert f"target: cannot load the model '{tmp_path}/no'" in one_line(run)
+
+
+@pytest.mark.parametrize("model", ["/nope", "./nope", "~/nope", "a/b/c", "no pe", "tests"])
+def test_up_refuses_what_can_only_be_a_directory_and_is_none(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Stack, "start", lambda *_: pytest.fail("a process was started"))
+    for service, pair in (("target", (model, "none")), ("drafter", ("gpt2", model))):
+        run = invoke("up", "--listen", "127.0.0.1:0", "--target", pair[0], "--drafter", pair[1])
+        assert run.exit_code == 2
+        assert one_line(run) == (
+            f"tandem: {service}: cannot load the model {model!r}:"
+            " no directory of that name has a config.json"
+        )
+
+
+def test_up_takes_a_directory_of_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_random_llama(tmp_path / "model", seed=1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pair = Pair("~/model", "organisation/some-name_1.5")
+    settings = pair.settings()
+    assert settings["target"]["MODEL"] == str(tmp_path / "model")
+    assert settings["drafter"]["MODEL"] == "organisation/some-name_1.5"
 
 
 def test_up_with_a_target_alone() -> None:
