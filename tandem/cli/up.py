@@ -75,7 +75,10 @@ _MaxLength = Annotated[
 _Gamma = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=0, help="Tokens to draft a round. Default 4.", rich_help_panel=_SPECULATION
+        metavar="N",
+        min=0,
+        help="Tokens to draft a round, at most 64. Default 4.",
+        rich_help_panel=_SPECULATION,
     ),
 ]
 _Verifier = Annotated[
@@ -161,6 +164,7 @@ def up(
     TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
     the orchestrator's DRAFTERS and TARGETS are chosen here.
     """
+    from tandem.local.draft_length import allow_drafts
     from tandem.local.pair import Pair
     from tandem.local.stack import Stack, StackSettings
 
@@ -178,6 +182,7 @@ def up(
         services["orchestrator"] = {
             name: str(value) for name, value in orchestrator.items() if value is not None
         }
+        allow_drafts(services)
         for name, settings in services.items():
             if trace_dir is not None:
                 settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
