@@ -23,13 +23,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import report, sweeps
-from benchmarks.baseline import Baseline
-from benchmarks.contest import Contest, connected
-from benchmarks.environment import RESULTS, describe
-from benchmarks.expand import Shape, expand
-from benchmarks.floor import Floor, faster
-from benchmarks.method import (
+from benchmarks.contest import report
+from benchmarks.contest.baseline import Baseline
+from benchmarks.contest.contest import Contest, connected
+from benchmarks.contest.floor import Floor, faster
+from benchmarks.contest.method import (
     DTYPES,
     Method,
     System,
@@ -37,12 +35,15 @@ from benchmarks.method import (
     dtypes_of,
     tandem_methods,
 )
-from benchmarks.plots import draw
-from benchmarks.row import Row, floors, measured
-from benchmarks.run_off import Ratio, run_off
-from benchmarks.services import serving
-from tandem.cli.failure import Failure
-from tandem.cli.pair import Pair, embedded
+from benchmarks.contest.row import Row, floors, measured
+from benchmarks.contest.run_off import Ratio, run_off
+from benchmarks.expand import Shape, expand
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.services import serving
+from benchmarks.sweep import sweeps
+from benchmarks.sweep.plots import draw
+from tandem.failure import Failure
+from tandem.local.pair import Pair, embedded
 
 # Wide enough for the table; the file gets the same text.
 _WIDTH = 190
@@ -238,7 +239,7 @@ def main() -> None:
         with Progress(console=Console(stderr=True)) as progress:
             outcome = run(plan, args.sweeps, progress)
     except Failure as failure:
-        parser.exit(failure.exit_code, "\n".join((*failure.details, f"bench: {failure}\n")))
+        parser.exit(1, "\n".join((*failure.details, f"bench: {failure}\n")))
     rows = rows_of(outcome.contest)
     console = Console(record=True, width=_WIDTH)
     show(plan, outcome, rows, console)

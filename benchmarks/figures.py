@@ -14,7 +14,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from threading import Event
 
 import grpc
 import numpy as np
@@ -22,13 +21,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, describe
-from tandem.cli.pair import Pair
-from tandem.cli.stack import Stack, StackSettings
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.ratio import ratio
+from benchmarks.measure.services import serving
+from tandem.local.pair import Pair
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
-PROMPTS = ("def ", "class ", "import os\n", "    for ", "    if not ", '"""', "# ", "return ")
 NEW_TOKENS = 250
 CASES = tuple((verifier, gamma) for gamma in (4, 8) for verifier in ("token", "block"))
 _CONCURRENCY = 4
@@ -91,15 +91,6 @@ async def generate(stub: object, seed: int, verifier: str, gamma: int) -> Sample
     pairs = zip(stages.round_wall_ns, stages.round_model_ns, strict=True)
     sample.beside_ns = [wall - model for wall, model in pairs]
     return sample
-
-
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, float]:
-    """A ratio of sums over texts, and its standard error (delta method)."""
-    top, bottom = np.array(numerators, dtype=float), np.array(denominators, dtype=float)
-    value = top.sum() / bottom.sum()
-    residuals = top - value * bottom
-    error = np.sqrt((residuals**2).sum() * len(top) / (len(top) - 1)) / bottom.sum()
-    return float(value), float(error)
 
 
 def figure_of(verifier: str, gamma: int, samples: Sequence[Sample]) -> Figure:
@@ -170,15 +161,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of each case")
     tokens = parser.parse_args().tokens
     console = Console()
-    services = Pair().settings()
-    services["orchestrator"] = {"LISTEN": "127.0.0.1:0"}
-    stack = Stack(StackSettings(services))
-    try:
-        stack.start(Event(), lambda waited_for: None)
-        with Progress(console=console) as bar:
-            figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
-    finally:
-        stack.drain()
+    with serving(Pair()) as stack, Progress(console=console) as bar:
+        figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
     show(console, figures, beside)
     RESULTS.mkdir(exist_ok=True)
     result = {

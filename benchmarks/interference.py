@@ -22,10 +22,10 @@ import grpc
 import numpy as np
 from rich.console import Console
 
-from benchmarks.environment import RESULTS, describe
-from benchmarks.figures import PROMPTS
-from benchmarks.services import serving
-from tandem.cli.pair import Pair, embedded
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.services import serving
+from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 

@@ -21,8 +21,8 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.environment import RESULTS, describe
-from tandem.speculation.categorical import Categorical, words_of
+from benchmarks.measure.environment import RESULTS, describe
+from tandem.speculation.categorical import Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -49,8 +49,11 @@ def make_rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def make_draft(logits: Tensor, sampling: Sampling) -> Draft:
     """A draft from the drafter's rows, as its service makes it."""
     rows = Categorical.quantize(process(logits, [sampling]), 0.999, 512)
-    tokens = rows.draw(words_of([(2 * i + 1) << 60 for i in range(GAMMA)]))
-    return Draft.from_rows(tokens.numpy(), rows.ids.numpy(), rows.weights.numpy())
+    tokens = rows.draw(torch.tensor([[0, (2 * i + 1) << 28] for i in range(GAMMA)]))
+    arrays = (tokens.numpy(), rows.ids.numpy(), rows.weights.numpy())
+    (draft,) = Draft.batch(*arrays, [GAMMA])
+    assert draft is not None  # the rows are finite
+    return draft
 
 
 def milliseconds(work: Callable[[], object]) -> float:

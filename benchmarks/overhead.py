@@ -12,31 +12,27 @@ import argparse
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import grpc
 import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.environment import RESULTS, describe
-from tandem.cli.load import LoadGenerator
-from tandem.cli.process import MEMORY, ROOT
-from tandem.cli.timeline import Timeline
+from benchmarks.measure.environment import RESULTS, describe
 from tandem.common.v1 import common_pb2
+from tandem.load.generator import LoadGenerator
+from tandem.load.timeline import Timeline
+from tandem.local.process import ROOT
+from tandem.local.stack import StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
 SERVICES = ("drafter", "target", "orchestrator")
 _VOCAB_SIZE = 4096
@@ -106,54 +102,18 @@ def save_pair(folder: Path) -> dict[str, Path]:
     return paths
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def serving(root: Path, models: dict[str, Path]) -> Iterator[tuple[str, dict[str, int]]]:
     """The services of a checkout: the orchestrator's address, and the process ids."""
-    addresses = {name: f"127.0.0.1:{_free_port()}" for name in SERVICES}
-    modules = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
-    with ExitStack() as stack:
-        pids = {}
-        for name in SERVICES:
-            settings = {"LISTEN": addresses[name], "LOG_LEVEL": "warning", "DRAIN_SECONDS": "0"}
-            if name == "orchestrator":
-                settings |= {"DRAFTERS": addresses["drafter"], "TARGETS": addresses["target"]}
-            else:
-                settings |= {"MODEL": str(models[name]), "MAX_LENGTH": "512"}
-            process = subprocess.Popen(
-                [sys.executable, "-m", modules[name]],
-                cwd=root,
-                env={
-                    **MEMORY,
-                    **os.environ,
-                    "PYTHONPATH": str(root),
-                    **{f"TANDEM_{name.upper()}_{key}": value for key, value in settings.items()},
-                },
-            )
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-            pids[name] = process.pid
-        _wait_ready(addresses["orchestrator"])
-        yield addresses["orchestrator"], pids
-
-
-def _wait_ready(address: str) -> None:
-    deadline = time.monotonic() + 120
-    with grpc.insecure_channel(address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        while True:
-            try:
-                stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=2)
-                return
-            except grpc.RpcError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.1)
+    services: dict[str, dict[str, str]] = {
+        name: {"MODEL": str(model), "MAX_LENGTH": "512"} for name, model in models.items()
+    }
+    services["orchestrator"] = {}
+    for settings in services.values():
+        settings |= {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "0"}
+    with running(StackSettings(services, root=root)) as stack:
+        ids = {name: process.id for name, process in stack.processes.items()}
+        yield stack.addresses["orchestrator"], ids
 
 
 def cpu_seconds(pid: int) -> float:
@@ -182,9 +142,7 @@ async def measure(
         await generator.closed_loop(_generations(texts, gamma, 10_000), texts)
         before = {name: cpu_seconds(pid) for name, pid in pids.items()}
         started = time.perf_counter()
-        timelines = await generator.closed_loop(
-            _generations(texts * per_client, gamma, 0), texts
-        )
+        timelines = await generator.closed_loop(_generations(texts * per_client, gamma, 0), texts)
         wall = time.perf_counter() - started
         spent = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
     return _cost(timelines, texts, gamma, wall, spent)

@@ -20,9 +20,9 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, describe
-from benchmarks.services import serving
-from tandem.cli.pair import Pair, embedded
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.services import serving
+from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.environment import RESULTS, describe
-from benchmarks.figures import PROMPTS
-from benchmarks.services import serving
-from tandem.cli.pair import Pair
-from tandem.cli.stack import Stack
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.services import serving
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -92,8 +92,8 @@ def open_sequences(addresses: Mapping[str, str]) -> int:
 def resident_mib(stack: Stack) -> dict[str, float]:
     """VmRSS of each service's process."""
     found = {}
-    for name, process_id in stack.process_ids.items():
-        status = Path(f"/proc/{process_id}/status").read_text()
+    for name, process in stack.processes.items():
+        status = Path(f"/proc/{process.id}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         found[name] = int(line.split()[1]) / 1024
     return found

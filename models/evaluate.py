@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models import corpus
-from models.network import END_ID
+from models.llama import END_ID
 
 WINDOW = 512
 ROWS = 8

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig
 
-from models import network
+from models import llama
 from models.corpus import Tokens
-from models.network import END_ID, Half, Weights
+from models.llama import END_ID, Half, Weights
 
 ROWS = 256
 LENGTH = 512
@@ -24,18 +24,18 @@ def _step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig)
     """
     heads = shape.num_attention_heads
     size = shape.hidden_size // heads
-    cos, sin = (part[at:] for part in network.angles(at + 1, size))
+    cos, sin = (part[at:] for part in llama.angles(at + 1, size))
     x = F.embedding(token, half.table)
     for layer, (keys, values) in zip(half.layers, cache, strict=True):
-        fused = F.linear(network.norm(x, layer["first"]), layer["qkv"])
+        fused = F.linear(llama.norm(x, layer["first"]), layer["qkv"])
         q, k, v = fused.view(-1, 1, 3, heads, size).unbind(2)
-        keys[:, :, at] = network.rotate(k, cos, sin)[:, 0]
+        keys[:, :, at] = llama.rotate(k, cos, sin)[:, 0]
         values[:, :, at] = v[:, 0]
-        q = network.rotate(q, cos, sin).transpose(1, 2)
+        q = llama.rotate(q, cos, sin).transpose(1, 2)
         seen = slice(0, at + 1)
         mixed = F.scaled_dot_product_attention(q, keys[:, :, seen], values[:, :, seen])
-        x = network.feed_forward(x + F.linear(mixed.reshape(x.shape), layer["out"]), layer)
-    return F.linear(network.norm(x, half.norm), half.table)
+        x = llama.feed_forward(x + F.linear(mixed.reshape(x.shape), layer["out"]), layer)
+    return F.linear(llama.norm(x, half.norm), half.table)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from models import corpus, evaluate, network, sampling
+from models import corpus, evaluate, llama, sampling
 from models.loop import Stage, aligned, train, windows
 
 TARGET_STAGES = [
@@ -61,13 +61,13 @@ def scaled(stages: list[Stage], scale: float) -> list[Stage]:
 
 def train_target(cache: Path, output: Path, scale: float) -> None:
     """Plain language modelling on the corpus."""
-    model = network.create(network.TARGET, seed=0)
-    w = network.weights(model)
+    model = llama.create(llama.TARGET, seed=0)
+    w = llama.weights(model)
     stream = corpus.load(cache, "train")
 
     @torch.compile(dynamic=False)
     def objective(tokens: Tensor) -> Tensor:
-        return cross_entropy(tokens[:, 1:], network.logits(w, tokens[:, :-1], network.TARGET))
+        return cross_entropy(tokens[:, 1:], llama.logits(w, tokens[:, :-1], llama.TARGET))
 
     seconds = train(
         model,
@@ -76,20 +76,22 @@ def train_target(cache: Path, output: Path, scale: float) -> None:
         lambda stage, tokens: objective(tokens),
         cache / "target.pt",
     )
-    network.save(model, corpus.load_tokenizer(cache), output / "target")
+    llama.save(model, corpus.load_tokenizer(cache), output / "target")
     print(f"target trained in {seconds / 60:.1f} min", flush=True)
 
 
 def distilled(
-    teacher: network.Weights, w: network.Weights, compare: Callable[[Tensor, Tensor], Tensor]
+    teacher: llama.Weights,
+    w: llama.Weights,
+    compare: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor], Tensor]:
     """The compiled objective that compares the target's and the drafter's logits."""
 
     @torch.compile(dynamic=False)
     def objective(tokens: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = network.logits(teacher, tokens, network.TARGET)
-        return compare(wanted, network.logits(w, tokens, network.DRAFTER))
+            wanted = llama.logits(teacher, tokens, llama.TARGET)
+        return compare(wanted, llama.logits(w, tokens, llama.DRAFTER))
 
     return objective
 
@@ -97,17 +99,17 @@ def distilled(
 def train_drafter(cache: Path, output: Path, scale: float) -> None:
     """Cross-entropy, then the target's whole distribution, then the overlap itself."""
     target = LlamaForCausalLM.from_pretrained(str(output / "target"), dtype=torch.float32)
-    teacher = network.weights(target.requires_grad_(False))
+    teacher = llama.weights(target.requires_grad_(False))
     stages = scaled(DRAFTER_STAGES, scale)
     stream = corpus.load(cache, "train")
     batches = max(1, round(SAMPLE_BATCHES * scale))
-    samples = sampling.ensure(cache / "samples", batches, stream, teacher, network.TARGET)
-    model = network.create(network.DRAFTER, seed=1)
-    w = network.weights(model)
+    samples = sampling.ensure(cache / "samples", batches, stream, teacher, llama.TARGET)
+    model = llama.create(llama.DRAFTER, seed=1)
+    w = llama.weights(model)
 
     @torch.compile(dynamic=False)
     def plain(tokens: Tensor) -> Tensor:
-        return cross_entropy(tokens[:, 1:], network.logits(w, tokens[:, :-1], network.DRAFTER))
+        return cross_entropy(tokens[:, 1:], llama.logits(w, tokens[:, :-1], llama.DRAFTER))
 
     objectives = {
         "cross-entropy": plain,
@@ -128,7 +130,7 @@ def train_drafter(cache: Path, output: Path, scale: float) -> None:
         lambda stage, tokens: objectives[stage.name](tokens),
         cache / "drafter.pt",
     )
-    network.save(model, corpus.load_tokenizer(cache), output / "drafter")
+    llama.save(model, corpus.load_tokenizer(cache), output / "drafter")
     print(f"drafter trained in {seconds / 60:.1f} min", flush=True)
 
 

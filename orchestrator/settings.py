@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from tandem.settings import Address, ServiceSettings
+from tandem.settings import LONGEST_DRAFT, Address, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -29,7 +29,9 @@ class OrchestratorSettings(ServiceSettings):
         ("127.0.0.1:50052",), min_length=1, description="gRPC targets, comma separated"
     )
     verifier: str = Field("block", description="verifier of requests that name none")
-    gamma: int = Field(4, ge=0, le=64, description="draft length of requests that name none")
+    gamma: int = Field(
+        4, ge=0, le=LONGEST_DRAFT, description="draft length of requests that name none"
+    )
     max_new_tokens: int = Field(
         256, ge=1, description="tokens to generate for requests that name no limit"
     )

@@ -10,6 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.errors import StartupError
 
+# Of one round. The orchestrator's GAMMA has the same bound.
+LONGEST_DRAFT = 64
 _MAX_PORT = 65_535
 
 
@@ -106,7 +108,7 @@ class ModelSettings(ServiceSettings):
         description="how long a forward pass may wait for sequences that should be back soon, as a"
         " share of the last pass; 0 waits for nobody",
     )
-    max_gamma: int = Field(16, ge=1, le=64, description="longest draft of one round")
+    max_gamma: int = Field(16, ge=1, le=LONGEST_DRAFT, description="longest draft of one round")
 
 
 S = TypeVar("S", bound=ServiceSettings)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.local.process import ServiceProcess
+from tandem.local.stack import Stack, StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -26,75 +21,35 @@ ROOT = Path(__file__).parent.parent
 READY_SECONDS = 120
 
 
-@dataclass
-class Process:
-    """A service in a process of its own, on a port that it chose."""
-
-    module: str
-    environment: Mapping[str, str]
-    log: Path
-    popen: subprocess.Popen[bytes] = field(init=False)
-
-    def __post_init__(self) -> None:
-        command = [sys.executable, "-m", self.module]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.environment}
-        with self.log.open("wb") as log:
-            self.popen = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, cwd=ROOT
-            )
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._logged('listening')['port']}"
-
-    def wait_ready(self) -> None:
-        self._logged("ready")
-
-    def _logged(self, event: str) -> dict[str, Any]:
-        """The first log line of an event."""
-        deadline = time.monotonic() + READY_SECONDS
-        while time.monotonic() < deadline:
-            for line in self.log.read_text().splitlines():
-                if line.startswith("{") and (entry := json.loads(line))["event"] == event:
-                    return dict(entry)
-            if self.popen.poll() is not None:
-                raise AssertionError(f"{self.module} exited:\n{self.log.read_text()}")
-            time.sleep(0.02)
-        raise AssertionError(f"{self.module} never logged {event}:\n{self.log.read_text()}")
-
-    def stop(self) -> int:
-        """SIGTERM, and the exit code."""
-        self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(timeout=30)
-
-    def again(self) -> Process:
-        """The same service anew, on the same port, once this one has ended."""
-        listen = next(name for name in self.environment if name.endswith("_LISTEN"))
-        log = self.log.with_name(f"again-{self.log.name}")
-        return Process(self.module, {**self.environment, listen: self.address}, log)
-
-    def kill(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-            self.popen.wait()
-
-
-@dataclass
 class Trio:
-    """The three services as processes."""
+    """The three services as processes.
 
-    drafter: Process
-    target: Process
-    orchestrator: Process
+    Args:
+        stack: that runs them.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
 
     @property
-    def processes(self) -> list[Process]:
+    def drafter(self) -> ServiceProcess:
+        return self._stack.processes["drafter"]
+
+    @property
+    def target(self) -> ServiceProcess:
+        return self._stack.processes["target"]
+
+    @property
+    def orchestrator(self) -> ServiceProcess:
+        return self._stack.processes["orchestrator"]
+
+    @property
+    def processes(self) -> list[ServiceProcess]:
         return [self.orchestrator, self.drafter, self.target]
 
     def restart(self, name: str) -> None:
         """Start a service that has ended again, and wait until a text can be had."""
-        setattr(self, name, getattr(self, name).again())
-        getattr(self, name).wait_ready()
+        self._stack.restart(name)
         deadline = time.monotonic() + READY_SECONDS
         # The orchestrator's channel to a peer that was away is waiting to try again.
         while not self._serves():
@@ -155,30 +110,15 @@ def trio(
 
     Settings are given without their prefixes.
     """
-    started: list[Process] = []
-
-    def start(module: str, prefix: str, settings: Mapping[str, str]) -> Process:
-        environment = {f"TANDEM_{prefix}_{name}": value for name, value in settings.items()}
-        environment[f"TANDEM_{prefix}_LISTEN"] = "127.0.0.1:0"
-        environment[f"TANDEM_{prefix}_LOG_FORMAT"] = "json"
-        # A core for each model: they share two with everything else.
-        environment.setdefault(f"TANDEM_{prefix}_THREADS", "1")
-        started.append(Process(module, environment, logs / f"{prefix.lower()}.log"))
-        return started[-1]
-
-    try:
-        drafting = start("drafter_svc", "DRAFTER", drafter or {})
-        targeting = start(target_module, "TARGET", target or {})
-        addresses = {"DRAFTERS": drafting.address, "TARGETS": targeting.address}
-        orchestrating = start("orchestrator", "ORCHESTRATOR", {**addresses, **(orchestrator or {})})
-        for process in started:
-            process.wait_ready()
-        services = Trio(drafting, targeting, orchestrating)
-        yield services
-        started += services.processes
-    finally:
-        for process in started:
-            process.kill()
+    own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
+    # A core for each model: they share two with everything else.
+    services = {
+        name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
+        for name, settings in own.items()
+    }
+    settings = StackSettings(services, logs, modules={"target": target_module}, root=ROOT)
+    with running(settings) as stack:
+        yield Trio(stack)
 
 
 def generation(

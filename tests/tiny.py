@@ -63,9 +63,7 @@ class TargetEngine(Engine):
         super().__init__("target-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
 
-    async def begin(
-        self, sequence: TargetSequence, round_: int, capacity: int
-    ) -> Decision | None:
+    async def begin(self, sequence: TargetSequence, round_: int, capacity: int) -> Decision | None:
         steps = rounds.open_(self.decoder, sequence, round_)
         return (await self.open(sequence, steps, capacity))[0]
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.failure import Failure, reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
 from tandem.cli.terminal import err, out, write_exactly
+from tandem.failure import Failure, Misconfigured
 
 if TYPE_CHECKING:
-    from tandem.cli.timeline import Timeline
+    from tandem.load.timeline import Timeline
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 _LOAD = "Load"
@@ -135,8 +136,8 @@ def bench(
     orchestrator timed it; without drafts it is the gap.
     Beside the models is a round less its forward passes.
     """
-    from tandem.cli.comparison import PROMPTS
     from tandem.common.v1 import common_pb2
+    from tandem.load.prompts import PROMPTS
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     prompts = prompt or PROMPTS
@@ -152,7 +153,7 @@ def bench(
                 for number in range(texts + warm_up)
             ]
         except ValueError as error:
-            raise Failure(f"a number is out of range: {error}", 2) from None
+            raise Misconfigured(f"a number is out of range: {error}") from None
         load = _Load(warm_up, concurrency, rate, seed, timeout)
         timelines = _run(address, generations, load)
         _report(timelines, f"{texts} texts of {max_new_tokens} tokens, {load}", json)
@@ -164,8 +165,8 @@ def _run(address: str, generations: list[pb.Generation], load: _Load) -> list[Ti
 
     from rich.progress import Progress
 
-    from tandem.cli.client import Client
-    from tandem.cli.load import LoadGenerator
+    from tandem.load.client import Client
+    from tandem.load.generator import LoadGenerator
 
     warm_up, counted = generations[: load.warm_up], generations[load.warm_up :]
 
@@ -191,7 +192,7 @@ def _report(timelines: list[Timeline], title: str, as_json: bool) -> None:
     """
     import json
 
-    from tandem.cli.load_report import LoadReport
+    from tandem.load.report import LoadReport
 
     report = LoadReport.of(timelines)
     if as_json:
@@ -210,5 +211,7 @@ def _report(timelines: list[Timeline], title: str, as_json: bool) -> None:
         out.print(title)
         for table in report.tables():
             out.print(table)
+        for line in report.failures():
+            out.out(line, highlight=False)
     if not report.texts:
-        raise Failure(f"every text failed: {report.errors}")
+        raise Failure(f"every text failed: {next(iter(report.errors))}")

@@ -5,35 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tandem.cli.tracing import sampled
-from tandem.common.v1 import common_pb2
+from tandem.load.client import Client
+from tandem.load.method import BLOCK, PLAIN, TOKEN, Method
+from tandem.load.prompts import PROMPTS
+from tandem.load.tracing import sampled
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
-if TYPE_CHECKING:
-    from tandem.cli.client import Client
-
-PROMPTS = ("def ", "import os\n", "class ", "    def __init__(self")
 TEMPERATURES = (0.0, 1.0)
-_WARM_UP_TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to decode."""
-
-    verifier: str
-    gamma: int
-
-    def __str__(self) -> str:
-        return self.verifier if self.gamma else "plain"
-
-
-PLAIN = Method("token", 0)
-TOKEN = Method("token", 4)
-BLOCK = Method("block", 4)
 METHODS = (PLAIN, TOKEN, BLOCK)
+_WARM_UP_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -84,18 +65,6 @@ def plan(repeats: int) -> list[list[Turn]]:
     ]
 
 
-def request(
-    prompt: str, method: Method, temperature: float, seed: int, new_tokens: int
-) -> pb.Generation:
-    """A text of a fixed length."""
-    return pb.Generation(
-        prompt=prompt,
-        sampling=common_pb2.Sampling(temperature=temperature, seed=seed),
-        stopping=pb.Stopping(max_new_tokens=new_tokens, ignore_eos=True),
-        speculation=pb.Speculation(verifier=method.verifier, gamma=method.gamma),
-    )
-
-
 def compare(
     client: Client, groups: Sequence[Sequence[Turn]], new_tokens: int, budget_s: float
 ) -> Iterator[list[Sample]]:
@@ -121,7 +90,7 @@ def compare(
 
 
 def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> Sample:
-    generation = request(turn.prompt, turn.method, turn.temperature, turn.seed, new_tokens)
+    generation = turn.method.request(turn.prompt, turn.temperature, turn.seed, new_tokens)
     token_ids: list[int] = []
     summary = pb.Summary()
     started = time.perf_counter()

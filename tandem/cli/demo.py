@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.failure import Failure, reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.terminal import err, out
+from tandem.failure import Failure
 
 if TYPE_CHECKING:
-    from tandem.cli.client import Client
     from tandem.cli.comparison import Sample
+    from tandem.load.client import Client
 
 _SERVICES = ("orchestrator", "drafter", "target")
 _MERGED = "trace.jsonl"
@@ -47,11 +47,11 @@ def demo(
     the verifiers token and block at gamma 4, taking turns. The greedy texts
     must be equal, token for token.
     """
-    from tandem.cli.client import Client
     from tandem.cli.comparison import first_difference
-    from tandem.cli.pair import Pair
     from tandem.cli.report import print_report
-    from tandem.cli.stack import Stack, StackSettings
+    from tandem.load.client import Client
+    from tandem.local.pair import Pair
+    from tandem.local.stack import Stack, StackSettings
 
     # Ended by SIGTERM it stops what it started, as with Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -66,7 +66,7 @@ def demo(
         try:
             err.out("starting drafter, target and orchestrator", style="dim", highlight=False)
             with err.status("starting") as status:
-                stack.start(Event(), status.update)
+                stack.start(progress=status.update)
             with Client(stack.addresses["orchestrator"]) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)
@@ -84,11 +84,11 @@ def demo(
 
 def _show(client: Client, new_tokens: int) -> None:
     """Stream one text for all to see."""
-    from tandem.cli.comparison import BLOCK, request
     from tandem.cli.rendering import render
-    from tandem.cli.tracing import sampled
+    from tandem.load.method import BLOCK
+    from tandem.load.tracing import sampled
 
-    generation = request(_SHOWN_PROMPT, BLOCK, 1.0, seed=0, new_tokens=new_tokens)
+    generation = BLOCK.request(_SHOWN_PROMPT, 1.0, seed=0, new_tokens=new_tokens)
     render(_SHOWN_PROMPT, client.generate(generation, metadata=sampled(True)), has_text=True)
     out.print()
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.failure import Failure, reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
 from tandem.cli.terminal import write_exactly
+from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -153,7 +154,7 @@ def generate(
                 speculation=pb.Speculation(verifier=verifier, gamma=gamma),
             )
         except ValueError as error:
-            raise Failure(f"a number is out of range: {error}", 2) from None
+            raise Misconfigured(f"a number is out of range: {error}") from None
         _run(address, generation, timeout, json)
 
 
@@ -176,8 +177,8 @@ def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list
 def _run(address: str, generation: pb.Generation, timeout_s: float | None, json: bool) -> None:
     from google.protobuf.json_format import MessageToJson
 
-    from tandem.cli.client import Client
     from tandem.cli.rendering import render
+    from tandem.load.client import Client
 
     with Client(address) as client:
         if json:

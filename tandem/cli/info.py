@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tandem.cli.failure import reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
 from tandem.cli.terminal import out
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def info(address: AddressOption = DEFAULT_ADDRESS) -> None:
     """Show what an orchestrator serves: its models, verifiers and defaults."""
-    from tandem.cli.client import Client
+    from tandem.load.client import Client
 
     with reported(), Client(address) as client:
         reply = client.info()

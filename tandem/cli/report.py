@@ -7,8 +7,9 @@ from statistics import mean, median
 
 from rich.table import Table
 
-from tandem.cli.comparison import METHODS, PLAIN, TEMPERATURES, Method, Sample
+from tandem.cli.comparison import METHODS, TEMPERATURES, Sample
 from tandem.cli.terminal import out
+from tandem.load.method import PLAIN, Method
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 _COLUMNS = (

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.failure import Failure, reported
+from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS
 from tandem.cli.terminal import err, out
+from tandem.failure import Failure
 
 if TYPE_CHECKING:
-    from tandem.cli.stack import Stack
+    from tandem.local.stack import Stack
 
 _MODELS = "Models"
 _SPECULATION = "Speculation"
@@ -74,7 +75,10 @@ _MaxLength = Annotated[
 _Gamma = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=0, help="Tokens to draft a round. Default 4.", rich_help_panel=_SPECULATION
+        metavar="N",
+        min=0,
+        help="Tokens to draft a round, at most 64. Default 4.",
+        rich_help_panel=_SPECULATION,
     ),
 ]
 _Verifier = Annotated[
@@ -160,8 +164,9 @@ def up(
     TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
     the orchestrator's DRAFTERS and TARGETS are chosen here.
     """
-    from tandem.cli.pair import Pair
-    from tandem.cli.stack import Stack, StackSettings
+    from tandem.local.draft_length import allow_drafts
+    from tandem.local.pair import Pair
+    from tandem.local.stack import Stack, StackSettings
 
     with reported():
         services = Pair(
@@ -177,6 +182,7 @@ def up(
         services["orchestrator"] = {
             name: str(value) for name, value in orchestrator.items() if value is not None
         }
+        allow_drafts(services)
         for name, settings in services.items():
             if trace_dir is not None:
                 settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
@@ -188,7 +194,7 @@ def up(
 
 def _serve(stack: Stack) -> None:
     """Run a stack from its start to its end."""
-    from tandem.cli.stack import Interrupted
+    from tandem.local.stack import Interrupted
 
     with _stop_signals() as stopping:
         try:

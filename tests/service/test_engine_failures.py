@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torch import Tensor
 
 from tandem.common.v1 import common_pb2
-from tandem.inference.feed import Feed
 from tandem.engine.stepper import Stepper
+from tandem.inference.feed import Feed
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings

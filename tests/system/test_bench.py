@@ -10,9 +10,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from benchmarks.services import serving
+from benchmarks.measure.services import serving
 from tandem.cli.main import app
-from tandem.cli.pair import Pair
+from tandem.local.pair import Pair
 from tests.processes import ROOT
 
 RUN_SECONDS = 300
@@ -70,6 +70,7 @@ def test_tandem_bench_loads_running_services() -> None:
         closed = CliRunner().invoke(app, [*load, "-c", "2", "--warm-up", "0", "--json"])
         rate = CliRunner().invoke(app, [*load, "--rate", "20", "--verifier", "token"])
         refused = CliRunner().invoke(app, [*load, "--verifier", "nonsense"])
+        again = CliRunner().invoke(app, [*load, "--verifier", "nonsense", "--json"])
     found = json.loads(closed.stdout)
     assert found["texts"] == len(found["timelines"]) == 4
     assert found["block_efficiency"] >= 1
@@ -77,6 +78,9 @@ def test_tandem_bench_loads_running_services() -> None:
     assert rate.exit_code == 0
     assert refused.exit_code == 1
     assert "INVALID_ARGUMENT" in refused.stderr
+    assert "4 x INVALID_ARGUMENT: verifier 'nonsense' is unknown" in refused.stdout
+    (error,) = json.loads(again.stdout)["errors"]
+    assert error.startswith("INVALID_ARGUMENT: verifier 'nonsense' is unknown")
 
 
 def test_tandem_bench_says_when_nobody_answers() -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import comparison, report
-from tandem.cli.client import Client
+from tandem.load.client import Client
+from tandem.load.method import BLOCK, Method
+from tandem.load.prompts import PROMPTS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.processes import ROOT
 from tests.system.test_up import (
@@ -69,14 +71,14 @@ def test_imports_no_model_library_and_help_no_grpc() -> None:
 class FakeClient:
     """Answers at once, with texts that depend on the prompt alone but for one."""
 
-    def __init__(self, odd: comparison.Method | None = None) -> None:
+    def __init__(self, odd: Method | None = None) -> None:
         self.odd = odd
 
     def generate(
         self, generation: pb.Generation, metadata: object
     ) -> Iterator[pb.GenerateResponse]:
         speculation = generation.speculation
-        method = comparison.Method(speculation.verifier, speculation.gamma)
+        method = Method(speculation.verifier, speculation.gamma)
         tokens = [pb.Token(id=len(generation.prompt)), pb.Token(id=int(method == self.odd))]
         yield pb.GenerateResponse(round=pb.Round(tokens=tokens))
         stages = pb.Stages(total_ns=1000, verify_wait_ns=700, round_wall_ns=[9], round_model_ns=[5])
@@ -91,13 +93,13 @@ def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.Sam
 
 def test_a_comparison_keeps_to_its_budget() -> None:
     group = len(comparison.TEMPERATURES) * len(comparison.METHODS)
-    assert len(samples_of(FakeClient())) == 2 * len(comparison.PROMPTS) * group
+    assert len(samples_of(FakeClient())) == 2 * len(PROMPTS) * group
     assert len(samples_of(FakeClient(), budget_s=0.0)) == group
 
 
 def test_a_comparison_finds_a_greedy_text_that_differs() -> None:
     assert comparison.first_difference(samples_of(FakeClient())) is None
-    found = comparison.first_difference(samples_of(FakeClient(odd=comparison.BLOCK)))
+    found = comparison.first_difference(samples_of(FakeClient(odd=BLOCK)))
     assert found == "prompt 'def ' with block, from token 1 on"
 
 

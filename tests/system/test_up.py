@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tandem.cli.main import app
+from tandem.local.pair import Pair
+from tandem.local.stack import Stack
 from tests.processes import ROOT
 from tests.tiny import save_random_llama
 
@@ -100,6 +103,78 @@ def test_up_without_the_model(tmp_path: Path) -> None:
     run = tandem("up", "--target", f"{tmp_path}/no", "--drafter", "none")
     assert run.returncode == 2
     assert f"target: cannot load the model '{tmp_path}/no'" in one_line(run)
+
+
+@pytest.mark.parametrize("model", ["/nope", "./nope", "~/nope", "a/b/c", "no pe", "tests"])
+def test_up_refuses_what_can_only_be_a_directory_and_is_none(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Stack, "start", lambda *_: pytest.fail("a process was started"))
+    for service, pair in (("target", (model, "none")), ("drafter", ("gpt2", model))):
+        run = invoke("up", "--listen", "127.0.0.1:0", "--target", pair[0], "--drafter", pair[1])
+        assert run.exit_code == 2
+        assert one_line(run) == (
+            f"tandem: {service}: cannot load the model {model!r}:"
+            " no directory of that name has a config.json"
+        )
+
+
+def test_up_takes_a_directory_of_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_random_llama(tmp_path / "model", seed=1)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pair = Pair("~/model", "organisation/some-name_1.5")
+    settings = pair.settings()
+    assert settings["target"]["MODEL"] == str(tmp_path / "model")
+    assert settings["drafter"]["MODEL"] == "organisation/some-name_1.5"
+
+
+def test_up_with_a_long_gamma_drafts_as_long(tmp_path: Path) -> None:
+    model = str(save_random_llama(tmp_path / "model", seed=1))
+    pair = ["--target", model, "--drafter", model]
+    with up(tmp_path, "--gamma", "50", *pair, TANDEM_TARGET_MAX_GAMMA="60") as running:
+        address = running.wait_ready()
+        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "60", "--ignore-eos"]
+        summary = json.loads(invoke(*ids, "--json").stdout)["summary"]
+        children = running.children()
+        for service, longest in (("drafter", "50"), ("target", "60")):
+            settings = settings_of(children[f"{service}_svc"])
+            assert settings[f"TANDEM_{service.upper()}_MAX_GAMMA"] == longest
+    assert summary["effective"]["speculation"]["gamma"] == 50
+    assert max(summary["gammas"]) == 50
+
+
+@pytest.mark.parametrize(
+    ("environment", "gamma", "sentence"),
+    [
+        ({}, "65", "gamma 65 is too long: at most 64 tokens a draft"),
+        (
+            {"TANDEM_DRAFTER_MAX_GAMMA": "20"},
+            "50",
+            "gamma 50 is more than TANDEM_DRAFTER_MAX_GAMMA=20 allows:"
+            " raise the one or lower the other",
+        ),
+        (
+            {"TANDEM_ORCHESTRATOR_GAMMA": "12", "TANDEM_TARGET_MAX_GAMMA": "8"},
+            None,
+            "gamma 12 is more than TANDEM_TARGET_MAX_GAMMA=8 allows:"
+            " raise the one or lower the other",
+        ),
+    ],
+)
+def test_up_refuses_a_gamma_that_cannot_be_had(
+    environment: dict[str, str],
+    gamma: str | None,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(Stack, "start", lambda *_: pytest.fail("a process was started"))
+    option = ["--gamma", gamma] if gamma else []
+    run = invoke("up", "--listen", "127.0.0.1:0", *option)
+    assert run.exit_code == 2
+    assert one_line(run) == f"tandem: {sentence}"
 
 
 def test_up_with_a_target_alone() -> None:

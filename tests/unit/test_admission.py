@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem.errors import Exhausted, InvalidRequest, Unavailable
 from tandem.engine.admission import Admission, AdmissionLimits
+from tandem.errors import Exhausted, InvalidRequest, Unavailable
 from tandem.inference.cache import KVPool, SequenceCache
 
 

@@ -15,7 +15,10 @@ SERVICES = ("drafter_svc", "target_svc", "orchestrator")
 
 
 def imports(folder: str) -> Iterator[tuple[Path, str]]:
-    """Each module that a file under `folder` imports, generated stubs left out."""
+    """Each module or name that a file under `folder` imports, under TYPE_CHECKING too.
+
+    Generated stubs are left out.
+    """
     for path in (ROOT / folder).rglob("*.py"):
         if "_pb2" in path.name:
             continue
@@ -23,7 +26,7 @@ def imports(folder: str) -> Iterator[tuple[Path, str]]:
             if isinstance(node, ast.Import):
                 yield from ((path, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module:
-                yield path, node.module
+                yield from ((path, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 @pytest.mark.parametrize("folder", ["tandem", *SERVICES])
@@ -34,27 +37,93 @@ def test_no_arrow_points_to_another_service(folder: str) -> None:
 
 def test_speculation_is_pure() -> None:
     allowed = {"numpy", "torch", "tandem", *sys.stdlib_module_names}
-    for path, module in imports("tandem/speculation"):
-        assert module.split(".")[0] in allowed, (path, module)
-        assert not module.startswith("tandem.") or module.startswith("tandem.speculation")
+    for room, seen in (("speculation", ()), ("verification", ("speculation",))):
+        for path, module in imports(f"tandem/{room}"):
+            assert module.split(".")[0] in allowed, (path, module)
+        assert rooms_seen_from(room) <= set(seen)
+
+
+def test_scheduling_model_and_serving_are_apart() -> None:
+    """Below each other: serving, drafting, engine, inference; none sees one above it."""
+    assert rooms_seen_from("inference") <= {"speculation", "errors"}
+    assert rooms_seen_from("engine") <= {
+        "inference",
+        "speculation",
+        "verification",
+        "telemetry",
+        "errors",
+    }
+    assert rooms_seen_from("drafting") <= {"engine", "inference", "speculation"}
+    assert rooms_seen_from("rpc") <= {
+        *("common", "errors", "settings", "speculation", "telemetry"),
+    }
+    assert "orchestrator" not in rooms_seen_from("serving")
+
+
+def test_the_engine_does_not_know_what_a_decoder_is() -> None:
+    seen = {module for _, module in imports("tandem/engine") if "tandem.inference" in module}
+    assert {module.split(".")[2] for module in seen} == {"feed"}
+
+
+def test_no_rule_is_known_by_its_name() -> None:
+    """Traits travel in the handshake; but what decodes plainly has to be called something."""
+    for folder in ("tandem", *SERVICES):
+        for path in (ROOT / folder).rglob("*.py"):
+            if "_pb2" in path.name or "verification" in path.parts or "cli" in path.parts:
+                continue
+            assert "greedy_block" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("folder", ["tandem", *SERVICES])
+def test_no_file_is_long(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        assert "_pb2" in path.name or len(path.read_text().splitlines()) <= 300, path
 
 
 @pytest.mark.parametrize("folder", ["tandem", *SERVICES])
 def test_only_the_edge_touches_grpc(folder: str) -> None:
+    edge_files = ("servicer", "messages", "sequence", "pool", "calls", "clients", "handshake")
     for path, module in imports(folder):
         if module.split(".")[0] != "grpc" and "_pb2" not in module:
             continue
-        edge = {"rpc", "cli"} & set(path.relative_to(ROOT).parts)
-        assert edge or path.stem in ("servicer", "messages", "pool"), (path, module)
+        edge = {"rpc", "serving", "cli", "local", "load"} & set(path.relative_to(ROOT).parts)
+        assert edge or path.stem in edge_files or path.name == "methods.py", (path, module)
+
+
+def test_a_text_is_made_without_grpc() -> None:
+    """From a request to its rounds, whatever the front end speaks; the pool is handed in."""
+    for name in ("session", "drafting", "emission", "ledger", "peers", "policy", "request"):
+        tree = ast.parse((ROOT / "orchestrator" / f"{name}.py").read_text())
+        seen = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        assert not any("_pb2" in module or "grpc" in module for module in seen), name
+
+
+def rooms_seen_from(room: str) -> set[str]:
+    """The rooms and files of `tandem` that a room imports from."""
+    found = {m.split(".")[1] for _, m in imports(f"tandem/{room}") if m.startswith("tandem.")}
+    return found - {room}
+
+
+def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
+    assert rooms_seen_from("local") <= {"failure", "orchestrator", "settings"}
+    assert rooms_seen_from("load") <= {"failure", "orchestrator", "common", "rpc"}
+    above = {"cli", "local", "load"}
+    rooms = {path.name for path in (ROOT / "tandem").iterdir() if (path / "__init__.py").exists()}
+    for room in rooms - above:
+        assert not rooms_seen_from(room) & {*above, "failure"}, room
+
+
+@pytest.mark.parametrize("folder", [*SERVICES, "benchmarks"])
+def test_the_command_is_nobodys_library(folder: str) -> None:
+    assert not [(p, m) for p, m in imports(folder) if m.startswith("tandem.cli")]
 
 
 def test_only_the_models_side_touches_torch() -> None:
     for folder in ("tandem", *SERVICES):
         for path, module in imports(folder):
             if module.split(".")[0] in ("torch", "transformers"):
-                parts = set(path.relative_to(ROOT).parts)
-                side = {"speculation", "inference", "drafters", "verifiers"} & parts
-                assert side or path.stem == "engine", (path, module)
+                side = {"speculation", "inference", "verification", "engine"}
+                assert side & set(path.relative_to(ROOT).parts), (path, module)
 
 
 @pytest.mark.parametrize(
@@ -62,8 +131,14 @@ def test_only_the_models_side_touches_torch() -> None:
     [
         "orchestrator.__main__",
         "tandem.cli.main",
-        "drafter_svc.settings",
+        "drafter_svc.servicer",
+        "drafter_svc.methods",
         "target_svc.settings",
+        *(
+            ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for room in ("local", "load")
+            for path in (ROOT / "tandem" / room).glob("*.py")
+        ),
     ],
 )
 def test_runs_without_torch_and_transformers(module: str) -> None:

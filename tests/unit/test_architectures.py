@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError
 from tandem.inference import attention, llama
 from tandem.inference.batch import PackedBatch
-from tandem.inference.feed import Feed
 from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
 from tandem.inference.llama import LlamaPass
 from tests.architectures import (
     DOCUMENT,

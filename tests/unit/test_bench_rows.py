@@ -7,12 +7,12 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from benchmarks import report
-from benchmarks.floor import BareRound, Floor
-from benchmarks.method import Method, System
-from benchmarks.row import Row, floors, measured
-from benchmarks.run_off import ratios
-from tandem.cli.timeline import Timeline
+from benchmarks.contest import report
+from benchmarks.contest.floor import BareRound, Floor
+from benchmarks.contest.method import Method, System
+from benchmarks.contest.row import Row, floors, measured
+from benchmarks.contest.run_off import ratios
+from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.delay import DelayProxy
-from benchmarks.expectation import expected_emitted
-from benchmarks.recorded import Recorder, Rounds, Texts
-from benchmarks.support_size import SUPPORTS, support_sizes
+from benchmarks.sweep.delay_proxy import DelayProxy
+from benchmarks.sweep.expectation import expected_emitted
+from benchmarks.sweep.recorded import Recorder, Rounds, Texts
+from benchmarks.sweep.support_size import SUPPORTS, support_sizes
 from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tandem.errors import EngineFailure, Unavailable
 from tandem.engine.admission import AdmissionLimits
-from tandem.inference.feed import Feed
 from tandem.engine.schedule import BatchLimits
+from tandem.errors import EngineFailure, Unavailable
+from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tests.engines import (
     CHUNK,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
-from target_svc.verifiers import VERIFIERS, Verifier
 from tandem.verification import verifier as shared
 from tandem.verification.block import BlockVerifier
 from tandem.verification.greedy_block import GreedyBlockVerifier
 from tandem.verification.token import TokenVerifier
 from tandem.verification.verifier import row_at, up_to_first_failure
+from target_svc.verifiers import VERIFIERS, Verifier
 from tests.laws import Tables, expected_accepted, speculative_law
 
 SEEDS = range(20)

@@ -1,0 +1,112 @@
+"""What no service can be faster than: the bare models in one process, and the memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from benchmarks.contest.method import dtypes_of
+from tandem.inference.cache import SequenceCache
+from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
+
+# Positions already held, about the middle of a text of the benchmark.
+_CONTEXT = 64
+_CACHE_TOKENS = 1024
+# Beyond every cache, so that a copy measures the memory.
+_COPIED_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class BareRound:
+    """Times of the same rounds, without services, verifier or sampling.
+
+    Attributes:
+        draft_s: of each round, its gamma draft steps.
+        target_s: of each round, its target pass of gamma + 1 rows.
+    """
+
+    draft_s: list[float] = field(default_factory=list)
+    target_s: list[float] = field(default_factory=list)
+
+    @property
+    def round_s(self) -> float:
+        """Median of both together."""
+        return median(d + t for d, t in zip(self.draft_s, self.target_s, strict=True))
+
+
+class Floor:
+    """A pair in this process, its rounds timed bare. The in-process floor of a round.
+
+    Attributes:
+        dtype: one of `method.DTYPES`.
+        rounds: by gamma; each call of `measure` adds to them.
+        target_bytes: of the target's weights.
+
+    Args:
+        drafter: folder of its checkpoint.
+        target: folder of its checkpoint.
+        gammas: draft lengths, 0 for plain decoding.
+    """
+
+    def __init__(self, drafter: str, target: str, dtype: str, gammas: Sequence[int]) -> None:
+        self.dtype = dtype
+        self.rounds = {gamma: BareRound() for gamma in gammas}
+        target_dtype, drafter_dtype = dtypes_of(dtype)
+        self._drafter = Decoder.load(drafter, "cpu", drafter_dtype, _CACHE_TOKENS)
+        self._target = Decoder.load(target, "cpu", target_dtype, _CACHE_TOKENS)
+        size = getattr(torch, target_dtype).itemsize
+        self.target_bytes = self._target.parameters * size
+        self._drafter_cache = self._prefilled(self._drafter)
+        self._target_cache = self._prefilled(self._target)
+
+    def _prefilled(self, decoder: Decoder) -> SequenceCache:
+        cache = decoder.reserve(_CACHE_TOKENS // 2)
+        assert cache is not None, "an empty pool has room"
+        with torch.inference_mode():
+            decoder.forward([Feed(cache, [1] * _CONTEXT, 1)])
+        return cache
+
+    @torch.inference_mode()
+    def measure(self, repeats: int) -> None:
+        """Time rounds of every gamma, taking turns."""
+        for _ in range(repeats):
+            for gamma, times in self.rounds.items():
+                started = time.perf_counter()
+                for token in range(gamma):
+                    self._drafter.forward([Feed(self._drafter_cache, [token], 1)])
+                drafted = time.perf_counter()
+                self._target.forward([Feed(self._target_cache, [1] * (gamma + 1), gamma + 1)])
+                ended = time.perf_counter()
+                times.draft_s.append(drafted - started)
+                times.target_s.append(ended - drafted)
+                self._drafter_cache.rollback(_CONTEXT)
+                self._target_cache.rollback(_CONTEXT)
+
+
+def copy_bandwidth(repeats: int = 3) -> float:
+    """Bytes a second, read and written, of the fastest of a few large copies on all cores."""
+    source = torch.ones(_COPIED_BYTES // 4)
+    copy = torch.empty_like(source)
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        copy.copy_(source)
+        best = min(best, time.perf_counter() - started)
+    return 2 * _COPIED_BYTES / best
+
+
+def faster(floors: Sequence[Floor], gamma: int, repeats: int) -> Floor:
+    """The pair whose rounds are shorter; the dtype to serve in on this machine.
+
+    What was measured for the choice is forgotten: figures come from between the texts.
+    """
+    for floor in floors:
+        floor.measure(repeats)
+    chosen = min(floors, key=lambda floor: floor.rounds[gamma].round_s)
+    chosen.rounds = {gamma: BareRound() for gamma in chosen.rounds}
+    return chosen

@@ -1,0 +1,161 @@
+"""A line of the table: one way to decode at one temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from benchmarks.contest.floor import Floor
+from benchmarks.contest.method import Method, System
+from benchmarks.measure.ratio import ratio
+from tandem.load.timeline import Percentiles, Timeline
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of a method; what does not apply to it is None.
+
+    Attributes:
+        name: of the method.
+        dtype: of both models.
+        gamma: draft length; None where transformers chooses.
+        temperature: of all texts.
+        tokens_per_s: median over texts.
+        speeds: tokens a second of each text, in the order of the repeats.
+        ttft_ms: median time to first token.
+        tpot_ms: median time per output token.
+        round: of all texts' rounds.
+        beside_models: a round's wall time less its forward passes.
+        target_calls: mean a text.
+        acceptance: accepted / drafted tokens.
+        block_efficiency: tokens a drafted round yields.
+        block_efficiency_se: its standard error over texts.
+        bytes_per_token: of drafts on the wire.
+        to_plain: speed over the same system's plain decoding of the same text, median.
+        predicted_to_plain: what block efficiency and the bare stage times make of it.
+        round_to_floor: mean round over the bare models' in this process.
+    """
+
+    name: str
+    dtype: str
+    gamma: int | None
+    temperature: float
+    tokens_per_s: float
+    speeds: tuple[float, ...] = ()
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    round: Percentiles | None = None
+    beside_models: Percentiles | None = None
+    target_calls: float | None = None
+    acceptance: float | None = None
+    block_efficiency: float | None = None
+    block_efficiency_se: float | None = None
+    bytes_per_token: float | None = None
+    to_plain: float | None = None
+    predicted_to_plain: float | None = None
+    round_to_floor: float | None = None
+
+
+def measured(
+    method: Method,
+    temperature: float,
+    texts: Sequence[Timeline],
+    plain: Sequence[Timeline],
+    floor: Floor,
+) -> Row:
+    """What a method's texts showed.
+
+    Args:
+        method: that wrote them.
+        temperature: of all of them.
+        texts: in the order of the repeats.
+        plain: the same texts by the same system, undrafted.
+        floor: of the dtype that Tandem serves in.
+    """
+    speeds = tuple(_speed(text) for text in texts)
+    pairs = zip(speeds, plain, strict=True)
+    rounds = Percentiles.of([s for text in texts for s in text.rounds_s])
+    efficiency, error, acceptance = _speculation(method, texts)
+    bare = floor.rounds.get(method.gamma or 0) if method.system is System.TANDEM else None
+    return Row(
+        name=str(method),
+        dtype=method.dtype,
+        gamma=method.gamma,
+        temperature=temperature,
+        tokens_per_s=median(speeds),
+        speeds=speeds,
+        ttft_ms=median(text.time_to_first_token_s for text in texts) * 1e3,
+        tpot_ms=median(text.time_per_output_token_s for text in texts) * 1e3,
+        round=rounds,
+        beside_models=Percentiles.of([s for text in texts for s in text.beside_models_s]),
+        target_calls=mean(_target_calls(text) for text in texts),
+        acceptance=acceptance,
+        block_efficiency=efficiency,
+        block_efficiency_se=error,
+        bytes_per_token=_bytes_per_token(texts),
+        to_plain=median(speed / _speed(base) for speed, base in pairs),
+        predicted_to_plain=(
+            efficiency * floor.rounds[0].round_s / bare.round_s if bare and efficiency else None
+        ),
+        round_to_floor=rounds.mean / 1e3 / bare.round_s if bare and rounds else None,
+    )
+
+
+def floors(
+    floor: Floor, bandwidth: float, efficiency: dict[int, float], temperature: float
+) -> list[Row]:
+    """The in-process floor and the bandwidth floor at each gamma.
+
+    Args:
+        floor: measured bare rounds.
+        bandwidth: bytes a second.
+        efficiency: tokens a round by gamma, of the block verifier.
+        temperature: at which that was.
+    """
+    rows = []
+    for gamma, times in floor.rounds.items():
+        tokens = efficiency[gamma]
+        for name, seconds in (
+            ("floor in process", times.round_s),
+            # The drafter's weights stay in the cache; the target's have to be read once.
+            ("floor of bandwidth", floor.target_bytes / bandwidth),
+        ):
+            row = Row(name, floor.dtype, gamma, temperature, tokens / seconds)
+            rows.append(row)
+    return sorted(rows, key=lambda row: row.name, reverse=True)
+
+
+def _speed(text: Timeline) -> float:
+    """Tokens a second of a whole text, prompt included."""
+    return text.tokens / text.latency_s
+
+
+def _target_calls(text: Timeline) -> int:
+    return text.summary.rounds if text.summary is not None else len(text.arrivals)
+
+
+def _speculation(
+    method: Method, texts: Sequence[Timeline]
+) -> tuple[float | None, float | None, float | None]:
+    """Block efficiency, its standard error, and acceptance."""
+    if method.is_plain:
+        return None, None, None
+    summaries = [text.summary for text in texts if text.summary is not None]
+    if summaries:
+        rounds = [float(sum(1 for gamma in s.gammas if gamma)) for s in summaries]
+        accepted = [float(s.accepted_tokens) for s in summaries]
+        drafted = sum(s.drafted_tokens for s in summaries)
+    else:
+        # transformers says how many tokens a call brought, not how many it drafted.
+        rounds = [float(len(text.arrivals)) for text in texts]
+        accepted = [float(text.tokens - len(text.arrivals)) for text in texts]
+        drafted = (method.gamma or 0) * int(sum(rounds))
+    emitted = [a + r for a, r in zip(accepted, rounds, strict=True)]
+    efficiency, error = ratio(emitted, rounds) if len(texts) > 1 else (emitted[0] / rounds[0], None)
+    return efficiency, error, sum(accepted) / drafted if drafted else None
+
+
+def _bytes_per_token(texts: Sequence[Timeline]) -> float | None:
+    sent = [text.summary.draft_bytes for text in texts if text.summary is not None]
+    return sum(sent) / sum(text.tokens for text in texts) if sent else None

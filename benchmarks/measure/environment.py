@@ -1,0 +1,45 @@
+"""Where a figure was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def describe() -> dict[str, str]:
+    """Machine, versions, commit, and how memory is allocated."""
+    packages = ("torch", "transformers", "grpcio", "protobuf", "numpy")
+    return {
+        "machine": _processor(),
+        "cores": str(os.cpu_count()),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "memory": os.environ.get("GLIBC_TUNABLES", ""),
+        **{name: version(name) for name in packages},
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        facts: dict[str, str] = {}
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+        flags = facts.get("flags", "").split()
+        units = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if flag in flags]
+        model = f"family {facts.get('cpu family')} model {facts.get('model')}"
+        return f"{facts.get('model name', platform.machine())} ({model}; {' '.join(units)})"
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"

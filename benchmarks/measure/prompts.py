@@ -1,0 +1,3 @@
+"""What the texts of every benchmark continue."""
+
+PROMPTS = ("def ", "class ", "import os\n", "    for ", "    if not ", '"""', "# ", "return ")

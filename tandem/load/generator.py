@@ -1,0 +1,129 @@
+"""A load generator: texts asked for over gRPC, in a closed or an open loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tandem.load.status import sentence
+from tandem.load.timeline import Timeline
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import CLIENT_OPTIONS
+
+# A status may carry pages, and every text of a load its own.
+_LONGEST_ERROR = 240
+
+
+class LoadGenerator:
+    """A connection to an orchestrator; use it as an async context manager.
+
+    Args:
+        address: gRPC target, such as "127.0.0.1:50050".
+        timeout_s: how long a text may take: a service that hangs is an error, not a load
+            without an end.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 600.0) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        self._channel = grpc.aio.insecure_channel(self._address, options=list(CLIENT_OPTIONS))
+        self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def text(self, generation: pb.Generation, intended_s: float | None = None) -> Timeline:
+        """One text; a call that fails is a timeline with an error.
+
+        Args:
+            generation: what to ask for.
+            intended_s: when it was due, by time.perf_counter(); now by default.
+        """
+        arrivals: list[tuple[float, int]] = []
+        summary, error = None, ""
+        asked = time.perf_counter()
+        request = pb.GenerateRequest(generation=generation)
+        try:
+            async for event in self._stub.Generate(request, timeout=self._timeout_s):
+                if event.HasField("round"):
+                    arrivals.append((time.perf_counter(), len(event.round.tokens)))
+                else:
+                    summary = event.summary
+        except grpc.aio.AioRpcError as failed:
+            error = _cut(sentence(failed.code(), failed.details()))
+        due = asked if intended_s is None else intended_s
+        return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary)
+
+    async def closed_loop(
+        self,
+        generations: Sequence[pb.Generation],
+        concurrency: int,
+        advance: Callable[[], None] = lambda: None,
+    ) -> list[Timeline]:
+        """Clients that ask for a text as soon as they have their last one.
+
+        Args:
+            generations: shared out in their order.
+            concurrency: clients.
+            advance: called after each text.
+        """
+        waiting = iter(generations)
+        timelines: list[Timeline] = []
+
+        async def client() -> None:
+            for generation in waiting:
+                timelines.append(await self.text(generation))
+                advance()
+
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        return timelines
+
+    async def open_loop(
+        self,
+        generations: Sequence[pb.Generation],
+        rate: float,
+        seed: int,
+        advance: Callable[[], None] = lambda: None,
+    ) -> list[Timeline]:
+        """Texts asked for at random moments, however busy the server is.
+
+        Args:
+            generations: in their order.
+            rate: mean texts a second; gaps are exponential (a Poisson process).
+            seed: of the gaps.
+            advance: called after each text.
+        """
+        gaps = random.Random(seed)
+        started = time.perf_counter()
+        due = started
+
+        async def one(generation: pb.Generation, intended_s: float) -> Timeline:
+            await asyncio.sleep(intended_s - time.perf_counter())
+            timeline = await self.text(generation, intended_s)
+            advance()
+            return timeline
+
+        texts = []
+        for generation in generations:
+            due += gaps.expovariate(rate)
+            texts.append(one(generation, due))
+        return list(await asyncio.gather(*texts))
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= _LONGEST_ERROR else f"{error[: _LONGEST_ERROR - 1]}…"

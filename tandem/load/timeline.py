@@ -1,0 +1,94 @@
+"""When the tokens of one text came, and the percentiles of many such times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A text as its client saw it; times are seconds of one clock.
+
+    Attributes:
+        intended_s: when it was due. In an open loop it may be asked for later, and latency
+            counts from here, or a slow server would hide its own delays.
+        asked_s: when it was asked for.
+        arrivals: time and number of tokens of each message that brought any.
+        ended_s: when its last message came, or its error.
+        error: status and details of a failed call; empty otherwise.
+        summary: Tandem's last message; None for an error, or another system.
+    """
+
+    intended_s: float
+    asked_s: float
+    arrivals: tuple[tuple[float, int], ...]
+    ended_s: float
+    error: str = ""
+    summary: pb.Summary | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens received."""
+        return sum(count for _, count in self.arrivals)
+
+    @property
+    def latency_s(self) -> float:
+        """From the intended start to the last token."""
+        return self.arrivals[-1][0] - self.intended_s
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """TTFT: from the intended start to the first message with tokens."""
+        return self.arrivals[0][0] - self.intended_s
+
+    @property
+    def time_per_output_token_s(self) -> float:
+        """TPOT: (latency - TTFT) / (tokens - 1); 0 for a single token."""
+        spent = self.latency_s - self.time_to_first_token_s
+        return spent / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """ITL: raw gaps between messages, of which each brings all tokens of a round."""
+        times = [time for time, _ in self.arrivals]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    @property
+    def rounds_s(self) -> list[float]:
+        """Rounds: as the orchestrator timed them where it drafted, else the gaps."""
+        if self.summary is not None and self.summary.stages.round_wall_ns:
+            return [wall / 1e9 for wall in self.summary.stages.round_wall_ns]
+        return self.gaps_s
+
+    @property
+    def beside_models_s(self) -> list[float]:
+        """Each drafted round's wall time less its forward passes."""
+        if self.summary is None:
+            return []
+        stages = self.summary.stages
+        pairs = zip(stages.round_wall_ns, stages.round_model_ns, strict=True)
+        return [(wall - model) / 1e9 for wall, model in pairs]
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Percentiles | None:
+        """Of times in seconds; None if there are none."""
+        if not seconds:
+            return None
+        p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
+        return cls(float(p50), float(p95), float(p99), float(np.mean(seconds)) * 1e3)
