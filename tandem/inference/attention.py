@@ -32,11 +32,14 @@ def attend(
     Returns:
         [T, Hq, Dv].
     """
+    # Views of the whole, once a layer: a text's part of it is then one narrowing each.
+    query, keys, values = query[None], keys[None], values[None]
     parts = [
         _attend_one(batch, query, keys, values, segment, scaling, window, softcap)
         for segment in batch.segments
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    seen = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return seen[0].transpose(0, 1)
 
 
 def _attend_one(
@@ -49,22 +52,20 @@ def _attend_one(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """[n, Hq, Dv] of one sequence's n new tokens."""
-    heads, groups, head_dim = len(keys), len(query) // len(keys), query.shape[-1]
+    """[1, Hq, n, Dv] of one sequence's n new tokens."""
+    heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
     count, end = segment.count, segment.start + segment.length
-    # Heads that share a key head become rows of one query: keys are not repeated.
-    own = query if count == query.shape[1] else query.narrow(1, segment.first, count)
-    q = own.reshape(1, heads, groups * count, head_dim)
+    q = query if count == query.shape[2] else query.narrow(2, segment.first, count)
+    if groups > 1:  # heads that share a key head become rows of one query: keys are not repeated
+        q = q.reshape(1, heads, groups * count, -1)
     seen = segment.length if window is None else min(segment.length, window + count - 1)
-    k = keys.narrow(1, end - seen, seen).unsqueeze(0)
-    v = values.narrow(1, end - seen, seen).unsqueeze(0)
+    k, v = keys.narrow(2, end - seen, seen), values.narrow(2, end - seen, seen)
     mask = batch.mask(count, seen, window, groups, q)
     if softcap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:
-        out = _soft_capped(q, k, v, mask, scaling or head_dim**-0.5, softcap)
-    out = out.view(heads, groups, count, -1).permute(2, 0, 1, 3)
-    return out.reshape(count, heads * groups, -1)
+        out = _soft_capped(q, k, v, mask, scaling or query.shape[-1] ** -0.5, softcap)
+    return out if groups == 1 else out.view(1, heads * groups, count, -1)
 
 
 def _soft_capped(

@@ -1,7 +1,7 @@
 """Bounds on waits, many at a time: one timer watches over all of them.
 
-`asyncio.timeout` costs some microseconds a wait, and a round has eight. Here a wait is an entry
-and a number; it ends up to one tick late.
+`asyncio.timeout` costs some microseconds a wait, and a round has eight. Here a wait is a number
+and an entry in a set; the timer wakes when the first of them may be over, and not before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 from collections.abc import Awaitable
 from typing import ClassVar, TypeVar
 
-_TICK_SECONDS = 0.025
+# The timer wakes no more often than this, so a wait may end so much late.
+_TICK_SECONDS = 0.02
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Patience:
         watch = self._watch
         task = self._task = asyncio.current_task()
         self._until = watch.loop.time() + seconds
-        watch.add(self)
+        watch.add(self, self._until)
         try:
             return await awaitable
         except asyncio.CancelledError:
@@ -53,11 +54,13 @@ class Patience:
         """Watch over nothing any more."""
         self._watch.remove(self)
 
-    def expire(self, now: float) -> None:
-        """Cancel the wait if its time is over."""
-        if now >= self._until and self._task is not None and not self._expired:
-            self._expired = True
-            self._task.cancel()
+    def expire(self, now: float) -> float:
+        """Cancel the wait if its time is over; until when to wait for it otherwise."""
+        if now < self._until or self._task is None or self._expired:
+            return self._until if not self._expired else math.inf
+        self._expired = True
+        self._task.cancel()
+        return math.inf
 
 
 class _Watch:
@@ -68,7 +71,8 @@ class _Watch:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._parties: set[Patience] = set()
-        self._ticking = False
+        self._next = math.inf
+        self._timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def running(cls) -> _Watch:
@@ -79,19 +83,23 @@ class _Watch:
             watch = cls._of[loop] = cls(loop)
         return watch
 
-    def add(self, party: Patience) -> None:
+    def add(self, party: Patience, until: float) -> None:
         self._parties.add(party)
-        if not self._ticking:
-            self._ticking = True
-            self.loop.call_later(_TICK_SECONDS, self._tick)
+        if until < self._next:
+            self._wake_at(until)
 
     def remove(self, party: Patience) -> None:
         self._parties.discard(party)
 
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = when
+        self._timer = self.loop.call_at(when, self._tick)
+
     def _tick(self) -> None:
         now = self.loop.time()
-        for party in tuple(self._parties):
-            party.expire(now)
-        self._ticking = bool(self._parties)
-        if self._ticking:
-            self.loop.call_later(_TICK_SECONDS, self._tick)
+        self._next, self._timer = math.inf, None
+        first = min((party.expire(now) for party in tuple(self._parties)), default=math.inf)
+        if first < math.inf:
+            self._wake_at(max(first, now + _TICK_SECONDS))

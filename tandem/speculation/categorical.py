@@ -7,8 +7,10 @@ acceptance, never correctness.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class Categorical:
         if support == 0:
             ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
             return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
-        values, ids = probs.topk(min(support, probs.shape[1]))
+        values, ids = _likeliest(probs, min(support, probs.shape[1]))
         # What lies before the likeliest token is 0, and covers nothing.
         covered = values.cumsum(-1).sub_(values) >= mass
         return cls(ids, _scaled(values, values[:, :1]).masked_fill_(covered, 0))
@@ -77,6 +79,25 @@ class Categorical:
         # A row without any weight has no place; its draft is refused when it is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place).squeeze(1)
+
+
+def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of each row [B, V] in falling order, and their places, [B, count] each."""
+    if probs.is_cuda or probs.dtype != torch.float32:
+        return probs.topk(count)
+    # torch's own takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. A number
+    # that is not negative orders as its bits do; below them its place makes keys unique.
+    batch, vocab_size = probs.shape
+    halves = np.empty((batch, vocab_size, 2), np.int32)
+    halves[..., 0] = np.arange(vocab_size, dtype=np.int32)
+    np.negative(probs.numpy().view(np.int32), out=halves[..., 1])
+    keys = halves.view(np.int64)[..., 0]
+    if count < vocab_size:
+        keys.partition(count - 1, axis=-1)
+    keys = keys[:, :count].copy()
+    keys.sort(axis=-1)
+    ids = torch.from_numpy(keys.view(np.int32)[:, ::2].astype(np.int64))
+    return probs.gather(1, ids), ids
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:
