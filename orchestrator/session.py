@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Decided, Drafted, Policy, Prompt, Target
+from orchestrator.peers import Decided, Drafted, Peers, Policy, Prompt
 from orchestrator.request import Generation
 from orchestrator.round import Round
 from orchestrator.spans import TextSpans
@@ -26,7 +26,7 @@ class Session:
 
     Args:
         generation: the validated request.
-        target: a fresh sequence.
+        peers: makes its sequence on a target.
         drafting: with a fresh drafter, or without any.
         policy: chooses each draft's length.
         emission: makes rounds of verdicts.
@@ -39,7 +39,7 @@ class Session:
         self,
         generation: Generation,
         *,
-        target: Target,
+        peers: Peers,
         drafting: Drafting,
         policy: Policy,
         emission: Emission,
@@ -48,7 +48,7 @@ class Session:
         spans: TextSpans,
     ) -> None:
         self._generation = generation
-        self._target = target
+        self._target = peers.target()
         self._drafting = drafting
         self._policy = policy
         self._emission = emission

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import aclosing, contextmanager
 
 import structlog
 
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
-from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
+from orchestrator.leases import LeasedPeers
+from orchestrator.ledger import Ledger
 from orchestrator.policy import FixedGamma
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
@@ -113,23 +114,18 @@ class Texts:
         def traceparent() -> str:
             return spans.traceparent
 
-        with ExitStack() as leases:
-            drafting_replica = pool.pick_drafter() if generation.gamma else None
-            drafter = None
-            if drafting_replica is not None:
-                client = leases.enter_context(drafting_replica.lease())
-                drafter = TimedDrafter(client.sequence(remaining, waits, traceparent), ledger)
-            target = leases.enter_context(pool.pick_target().lease())
+        with LeasedPeers(pool, remaining, waits, ledger, traceparent) as peers:
             emission = Emission(
                 generation.stopping,
                 pool.target.eos_token_ids,
                 self.terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
             )
+            drafter = peers.drafter() if generation.gamma else None
             needed_by = rule.name if rule.fixed_gamma else ""
             drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by)
             session = Session(
                 generation,
-                target=TimedTarget(target.sequence(remaining, waits, traceparent), ledger),
+                peers=peers,
                 drafting=drafting,
                 policy=FixedGamma(generation.gamma, rule.fixed_gamma),
                 emission=emission,
@@ -140,8 +136,8 @@ class Texts:
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:
                     yield round_
-            if drafting_replica is not None and drafting.lost:
-                drafting_replica.note_failure()
+            if drafting.lost:
+                peers.note_lost_drafter()
         assert emission.finish_reason is not None
         tally = emission.tally
         spans.describe(

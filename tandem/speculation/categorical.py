@@ -7,7 +7,6 @@ acceptance, never correctness.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np

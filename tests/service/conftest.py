@@ -30,6 +30,7 @@ class Stack:
     drafter: Any
     target: Any
     orchestrator: Any
+    channels: dict[str, grpc.aio.Channel]
 
     async def open_sequences(self) -> int:
         drafter = await self.drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())
@@ -86,4 +87,5 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
             drafter_pb2_grpc.DrafterServiceStub(channels[0]),
             target_pb2_grpc.TargetServiceStub(channels[1]),
             orchestrator_pb2_grpc.OrchestratorServiceStub(channels[2]),
+            dict(zip(("drafter", "target", "orchestrator"), channels, strict=True)),
         )

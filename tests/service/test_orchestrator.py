@@ -131,6 +131,12 @@ async def test_targets_that_differ_are_refused(difference: dict[str, Any], sente
     await refusal(FakeTarget(), FakeTarget(**difference), sentence=sentence)
 
 
+async def test_a_target_of_another_release_is_never_ready() -> None:
+    await refusal(
+        FakeDrafter(), FakeTarget(protocol_version=1), sentence="target 1 speaks protocol version 1"
+    )
+
+
 async def test_targets_with_other_verifiers_are_refused() -> None:
     other = FakeTarget()
     other.verifiers = ["token"]
@@ -172,6 +178,7 @@ async def test_without_a_drafter_everything_is_plain() -> None:
     [
         ({"verifier": "magic"}, b"", "TANDEM_ORCHESTRATOR_VERIFIER"),
         ({}, b"junk", "cannot read the target's tokenizer"),
+        ({"gamma": 9}, b"", "TANDEM_ORCHESTRATOR_GAMMA: 9 is beyond the pair's longest draft of 8"),
     ],
 )
 async def test_what_the_target_makes_impossible_cannot_start(

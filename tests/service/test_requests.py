@@ -96,6 +96,22 @@ async def test_prompts_are_encoded_beside_the_event_loop(monkeypatch: pytest.Mon
     assert threading.current_thread() not in threads
 
 
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 1}, unk_token="a"))
+    target = FakeTarget()
+    target.tokenizer_json = tokenizer.to_str().encode()
+    encoded: list[str] = []
+    monkeypatch.setattr(TextCodec, "encode", lambda codec, text: encoded.append(text) or [1])
+    async with orchestrate(FakeDrafter(), target) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request(prompt_token_ids=[], prompt="a" * (1000 * LENGTH + 1)))
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "1000001 characters cannot fit into 1000 tokens" in str(refused.value.details())
+    assert not encoded
+
+
 async def test_a_client_that_never_reads_is_left() -> None:
     drafter, target = FakeDrafter(max_length=10**6), FakeTarget(max_length=10**6)
     # A small window, so that the text stands still at once.

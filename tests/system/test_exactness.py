@@ -25,6 +25,20 @@ def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_p
         services.wait_idle()
 
 
+def test_the_law_is_the_targets_with_drafts_from_the_text_itself(
+    random_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Certain tokens, drafts shorter than asked for, and rounds without any."""
+    _, target = random_pair
+    law = target_law(target)
+    settings = {"METHOD": "lookup"}
+    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+        for verifier in ("token", "block"):
+            counts = count_texts(services, Case(verifier, 3, "lookup"), range(3_000))
+            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
+        services.wait_idle()
+
+
 def test_a_mutant_server_fails(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
     drafter, target = random_pair
     with trio(

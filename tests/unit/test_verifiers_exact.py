@@ -48,6 +48,17 @@ def test_law_holds_where_the_end_cuts_drafts_short(name: str) -> None:
             assert float((law - tables.autoregressive_law(length)).abs().max()) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["token", "block"])
+def test_law_holds_for_certain_drafts(name: str) -> None:
+    """As of a lookup: a token that was not drawn, whatever it is, with a row all its own."""
+    for seed in range(6):
+        tables = Tables.random(3, 8, seed, zeros=seed % 2 == 0)
+        certain = torch.nn.functional.one_hot(tables.q.argmax(-1), 3).double()
+        tables = Tables(3, tables.p, certain)
+        law = speculative_law(VERIFIERS[name], tables, 3, 5)
+        assert float((law - tables.autoregressive_law(5)).abs().max()) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("token", Fraction(10, 9)), ("block", Fraction(11, 9)), ("greedy_block", Fraction(12, 9))],

@@ -1,0 +1,73 @@
+"""A text's replicas: picked from the pool when it needs one, counted while it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from orchestrator.calls import Waits
+from orchestrator.clients import DrafterClient
+from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
+from orchestrator.peers import Drafter, Target
+from orchestrator.pool import Pool, Replica
+
+
+class LeasedPeers:
+    """Makes sequences on the replicas with the fewest texts; use it as a context manager.
+
+    Args:
+        pool: ready.
+        remaining: seconds until the caller's deadline; None for none.
+        waits: bounds on every wait.
+        ledger: books them.
+        traceparent: of the span that a message belongs to, now.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        remaining: float | None,
+        waits: Waits,
+        ledger: Ledger,
+        traceparent: Callable[[], str],
+    ) -> None:
+        self._pool = pool
+        self._remaining = remaining
+        self._waits = waits
+        self._ledger = ledger
+        self._traceparent = traceparent
+        self._leases = ExitStack()
+        self._drafting: Replica[DrafterClient] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leases.__exit__(kind, error, traceback)
+
+    def target(self) -> Target:
+        """A fresh sequence on a target."""
+        client = self._leases.enter_context(self._pool.pick_target().lease())
+        call = client.sequence(self._remaining, self._waits, self._traceparent)
+        return TimedTarget(call, self._ledger)
+
+    def drafter(self) -> Drafter | None:
+        """A fresh sequence on a drafter; None where there is none."""
+        replica = self._drafting = self._pool.pick_drafter()
+        if replica is None:
+            return None
+        client = self._leases.enter_context(replica.lease())
+        call = client.sequence(self._remaining, self._waits, self._traceparent)
+        return TimedDrafter(call, self._ledger)
+
+    def note_lost_drafter(self) -> None:
+        """Have others preferred for a while."""
+        if self._drafting is not None:
+            self._drafting.note_failure()

@@ -1,0 +1,78 @@
+"""Prompts are encoded beside everything else, a bounded number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from orchestrator.encoder import PromptEncoder
+from orchestrator.text import TextCodec
+from tandem.errors import Exhausted
+
+
+class SlowCodec:
+    """Encodes when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.running = self.most = 0
+        self._lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.go_on.wait(10)
+        with self._lock:
+            self.running -= 1
+        return [len(text)]
+
+
+async def test_some_are_encoded_some_wait_and_one_more_is_refused() -> None:
+    codec: Any = SlowCodec()
+    encoder = PromptEncoder(codec, at_once=2, waiting=3)
+    texts = [asyncio.create_task(encoder.encode("x" * length)) for length in range(5)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(Exhausted, match="5 prompts are being encoded or wait"):
+        await encoder.encode("one more")
+    codec.go_on.set()
+    assert await asyncio.gather(*texts) == [[length] for length in range(5)]
+    assert codec.most == 2
+    assert await encoder.encode("later") == [5], "and room again"
+    encoder.close()
+
+
+def byte_level() -> bytes:
+    """A tokenizer of single bytes."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(dict(zip(alphabet, range(256), strict=True)), []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    from tokenizers import decoders
+
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer.to_str().encode()
+
+
+async def test_a_long_prompt_holds_no_other_text_up() -> None:
+    """The library's `encode` holds the interpreter's lock: then the loop would not turn at all."""
+    codec = TextCodec(byte_level())
+    encoder = PromptEncoder(codec, at_once=1, waiting=0)
+    encoding = asyncio.create_task(encoder.encode("\N{GRINNING FACE}" * 100_000))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert len(await encoding) == 400_000
+    assert turns > 5
+    encoder.close()
+
+
+def test_a_token_stands_for_as_many_characters_as_it_has() -> None:
+    assert TextCodec(byte_level()).longest_token == 1
+    words = Tokenizer(models.WordLevel({"a": 0, "b" * 40: 1}, unk_token="a"))
+    assert TextCodec(words.to_str().encode()).longest_token == 1000, "or what is unknown to it"
+    assert TextCodec(b"").longest_token == 0
