@@ -14,6 +14,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.servicer import Loaded, admission_limits
+from tandem.settings import MIB
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
         device="cpu",
+        max_message_bytes=settings.max_message_mib * MIB,
     )
     drafter = LookupDrafter(settings.lookup_ngram, settings.lookup_window)
     return LoadedDrafter(engine, info, lambda: (0, 0), drafter)

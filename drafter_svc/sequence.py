@@ -9,7 +9,7 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
-from tandem.rpc.stream import bind_log
+from tandem.telemetry.logs import bind_request
 
 
 class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse]):
@@ -37,7 +37,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.Draft
         request = message.open
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
-        bind_log(self.request_id)
+        bind_request(self.request_id)
         if request.target_vocab_size < 1:
             raise InvalidRequest("open.target_vocab_size must be at least 1")
         token_ids = messages.tokens_from(

@@ -13,6 +13,8 @@ from tandem.rpc.call import SequenceCall
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 
+_AROUND_BYTES = 4096
+
 
 class Waits(Protocol):
     """How long the services may take, in seconds."""
@@ -32,6 +34,7 @@ class DraftCall:
         call: the stream.
         waits: bounds on every wait.
         traceparent: of the span that a message belongs to, now.
+        max_bytes: that the target takes in a message.
     """
 
     def __init__(
@@ -39,8 +42,10 @@ class DraftCall:
         call: SequenceCall[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
         waits: Waits,
         traceparent: Callable[[], str],
+        max_bytes: int,
     ) -> None:
         self._call = call
+        self._max_bytes = max_bytes
         self._waits = waits
         self._traceparent = traceparent
         self._vocab_size = 0
@@ -91,14 +96,18 @@ class DraftCall:
         count, expect, rows = len(token_ids), self._call.expect, draft.rows
         expect("len(draft.token_ids)", count, least, gamma)
         expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
-        expect("len(draft.parents)", len(draft.parents), 0, 0)
-        expect("len(draft.row_of)", len(draft.row_of), 0, 0)
+        for field in (draft.parents, draft.row_of):
+            if field and list(field) != list(range(count)):
+                raise self._call.broken("draft must be a chain of a row a token")
+        expect("draft.distinct_siblings", int(draft.distinct_siblings), 0, 0)
         sizes = rows.sizes
         if sizes:
             entries = sum(sizes)
             expect("len(draft.rows.sizes)", len(sizes), count, count)
             expect("len(draft.rows.ids)", len(rows.ids), 4 * entries, 4 * entries)
             expect("len(draft.rows.weights)", len(rows.weights), 2 * entries, 2 * entries)
+            # Beside the rows a draft and what is around it have some hundred bytes.
+            expect("bytes of the draft", 6 * entries, 0, self._max_bytes - _AROUND_BYTES)
             return 6 * entries
         expect("len(draft.rows.ids)", len(rows.ids) + len(rows.weights), 0, 0)
         return 0

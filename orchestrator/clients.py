@@ -53,12 +53,16 @@ class DrafterClient(_Peer):
         return reply
 
     def sequence(
-        self, seconds: float | None, waits: Waits, traceparent: Callable[[], str]
+        self,
+        seconds: float | None,
+        waits: Waits,
+        traceparent: Callable[[], str],
+        max_bytes: int,
     ) -> DraftCall:
         """A new stream, at most as long as the request's deadline."""
         close = drafter_pb2.DraftRequest(close=drafter_pb2.CloseSequence())
         call = SequenceCall(self._role, self.address, self._stub.Draft(timeout=seconds), close)
-        return DraftCall(call, waits, traceparent)
+        return DraftCall(call, waits, traceparent, max_bytes)
 
 
 class TargetClient(_Peer):

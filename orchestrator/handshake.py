@@ -101,7 +101,7 @@ def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelIn
     """The first replica, with limits that any of them keeps: a text may go to each."""
     info = common_pb2.ModelInfo()
     info.CopyFrom(replicas[0])
-    for name in ("max_length", "max_gamma", "max_sequences"):
+    for name in ("max_length", "max_gamma", "max_sequences", "max_message_bytes"):
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
     return info
 

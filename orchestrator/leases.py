@@ -64,7 +64,8 @@ class LeasedPeers:
         if replica is None:
             return None
         client = self._leases.enter_context(replica.lease())
-        call = client.sequence(self._remaining, self._waits, self._traceparent)
+        limit = self._pool.target.max_message_bytes
+        call = client.sequence(self._remaining, self._waits, self._traceparent, limit)
         return TimedDrafter(call, self._ledger)
 
     def note_lost_drafter(self) -> None:

@@ -73,10 +73,6 @@ class Rule:
     resumable: bool = True
 
 
-# Without drafts all rules are the same, and some refuse to go without.
-PLAIN = "token"
-
-
 @dataclass(frozen=True, slots=True)
 class Generation:
     """A validated request with every default filled in.

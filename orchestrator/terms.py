@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.encoder import PromptEncoder
 from orchestrator.ledger import Ledger
-from orchestrator.request import PLAIN, Generation, Request, Rule, Stopping
+from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.text import TextCodec
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
@@ -57,7 +57,7 @@ class Terms:
         if request.first_round > MAX_FIRST_ROUND:
             raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
         verifier, gamma = self._speculation(request)
-        rule = self.rules[verifier if gamma else PLAIN]
+        rule = self._rule(verifier, gamma)
         if request.first_round and not rule.resumable:
             raise InvalidRequest(
                 f"first_round: a {verifier} text cannot be resumed, since what its last rounds"
@@ -91,6 +91,14 @@ class Terms:
         if gamma > self.max_gamma:
             raise InvalidRequest(f"gamma must be 0..{self.max_gamma}, got {gamma}")
         return verifier, gamma
+
+    def _rule(self, verifier: str, gamma: int) -> Rule:
+        """The rule that decides. Without drafts all are the same, and some refuse to go without."""
+        rules = [self.rules[verifier], *self.rules.values()]
+        suited = next((rule for rule in rules if gamma or not rule.fixed_gamma), None)
+        if suited is None:
+            raise InvalidRequest(f"gamma must be at least 1 for {list(self.rules)}")
+        return suited
 
     def _check_stopping(self, request: Request) -> None:
         if request.max_new_tokens is not None and request.max_new_tokens < 1:

@@ -21,6 +21,7 @@ from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
 from orchestrator.terms import Terms, request_id_of
 from tandem.errors import Exhausted
+from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +63,7 @@ class Texts:
         outcome = "error"
         try:
             request_id = request_id_of(request)
-            structlog.contextvars.bind_contextvars(request_id=request_id)
+            bind_request(request_id)
             spans.describe({"tandem.request_id": request_id})
             with self._place():
                 with spans.child("tokenize"):

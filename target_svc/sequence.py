@@ -8,8 +8,8 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
-from tandem.rpc.stream import bind_log
 from tandem.target.v1 import target_pb2
+from tandem.telemetry.logs import bind_request
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to
 from target_svc.round import TargetSequence
@@ -43,7 +43,7 @@ class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.Verif
         request = message.open
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
-        bind_log(self.request_id)
+        bind_request(self.request_id)
         sequence = self._sequence = self._sequence_from(request)
         self._gamma = request.gamma
         self._end = len(sequence.token_ids) + request.max_new_tokens

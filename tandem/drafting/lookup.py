@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Steps
 from tandem.speculation.draft import Draft
+
+# Of a token in an array of the type that is wide enough for every id.
+_BYTES = array("Q").itemsize
 
 
 class LookupDrafter(Drafter):
@@ -28,10 +33,18 @@ class LookupDrafter(Drafter):
         """What followed the latest earlier place; nothing where there is none."""
         yield from ()
         text = sequence.token_ids[-self._window :]
+        packed = array("Q", text).tobytes()
         for length in range(min(self._longest, len(text) - 1), 0, -1):
-            tail = text[-length:]
-            for start in range(len(text) - length - 1, -1, -1):
-                if text[start : start + length] == tail:
-                    end = start + length
-                    return Draft.certain(text[end : end + gamma])
+            place = _latest(packed, length)
+            if place is not None:
+                return Draft.certain(text[place : place + gamma])
         return Draft.certain(())
+
+
+def _latest(packed: bytes, length: int) -> int | None:
+    """Behind the latest earlier place of the last `length` tokens; None where there is none."""
+    tail = packed[-length * _BYTES :]
+    start = packed.rfind(tail, 0, len(packed) - _BYTES)
+    while start % _BYTES and start >= 0:  # across two tokens
+        start = packed.rfind(tail, 0, start + len(tail) - 1)
+    return start // _BYTES + length if start >= 0 else None

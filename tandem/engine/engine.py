@@ -28,7 +28,7 @@ _STOP_SECONDS = 20.0
 T = TypeVar("T")
 
 
-class Stepper(Protocol):
+class StepRunner(Protocol):
     """Who answers asks."""
 
     def step(self, jobs: Sequence[Job[Any]]) -> None:
@@ -61,7 +61,7 @@ class Engine:
     """
 
     def __init__(
-        self, name: str, admission: Admission, limits: BatchLimits, stepper: Stepper | None
+        self, name: str, admission: Admission, limits: BatchLimits, stepper: StepRunner | None
     ) -> None:
         self.admission = admission
         self.on_device_lost: Callable[[], None] = lambda: None
@@ -241,7 +241,7 @@ class Engine:
         if jobs:
             self._on_loop(partial(_resolve, jobs))
 
-    def _check_device(self, stepper: Stepper) -> None:
+    def _check_device(self, stepper: StepRunner) -> None:
         """After a failure: stop for good if the device does not answer."""
         if stepper.answers():
             return

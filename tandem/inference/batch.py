@@ -45,7 +45,7 @@ class PackedBatch:
     positions: Tensor
     places: Tensor
     rows: Tensor | None
-    _masks: dict[tuple[int, int, int, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, feeds: Sequence[Feed], device: torch.device) -> PackedBatch:
@@ -89,15 +89,17 @@ class PackedBatch:
         """
         if count == 1 and (window is None or window >= seen):
             return None
-        key = (count, seen, window or seen, groups)
+        # Seen from the end, masks of one count are alike: the longest one has the others in it.
+        key = (count, window, groups)
         mask = self._masks.get(key)
         if mask is None:
-            queries = torch.arange(seen - count, seen, device=like.device)[:, None]
-            keys = torch.arange(seen, device=like.device)
-            hidden = (keys > queries) | (keys <= queries - (window or seen))
-            mask = torch.zeros(count, seen, dtype=like.dtype, device=like.device)
+            longest = max(segment.length for segment in self.segments)
+            queries = torch.arange(longest - count, longest, device=like.device)[:, None]
+            keys = torch.arange(longest, device=like.device)
+            hidden = (keys > queries) | (keys <= queries - (window or longest))
+            mask = torch.zeros(count, longest, dtype=like.dtype, device=like.device)
             mask = self._masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
-        return mask
+        return mask[:, mask.shape[1] - seen :]
 
 
 def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:

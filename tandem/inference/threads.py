@@ -1,4 +1,4 @@
-"""Threads of a service: those of the model, and the one that loads it.
+"""Threads of a model.
 
 The OpenMP threads of an idle service spin for milliseconds before they sleep, on the very
 cores that the next service needs. Sleeping at once costs more: a pass is a hundred parallel
@@ -7,19 +7,13 @@ pieces of work, and each would have to wake them (13 % of a pass of 90 M paramet
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-from collections.abc import Callable
-from typing import TypeVar
 
 # Some 100 microseconds.
 _SPINS = "2000"
 # A drafter of 1 M parameters was 12 to 30 % faster in one thread than in two beside a target on
 # the same two cores, a model of 7 M is 20 % faster in two.
 _PARAMETERS_A_THREAD = 4_000_000
-
-T = TypeVar("T")
 
 
 def spin_less() -> None:
@@ -43,32 +37,3 @@ def use_threads(count: int, parameters: int = 0) -> None:
 
     suited = min(torch.get_num_threads(), 1 + parameters // _PARAMETERS_A_THREAD)
     torch.set_num_threads(count or suited)
-
-
-async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run slow work beside the event loop, in a thread that does not hold up the exit.
-
-    A pool's thread would: SIGTERM during a load of minutes would wait for its end.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def resolve(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # T may itself be optional
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(resolve, result, failure)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return await done

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
-import structlog
 
 from tandem.errors import Exhausted, IdleTimeout
 from tandem.rpc.decoding import Malformed
@@ -123,8 +122,3 @@ class Streams:
         if spans is not None:
             attributes = {"tandem.request_id": sequence.request_id, **reply.attributes}
             spans.record(reply.span, reply.stages, attributes)
-
-
-def bind_log(request_id: str) -> None:
-    """Have the request's id in every line that its stream logs."""
-    structlog.contextvars.bind_contextvars(request_id=request_id)

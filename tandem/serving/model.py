@@ -13,7 +13,7 @@ from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.servicer import admission_limits
-from tandem.settings import ModelSettings
+from tandem.settings import MIB, ModelSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -76,4 +76,5 @@ def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:
         dtype=decoder.dtype,
         device=decoder.device.type,
         parameters=decoder.parameters,
+        max_message_bytes=settings.max_message_mib * MIB,
     )

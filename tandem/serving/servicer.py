@@ -12,7 +12,7 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
 from tandem.engine.engine import Engine
 from tandem.errors import Unavailable
-from tandem.inference.threads import in_daemon_thread
+from tandem.serving.background import in_daemon_thread
 from tandem.settings import ModelSettings
 
 M = TypeVar("M", bound=ModelSettings)

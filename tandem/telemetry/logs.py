@@ -9,6 +9,11 @@ from typing import Literal
 import structlog
 
 
+def bind_request(request_id: str) -> None:
+    """Have a request's id in every line that is logged for it from now on."""
+    structlog.contextvars.bind_contextvars(request_id=request_id)
+
+
 def configure(service: str, level: str, style: Literal["auto", "json", "console"]) -> None:
     """Send all logs, those of libraries too, to standard error.
 

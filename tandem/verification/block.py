@@ -13,10 +13,10 @@ from tandem.speculation.proposal import Proposal
 from tandem.verification.verifier import (
     Verifier,
     View,
+    correction,
     last_success,
     plain_view,
-    residual_or,
-    row_at,
+    row_within,
 )
 
 
@@ -66,5 +66,5 @@ class BlockVerifier(Verifier[_BlockView]):
     def _residual(self, view: _BlockView, num_accepted: Tensor) -> Tensor:
         """Equation (4): (p_tau p - q)+, with the joint p_tau of the kept tokens."""
         joint = view.joint.gather(1, num_accepted[:, None])
-        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
-        return torch.where(view.kept_all(num_accepted), p, residual_or(joint * p - q, p))
+        p, q = row_within(view.p, num_accepted), row_within(view.q, num_accepted)
+        return correction((joint * p).sub_(q), p, view.kept_all(num_accepted))

@@ -21,11 +21,13 @@ from tandem.verification.verifier import (
     MAX_RATIO,
     Verifier,
     View,
+    correction,
     last_success,
     of_drafted_tokens,
     ratios,
     residual_or,
     row_at,
+    row_within,
 )
 
 _MAX_LOG_RATIO = math.log(MAX_RATIO)
@@ -164,8 +166,8 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
     def _residual(self, view: _GreedyView, num_accepted: Tensor) -> Tensor:
         """Equation (30): (p~_tau p - q)+, with the uncapped joint ratio of the kept tokens."""
         joint = view.joint.gather(1, num_accepted[:, None])
-        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
-        return torch.where(view.kept_all(num_accepted), p, residual_or(joint * p - q, p))
+        p, q = row_within(view.p, num_accepted), row_within(view.q, num_accepted)
+        return correction((joint * p).sub_(q), p, view.kept_all(num_accepted))
 
     def _carry(self, view: _GreedyView, num_accepted: Tensor, next_token: Tensor) -> list[Any]:
         """Algorithm 5: move the levels on by what was emitted, and add this round's."""

@@ -12,9 +12,9 @@ from tandem.speculation.proposal import Proposal
 from tandem.verification.verifier import (
     Verifier,
     View,
+    correction,
     plain_view,
-    residual_or,
-    row_at,
+    row_within,
     up_to_first_failure,
 )
 
@@ -37,5 +37,5 @@ class TokenVerifier(Verifier[View]):
 
     def _residual(self, view: View, num_accepted: Tensor) -> Tensor:
         """Equation (3): (p - q)+ at the rejected row."""
-        p, q = row_at(view.p, num_accepted), row_at(view.q, num_accepted)
-        return torch.where(view.kept_all(num_accepted), p, residual_or(p - q, p))
+        p, q = row_within(view.p, num_accepted), row_within(view.q, num_accepted)
+        return correction(p - q, p, view.kept_all(num_accepted))

@@ -215,13 +215,29 @@ def ratios(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(q == 0, unbounded, (p / q).clamp(max=MAX_RATIO))
 
 
-def row_at(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
+def correction(excess: Tensor, p: Tensor, kept_all: Tensor) -> Tensor:
+    """Weights [B, V] of what follows the kept tokens; `excess` is used up.
+
+    Its positive part; or p itself where all were kept [B, 1], and where rounding left none.
+    """
+    weights = excess.clamp_(min=0)
+    return torch.where(kept_all | (weights.sum(-1, keepdim=True) <= 0), p, weights)
+
+
+def row_within(rows: Tensor, place: Tensor) -> Tensor:
+    """[B, V]: row `place` [B] of each of rows [B, N, V]; the last one beyond it.
+
+    For rows of q, which are not looked at where the whole draft was kept.
+    """
     batch, count, vocab_size = rows.shape
     if count == 0:
         return rows.new_zeros(batch, vocab_size)
-    found = rows[torch.arange(batch, device=rows.device), place.clamp(max=count - 1)]
-    return torch.where(place[:, None] < count, found, 0.0)
+    return rows[torch.arange(batch, device=rows.device), place.clamp(max=count - 1)]
+
+
+def row_at(rows: Tensor, place: Tensor) -> Tensor:
+    """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
+    return torch.where(place[:, None] < rows.shape[1], row_within(rows, place), 0.0)
 
 
 def residual_or(excess: Tensor, fallback: Tensor) -> Tensor:

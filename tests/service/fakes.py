@@ -57,6 +57,7 @@ class Fake:
             "max_sequences": 8,
             "dtype": "float32",
             "device": "cpu",
+            "max_message_bytes": 1 << 20,
         }
         self.info = common_pb2.ModelInfo(**(fields | changes))
         self.opened = self.ended = 0

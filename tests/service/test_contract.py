@@ -150,6 +150,12 @@ def give_row(draft: common_pb2.Draft) -> None:
     draft.rows.weights = bytes(3)
 
 
+def grow(draft: common_pb2.Draft) -> None:
+    draft.rows.sizes.extend([200_000] + [0] * (len(draft.token_ids) - 1))
+    draft.rows.ids = bytes(800_000)
+    draft.rows.weights = bytes(400_000)
+
+
 DRAFTER_BREACHES: dict[str, Any] = {
     "round": on("drafted", add("round", 1)),
     "position": on("drafted", add("position", 1)),
@@ -159,6 +165,8 @@ DRAFTER_BREACHES: dict[str, Any] = {
     "rows of certain tokens": on_draft(lambda draft: setattr(draft.rows, "ids", bytes(4))),
     "weights": on_draft(give_row),
     "tree": on_draft(lambda draft: draft.parents.append(0)),
+    "siblings": on_draft(lambda draft: setattr(draft, "distinct_siblings", True)),
+    "more than the target takes": on_draft(grow),
     "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(
         drafter_pb2.DraftResponse(drafted=drafter_pb2.DraftedStep())
@@ -177,6 +185,30 @@ async def test_a_drafter_that_breaks_the_contract_is_lost(breach: str) -> None:
     assert set(reply.summary.gammas) == {0}
     assert list(reply.token_ids) == target.text(20)
     assert (drafter.ended, target.ended) == (1, 1)
+
+
+async def test_a_drafter_may_spell_its_chain_out() -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+
+    def spell_out(draft: common_pb2.Draft) -> None:
+        draft.parents.extend(range(len(draft.token_ids)))
+        draft.row_of.extend(range(len(draft.token_ids)))
+
+    drafter.alter = on_draft(spell_out)
+    async with orchestrate(drafter, target) as stub:
+        reply = await stub.Complete(request())
+    assert not reply.summary.drafter_lost
+    assert list(reply.token_ids) == target.text(20)
+
+
+async def test_a_drafter_may_have_nothing_to_draft() -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+    drafter.alter = on_draft(lambda draft: draft.Clear())
+    async with orchestrate(drafter, target) as stub:
+        reply = await stub.Complete(request())
+    assert not reply.summary.drafter_lost
+    assert set(reply.summary.gammas) == {0}
+    assert list(reply.token_ids) == target.text(20)
 
 
 async def test_a_short_draft_is_fine_but_for_a_rule_of_fixed_gamma() -> None:

@@ -58,7 +58,7 @@ CASES = [
 
 
 async def ended_with(
-    channel: grpc.aio.Channel, method: str, kind: str, data: bytes
+    channel: Any, method: str, kind: str, data: bytes
 ) -> tuple[grpc.StatusCode, str]:
     """What raw bytes sent to a method are answered."""
     call: Any
@@ -158,7 +158,7 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
         prompt = Prompt("r", [1, 2], Sampling(), 0, 5, 5)
 
         async def one() -> None:
-            call: DraftCall = client.sequence(None, OrchestratorSettings(), str)
+            call: DraftCall = client.sequence(None, OrchestratorSettings(), str, 1 << 20)
             with pytest.raises(Unavailable, match="is not available"):
                 await call.open(prompt)
             call.cancel()

@@ -103,7 +103,12 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
     target = FakeTarget()
     target.tokenizer_json = tokenizer.to_str().encode()
     encoded: list[str] = []
-    monkeypatch.setattr(TextCodec, "encode", lambda codec, text: encoded.append(text) or [1])
+
+    def spy(codec: TextCodec, text: str) -> list[int]:
+        encoded.append(text)
+        return [1]
+
+    monkeypatch.setattr(TextCodec, "encode", spy)
     async with orchestrate(FakeDrafter(), target) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Complete(request(prompt_token_ids=[], prompt="a" * (1000 * LENGTH + 1)))

@@ -220,8 +220,8 @@ Global___Draft: typing_extensions.TypeAlias = Draft
 class VerifierCarry(google.protobuf.message.Message):
     """VerifierCarry is what a rule has to remember between the rounds of one sequence: the
     levels of its modified target, oldest first (Algorithm 5 of arXiv 2403.10444, nested).
-    At most gamma - 1. Rules without state have none. The orchestrator keeps the last one
-    unread and gives it to the next target.
+    At most gamma - 1. Rules without state have none. Who moves a text to another target
+    gives it the last one, unread.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -281,6 +281,7 @@ class ModelInfo(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
@@ -311,6 +312,10 @@ class ModelInfo(google.protobuf.message.Message):
     """device the model runs on ("cpu", "cuda", ...)."""
     parameters: builtins.int
     """parameters is the number of weights."""
+    max_message_bytes: builtins.int
+    """max_message_bytes is the largest request that the service takes. A drafter whose draft
+    would be larger than the target takes is left behind.
+    """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """eos_token_ids end a text; a model may have several, or none."""
@@ -329,8 +334,9 @@ class ModelInfo(google.protobuf.message.Message):
         dtype: builtins.str = ...,
         device: builtins.str = ...,
         parameters: builtins.int = ...,
+        max_message_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 
@@ -345,7 +351,7 @@ class EngineStats(google.protobuf.message.Message):
     FED_TOKENS_FIELD_NUMBER: builtins.int
     OPENED_SEQUENCES_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
-    """open_sequences is the number of sequences that hold a KV cache now."""
+    """open_sequences is the number of sequences that hold a place now."""
     forward_passes: builtins.int
     """forward_passes is the number of model calls."""
     fed_tokens: builtins.int
@@ -377,11 +383,11 @@ class StageTimes(google.protobuf.message.Message):
     ACCEPT_NS_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     queue_ns: builtins.int
-    """queue_ns from the arrival of the message to the start of its forward pass."""
+    """queue_ns from when the checked message is handed to the engine to its first pass."""
     forward_ns: builtins.int
     """forward_ns in the model."""
     accept_ns: builtins.int
-    """accept_ns in the verifier (target only)."""
+    """accept_ns from the end of the pass to the verdict on the host (target only)."""
     batch_size: builtins.int
     """batch_size is the number of sequences that shared the (last) forward pass."""
     def __init__(

@@ -126,9 +126,11 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     leaves what was received intact.
 
     Errors:
-      INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
-      RESOURCE_EXHAUSTED   every place is taken, here or on the target. Retry later,
-                           with backoff.
+      INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
+                           are no message. Do not retry.
+      RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
+                           wait to be encoded: retry later, with backoff. Or the request
+                           is larger than the service takes (MAX_MESSAGE_MIB).
       UNAVAILABLE          no target can be reached, or it ended the sequence as idle
                            or while stopping: retry or resume. Or the drafter of a
                            greedy_block text was lost: start anew.
@@ -197,9 +199,11 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         leaves what was received intact.
 
         Errors:
-          INVALID_ARGUMENT     a field is out of range; the message names it. Do not retry.
-          RESOURCE_EXHAUSTED   every place is taken, here or on the target. Retry later,
-                               with backoff.
+          INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
+                               are no message. Do not retry.
+          RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
+                               wait to be encoded: retry later, with backoff. Or the request
+                               is larger than the service takes (MAX_MESSAGE_MIB).
           UNAVAILABLE          no target can be reached, or it ended the sequence as idle
                                or while stopping: retry or resume. Or the drafter of a
                                greedy_block text was lost: start anew.

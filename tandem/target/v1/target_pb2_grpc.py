@@ -73,15 +73,19 @@ class TargetServiceServicer:
         Errors:
         INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
         (token outside its row, a weight of 0, sizes that do not
-        add up); the message names it. Do not retry.
+        add up), and the message names it; or the bytes are no
+        message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
         UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
         RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-        free in time. Try another target, or later.
+        free in time; too many streams have not opened yet; or a
+        message is larger than max_message_bytes. Try another target,
+        or later.
         UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
         another target.
-        ABORTED              the idle limit passed. Open again if still needed.
+        ABORTED              the idle limit passed, or the shorter one of a stream that has
+        not opened. Open again if still needed.
         INTERNAL             the engine failed. Try another target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -99,7 +103,7 @@ class TargetServiceServicer:
     def GetTokenizer(self, request, context):
         """GetTokenizer hands out the target's tokenizer, so that an orchestrator needs
         no model files. Changes nothing; safe to retry. The answer may have tens of
-        megabytes (64 MiB at most). NOT_FOUND: the checkpoint has no tokenizer, so
+        megabytes: clients must take up to 64 MiB. NOT_FOUND: the checkpoint has no tokenizer, so
         prompts can only be token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
