@@ -13,8 +13,6 @@ from tandem.rpc.call import SequenceCall
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 
-_AROUND_BYTES = 4096
-
 
 class Waits(Protocol):
     """How long the services may take, in seconds."""
@@ -81,11 +79,12 @@ class DraftCall:
         end = position + len(new_token_ids)
         expect("drafted.position", drafted.position, end, end)
         draft = drafted.draft
+        expect("len(draft.token_ids)", len(draft.token_ids), gamma if exact else 0, gamma)
         token_ids = list(draft.token_ids)
-        size = self._check(draft, token_ids, gamma if exact else 0, gamma)
+        size = self._check(draft, token_ids)
         return Drafted(token_ids, draft, size, messages.times_from(drafted.times))
 
-    def _check(self, draft: common_pb2.Draft, token_ids: list[int], least: int, gamma: int) -> int:
+    def _check(self, draft: common_pb2.Draft, token_ids: list[int]) -> int:
         """Refuse a draft of the wrong shape, while the text can still go on without it.
 
         Its rows stay unread: the target checks them.
@@ -94,20 +93,18 @@ class DraftCall:
             Bytes of the rows.
         """
         count, expect, rows = len(token_ids), self._call.expect, draft.rows
-        expect("len(draft.token_ids)", count, least, gamma)
         expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
         for field in (draft.parents, draft.row_of):
-            if field and list(field) != list(range(count)):
+            if field and (len(field) != count or list(field) != list(range(count))):
                 raise self._call.broken("draft must be a chain of a row a token")
         expect("draft.distinct_siblings", int(draft.distinct_siblings), 0, 0)
         sizes = rows.sizes
         if sizes:
-            entries = sum(sizes)
             expect("len(draft.rows.sizes)", len(sizes), count, count)
+            entries = sum(sizes)
             expect("len(draft.rows.ids)", len(rows.ids), 4 * entries, 4 * entries)
             expect("len(draft.rows.weights)", len(rows.weights), 2 * entries, 2 * entries)
-            # Beside the rows a draft and what is around it have some hundred bytes.
-            expect("bytes of the draft", 6 * entries, 0, self._max_bytes - _AROUND_BYTES)
+            expect("bytes of the draft", 6 * entries, 0, self._max_bytes)
             return 6 * entries
         expect("len(draft.rows.ids)", len(rows.ids) + len(rows.weights), 0, 0)
         return 0
@@ -166,7 +163,7 @@ class VerifyCall:
         reply = await self._call.ask(message, "verdict", self._waits.verify_seconds)
         verdict, expect = reply.verdict, self._call.expect
         gamma = len(drafted.token_ids) if drafted else 0
-        accepted, overlaps = verdict.num_accepted, list(verdict.overlaps)
+        accepted = verdict.num_accepted
         expect("verdict.round", verdict.round, round_, round_)
         expect("verdict.num_accepted", accepted, 0, gamma)
         expect("verdict.place", verdict.place, accepted, accepted)
@@ -174,7 +171,8 @@ class VerifyCall:
             "verdict.position", verdict.position, position + accepted + 1, position + accepted + 1
         )
         expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
-        expect("len(verdict.overlaps)", len(overlaps), gamma, gamma)
+        expect("len(verdict.overlaps)", len(verdict.overlaps), gamma, gamma)
+        overlaps = list(verdict.overlaps)
         times = messages.times_from(verdict.times)
         return Decided(accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
 

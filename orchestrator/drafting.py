@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -26,16 +27,23 @@ class Drafting:
         seconds: how long a round waits for that.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
             empty where the text can.
+        on_loss: called when the drafter is lost.
     """
 
     def __init__(
-        self, drafter: Drafter | None, ledger: Ledger, seconds: float, needed_by: str
+        self,
+        drafter: Drafter | None,
+        ledger: Ledger,
+        seconds: float,
+        needed_by: str,
+        on_loss: Callable[[], None],
     ) -> None:
         self.lost = False
         self._drafter = drafter
         self._ledger = ledger
         self._seconds = seconds
         self._needed_by = needed_by
+        self._on_loss = on_loss
         self._opening: asyncio.Task[object] | None = None
         # Emitted, and not told to the drafter yet.
         self._news: list[int] = []
@@ -86,6 +94,7 @@ class Drafting:
         self.cancel()
         self._drafter = self._opening = None
         self.lost = True
+        self._on_loss()
         if self._needed_by:
             raise Unavailable(
                 f"{self._needed_by} cannot go on without its drafter; start anew"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from orchestrator.text import TextCodec
 from tandem.errors import Exhausted
@@ -25,6 +25,7 @@ class PromptEncoder:
         self._codec = codec
         self._limit = at_once + waiting
         self._pending = 0
+        self._free = asyncio.Semaphore(at_once)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="encode")
 
     async def encode(self, text: str) -> list[int]:
@@ -40,10 +41,25 @@ class PromptEncoder:
             )
         self._pending += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._codec.encode, text)
-        finally:
+            # Who waits holds no place in the threads' queue, so whoever gives up leaves nothing.
+            await self._free.acquire()
+        except BaseException:
             self._pending -= 1
+            raise
+        loop = asyncio.get_running_loop()
+
+        def end(work: Future[list[int]]) -> None:
+            # Also where nobody waits any more: until now the thread was not free.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._end)
+
+        work = self._threads.submit(self._codec.encode, text)
+        work.add_done_callback(end)
+        return await asyncio.wrap_future(work)
+
+    def _end(self) -> None:
+        self._pending -= 1
+        self._free.release()
 
     def close(self) -> None:
         """Encode nothing more. Does not wait for what is being encoded."""

@@ -97,6 +97,38 @@ def rules_of(
     }
 
 
+# Beside the rows of a draft, what is around them in a message.
+_AROUND_BYTES = 4096
+_ENTRY_BYTES = 6
+
+
+def longest_draft(
+    target: common_pb2.ModelInfo, drafters: Sequence[drafter_pb2.GetModelInfoResponse]
+) -> int:
+    """The most tokens of a draft, chosen so that each fits the target's largest message.
+
+    It has to be chosen beforehand: a draft that was left out for what it turned out to be would
+    bias the text.
+
+    Raises:
+        Unavailable: not even one token's row fits.
+    """
+    longest = target.max_gamma
+    for place, reply in enumerate(drafters, 1):
+        longest = min(longest, reply.info.max_gamma)
+        if not reply.info.vocab_size:  # certain tokens, without rows
+            continue
+        width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
+        fitting = (target.max_message_bytes - _AROUND_BYTES) // (_ENTRY_BYTES * width)
+        if fitting < 1:
+            raise Unavailable(
+                f"drafter {place} sends rows of {width} tokens, more than the target takes in a"
+                " message: raise MAX_MESSAGE_MIB of the target or lower DRAFT_SUPPORT"
+            )
+        longest = min(longest, fitting)
+    return longest if drafters else 0
+
+
 def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
     """The first replica, with limits that any of them keeps: a text may go to each."""
     info = common_pb2.ModelInfo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
@@ -34,12 +35,14 @@ class LeasedPeers:
         traceparent: Callable[[], str],
     ) -> None:
         self._pool = pool
-        self._remaining = remaining
+        self._deadline = None if remaining is None else time.monotonic() + remaining
         self._waits = waits
         self._ledger = ledger
         self._traceparent = traceparent
-        self._leases = ExitStack()
+        # Apart, since a failure of one must not have the other shunned.
+        self._targets, self._drafters = ExitStack(), ExitStack()
         self._drafting: Replica[DrafterClient] | None = None
+        self._drafter_lost = False
 
     def __enter__(self) -> Self:
         return self
@@ -50,11 +53,15 @@ class LeasedPeers:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leases.__exit__(kind, error, traceback)
+        self._drafters.close()
+        if self._drafter_lost:
+            self._targets.close()
+        else:
+            self._targets.__exit__(kind, error, traceback)
 
     def target(self) -> Target:
         """A fresh sequence on a target."""
-        client = self._leases.enter_context(self._pool.pick_target().lease())
+        client = self._targets.enter_context(self._pool.pick_target().lease())
         call = client.sequence(self._remaining, self._waits, self._traceparent)
         return TimedTarget(call, self._ledger)
 
@@ -63,12 +70,18 @@ class LeasedPeers:
         replica = self._drafting = self._pool.pick_drafter()
         if replica is None:
             return None
-        client = self._leases.enter_context(replica.lease())
+        client = self._drafters.enter_context(replica.lease())
         limit = self._pool.target.max_message_bytes
         call = client.sequence(self._remaining, self._waits, self._traceparent, limit)
         return TimedDrafter(call, self._ledger)
 
+    @property
+    def _remaining(self) -> float | None:
+        """Seconds until the caller's deadline, now."""
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
     def note_lost_drafter(self) -> None:
         """Have others preferred for a while."""
+        self._drafter_lost = True
         if self._drafting is not None:
             self._drafting.note_failure()

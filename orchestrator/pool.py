@@ -15,6 +15,7 @@ import structlog
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.handshake import (
     least_limits,
+    longest_draft,
     noting,
     require_fit,
     require_protocol,
@@ -76,6 +77,7 @@ class Pool:
     Attributes:
         target: what the targets serve, with the least limits of them all.
         drafter: the same of the drafters; None without drafters.
+        max_gamma: longest draft that every replica can make and take; 0 without drafters.
         rules: that the targets know and the drafters suit, by name.
         tokenizer_json: the target's; empty where it has none.
 
@@ -95,6 +97,7 @@ class Pool:
         self._ready = False
         self.target = common_pb2.ModelInfo()
         self.drafter: common_pb2.ModelInfo | None = None
+        self.max_gamma = 0
         self.rules: Mapping[str, Rule] = {}
         self.tokenizer_json = b""
 
@@ -138,6 +141,7 @@ class Pool:
                 require_fit(first.info, answer.info, f"drafter {place}")
         self.target = least_limits([reply.info for reply in targets])
         self.drafter = least_limits([reply.info for reply in drafters]) if drafters else None
+        self.max_gamma = longest_draft(self.target, drafters)
         self.rules = rules_of(first, drafters)
         self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
 

@@ -60,7 +60,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             vocab_size=target.vocab_size,
             target_length=target.max_length,
             drafter_length=drafter.max_length if drafter else 0,
-            max_gamma=min(target.max_gamma, drafter.max_gamma) if drafter else 0,
+            max_gamma=self._pool.max_gamma,
             rules=self._pool.rules,
             verifier=settings.verifier,
             gamma=settings.gamma,
@@ -99,11 +99,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                         reply = pb.GenerateResponse(summary=messages.summary_to(event))
                     else:
                         reply = pb.GenerateResponse(round=messages.round_to(event))
-                    await patience.bound(context.write(reply), seconds)
-            except TimeoutError:
-                raise IdleTimeout(
-                    f"the client read nothing for {seconds:g} s; resume behind what it has"
-                ) from None
+                    try:
+                        await patience.bound(context.write(reply), seconds)
+                    except TimeoutError:
+                        sentence = f"the client read nothing for {seconds:g} s"
+                        # Into the text, so that its span and its log say why it ended.
+                        await events.athrow(IdleTimeout(f"{sentence}; resume behind what it has"))
             finally:
                 patience.close()
 

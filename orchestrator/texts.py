@@ -79,7 +79,8 @@ class Texts:
                         elif not ledger.first_token_ns:
                             ledger.first_token_ns = ledger.elapsed_ns()
         except BaseException as error:
-            outcome = type(error).__name__
+            # An iterator that is closed early has a client that left.
+            outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
             spans.fail(error)
             raise
         finally:
@@ -123,7 +124,9 @@ class Texts:
             )
             drafter = peers.drafter() if generation.gamma else None
             needed_by = rule.name if rule.fixed_gamma else ""
-            drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by)
+            drafting = Drafting(
+                drafter, ledger, waits.draft_seconds, needed_by, peers.note_lost_drafter
+            )
             session = Session(
                 generation,
                 peers=peers,
@@ -137,8 +140,6 @@ class Texts:
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:
                     yield round_
-            if drafting.lost:
-                peers.note_lost_drafter()
         assert emission.finish_reason is not None
         tally = emission.tally
         spans.describe(

@@ -171,6 +171,9 @@ class Engine:
             timeout = 0
             if job is None:
                 continue
+            if job.over:  # given up on the way; its sequence may be gone
+                job.steps.close()
+                continue
             self._gathering.come(job.sequence, job.arrived_ns / 1e9)
             job.resume()
             (through if job.over else arrived).append(job)

@@ -118,10 +118,11 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
         assert isinstance(ask, (Take, Score))
         job.resume(Scored(logits, first, ask.feed.rows))
         first += ask.feed.rows
-    if drawing:
-        drawn = draw([ask for _, ask in drawing], logits, rows)
-        for index, (job, _) in enumerate(drawing):
-            job.resume(Drawn(drawn, index))
+    for truncation in {ask.truncation for _, ask in drawing}:
+        chosen = [i for i, (_, ask) in enumerate(drawing) if ask.truncation == truncation]
+        drawn = draw([drawing[i][1] for i in chosen], logits, [rows[i] for i in chosen])
+        for index, i in enumerate(chosen):
+            drawing[i][0].resume(Drawn(drawn, index))
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:

@@ -99,7 +99,9 @@ class PackedBatch:
             hidden = (keys > queries) | (keys <= queries - (window or longest))
             mask = torch.zeros(count, longest, dtype=like.dtype, device=like.device)
             mask = self._masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
-        return mask[:, mask.shape[1] - seen :]
+        part = mask[:, mask.shape[1] - seen :]
+        # A device's kernels want a mask that begins where they can load it from.
+        return part.contiguous() if part.is_cuda else part
 
 
 def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:

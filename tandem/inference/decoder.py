@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ class Decoder:
         pool: the KV cache of all sequences.
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
-        forward_ns: time spent in them.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
     """
 
@@ -74,7 +72,6 @@ class Decoder:
         self.parameters = sum(p.numel() for p in model.parameters())
         self.forward_passes = 0
         self.fed_tokens = 0
-        self.forward_ns = 0
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self.pool = KVPool(_PROBE_TOKENS)
         self._start(cache_tokens, at_most)
@@ -152,7 +149,7 @@ class Decoder:
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
                 ) from error
-        self.forward_passes = self.fed_tokens = self.forward_ns = 0
+        self.forward_passes = self.fed_tokens = 0
 
     def _probe(self) -> Tensor:
         """The probe's logits, fed in pieces beside another sequence and after a rollback."""
@@ -193,7 +190,6 @@ class Decoder:
         Returns:
             [R, V] logits in the model's dtype: the rows asked for, feed by feed.
         """
-        started = time.perf_counter_ns()
         batch = PackedBatch.of(feeds, self.device)
         self.pool.places = batch.places
         logits: Tensor = self._pass(batch, self.pool)
@@ -201,7 +197,6 @@ class Decoder:
             feed.cache.length += len(feed.token_ids)
         self.forward_passes += 1
         self.fed_tokens += batch.token_ids.shape[1]
-        self.forward_ns += time.perf_counter_ns() - started
         return logits
 
     def tokenizer_json(self) -> bytes:

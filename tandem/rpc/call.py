@@ -74,6 +74,8 @@ class SequenceCall(Generic[Q, R]):
             raise await self._ended() from failure
         if reply is grpc.aio.EOF:
             raise await self._ended()
+        if reply is None:  # what the library makes of bytes that it cannot read
+            raise self.broken("its answer is no message")
         answer: R = reply
         if (got := answer.WhichOneof("result")) != kind:
             raise self.broken(f"result must be {kind}, got {got}")

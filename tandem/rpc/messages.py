@@ -71,6 +71,11 @@ def draft_from(message: common_pb2.Draft, vocab_size: int, max_gamma: int) -> Dr
         raise InvalidRequest("draft.rows.ids and draft.rows.weights must hold whole numbers")
     if message.parents or message.row_of or message.distinct_siblings:
         _check_chain(message, count)
+    if len(rows.sizes) > count:
+        raise InvalidRequest(
+            f"draft.rows.sizes holds {len(rows.sizes)} rows for {count} tokens:"
+            " a row that no token names"
+        )
     token_ids, sizes = list(message.token_ids), list(rows.sizes)
     if not sizes and not rows.ids and not rows.weights:
         sizes = [0] * count

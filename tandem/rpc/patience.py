@@ -39,12 +39,13 @@ class Patience:
         """
         watch = self._watch
         task = self._task = asyncio.current_task()
+        cancels = 0 if task is None else task.cancelling()
         self._until = watch.loop.time() + seconds
         watch.add(self, self._until)
         try:
             return await awaitable
         except asyncio.CancelledError:
-            if self._expired and task is not None and task.uncancel() == 0:
+            if self._expired and task is not None and task.uncancel() <= cancels:
                 raise TimeoutError from None
             raise
         finally:

@@ -53,6 +53,8 @@ class Draft:
     ) -> list[Draft | None]:
         """Drafts from padded rows. A row with a single token is certain.
 
+        A row without any weight, whose numbers were not finite, ends its draft before it.
+
         Args:
             token_ids: [R], drawn from the rows, draft by draft.
             ids: [R, K] token ids of the rows.
@@ -60,11 +62,11 @@ class Draft:
             lengths: rows of each draft.
 
         Returns:
-            The drafts; None for one with a row without any weight, whose numbers were not finite.
+            The drafts; None for one whose first row is such.
         """
         sent = weights > 0
         sizes = sent.sum(-1)
-        broken = {int(row) for row in np.flatnonzero(sizes == 0)}
+        broken = np.flatnonzero(sizes == 0).tolist()
         certain = sizes == 1
         if certain.any():
             sent[certain] = False
@@ -77,7 +79,10 @@ class Draft:
         for length in lengths:
             rows = slice(first, first + length)
             first += length
-            if broken and not broken.isdisjoint(range(rows.start, rows.stop)):
+            # What was drawn before a broken row stands: it must not be withdrawn.
+            end = next((row for row in broken if rows.start <= row < rows.stop), rows.stop)
+            rows = slice(rows.start, end)
+            if length and rows.start == rows.stop:
                 drafts.append(None)
                 continue
             entries = slice(ends[rows.start], ends[rows.stop])
@@ -94,12 +99,7 @@ class Draft:
             ValueError: what is wrong, beginning with the field's name.
         """
         gamma, entries = len(self.token_ids), sum(self.sizes)
-        if len(self.sizes) > gamma:
-            raise ValueError(
-                f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens:"
-                " a row that no token names"
-            )
-        if len(self.sizes) < gamma:
+        if len(self.sizes) != gamma:
             raise ValueError(f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens")
         if len(self.ids) != entries:
             raise ValueError(f"draft.rows.ids holds {len(self.ids)} ids, sizes say {entries}")

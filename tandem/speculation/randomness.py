@@ -116,7 +116,8 @@ def foresee(wanted: Sequence[tuple[Foreseen, int, int]]) -> None:
     for foreseen, round_, count in wanted:
         rows, rounds = np.meshgrid(
             np.arange(count, dtype=np.uint64),
-            np.arange(round_, round_ + _ROUNDS_AHEAD, dtype=np.uint64),
+            # Behind the last 64-bit number comes 0, which no text has left to ask for.
+            np.arange(_ROUNDS_AHEAD, dtype=np.uint64) + np.uint64(round_),
         )
         purpose = np.full_like(rows, foreseen._purpose)
         counter = np.stack((rows, rounds & _MASK, rounds >> _SHIFT, purpose)).reshape(4, -1)

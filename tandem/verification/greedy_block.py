@@ -94,10 +94,11 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         if len(levels) >= max(gamma, 1):
             raise ValueError(f"holds {len(levels)} levels, gamma allows fewer")
         for log_ratio, count in levels:
-            if not math.isfinite(log_ratio) or not 1 <= count < gamma:
+            # A target keeps ratios within bounds; beyond them float32 has no numbers.
+            if not abs(log_ratio) <= _MAX_LOG_RATIO + 1e-3 or not 1 <= count < gamma:
                 raise ValueError(
-                    f"log_ratio must be finite and count 1..{gamma - 1},"
-                    f" got {log_ratio} and {count}"
+                    f"log_ratio must be within {_MAX_LOG_RATIO:.1f} of 0 and count"
+                    f" 1..{gamma - 1}, got {log_ratio} and {count}"
                 )
         return GreedyBlockCarry.from_levels(levels, gamma) if levels else None
 

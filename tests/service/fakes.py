@@ -117,6 +117,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
         return drafter_pb2.GetModelInfoResponse(
             info=self.info,
             drafter="fake",
+            draft_support=50,
             shape=common_pb2.DRAFT_SHAPE_CHAIN,
             pure=self.pure,
         )

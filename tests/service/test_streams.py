@@ -179,6 +179,30 @@ async def test_target_refuses(
     bystander.cancel()
 
 
+async def test_the_last_round_there_is_does_nobody_harm(stack: Stack) -> None:
+    """Numbers are computed for many rounds and many sequences at once."""
+    bystander, last = stack.target.Verify(), stack.target.Verify()
+    for call in (bystander, last):
+        await call.write(open_verify())
+        await call.read()
+    await last.write(verify_step(round=2**64 - 1))
+    await bystander.write(verify_step())
+    for call, round_ in ((last, 2**64 - 1), (bystander, 1)):
+        assert (await call.read()).verdict.round == round_
+        call.cancel()
+
+
+async def test_a_carry_that_no_target_returns_is_refused(stack: Stack) -> None:
+    for carry in (carry_of(-100.0, 1), carry_of(float("nan"), 1), carry_of(0.0, 3)):
+        opening = open_verify(verifier="greedy_block", gamma=3, carry=carry)
+        code, details = await status_of(stack.target.Verify(), opening)
+        assert (code, "open.carry" in details) == (INVALID, True)
+    levels = common_pb2.VerifierCarry(levels=[common_pb2.VerifierCarry.Level()] * 1000)
+    opening = open_verify(verifier="greedy_block", gamma=3, carry=levels)
+    code, details = await status_of(stack.target.Verify(), opening)
+    assert (code, "holds 1000 levels" in details) == (INVALID, True)
+
+
 async def test_close_ends_the_stream_with_ok(stack: Stack) -> None:
     close = target_pb2.VerifyRequest(close=target_pb2.CloseSequence())
     call = stack.target.Verify()

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.call import _Status
+from tandem.errors import PeerFailure
+from tandem.rpc.call import SequenceCall, _Status
 
 OVERWRITTEN = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 REFUSED = (grpc.StatusCode.UNAVAILABLE, "the target is loading its model")
@@ -58,3 +59,24 @@ async def test_an_internal_error_of_the_peer_stays_one() -> None:
     failed = (grpc.StatusCode.INTERNAL, "the engine failed on this batch")
     call.end(failed)
     assert await status.known() == failed
+
+
+class AnsweringCall(EndingCall):
+    """A call whose peer answers with bytes that are no message: the library makes None of them."""
+
+    async def write(self, request: object) -> None:
+        """Takes anything."""
+
+    async def read(self) -> None:
+        """No message."""
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+
+async def test_an_answer_that_is_no_message_breaks_the_contract() -> None:
+    call: Any = AnsweringCall()
+    asking: SequenceCall[Any, Any] = SequenceCall("drafter", "127.0.0.1:1", call, "close")
+    with pytest.raises(PeerFailure, match="the drafter broke the contract: its answer is no"):
+        await asking.ask("draft", "drafted", 5)
+    asking.cancel()

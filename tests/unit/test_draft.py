@@ -110,6 +110,19 @@ def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     assert sound.token_ids == [2]
 
 
+def test_what_was_drawn_before_a_broken_row_is_not_withdrawn() -> None:
+    """Leaving it out for what came behind it would bias the text."""
+    ids = np.arange(3)[None].repeat(5, 0)
+    weights = np.full((5, 3), 7)
+    weights[[2, 3]] = 0
+    first, second, third = Draft.batch(np.array([0, 1, 2, 0, 1]), ids, weights, [3, 1, 1])
+    assert first is not None
+    assert (first.token_ids, first.sizes, len(first.ids)) == ([0, 1], [3, 3], 6)
+    assert second is None
+    assert third is not None
+    assert third.token_ids == [1]
+
+
 def test_a_draft_survives_the_wire_bit_for_bit() -> None:
     draft = draft_of([2, 4, 1], [{2: 65535, 0: 9}, {4: 65535}, {0: 1, 1: 65535, 3: 777}])
     assert draft.sizes == [2, 0, 3]

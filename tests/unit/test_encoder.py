@@ -46,6 +46,27 @@ async def test_some_are_encoded_some_wait_and_one_more_is_refused() -> None:
     encoder.close()
 
 
+async def test_who_gives_up_leaves_nothing_behind() -> None:
+    codec: Any = SlowCodec()
+    encoder = PromptEncoder(codec, at_once=1, waiting=1)
+    working = asyncio.create_task(encoder.encode("long"))
+    await asyncio.sleep(0.05)
+    for _ in range(50):
+        waiting = asyncio.create_task(encoder.encode("x"))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert encoder._threads._work_queue.qsize() == 0
+    working.cancel()
+    await asyncio.wait([working])
+    waiting = asyncio.create_task(encoder.encode("y"))
+    await asyncio.sleep(0.05)
+    assert codec.most == 1, "its thread still works"
+    codec.go_on.set()
+    assert await waiting == [1]
+    encoder.close()
+
+
 def byte_level() -> bytes:
     """A tokenizer of single bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

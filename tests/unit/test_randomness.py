@@ -74,7 +74,17 @@ def test_uniforms_are_uniform_with_53_bits() -> None:
 def test_what_is_foreseen_is_what_would_have_been_computed() -> None:
     """Whatever was asked for before, in whatever order, alone or with others."""
     foreseen = Foreseen(5, Purpose.ACCEPT, uniforms)
-    for round_, count in ((0, 3), (1, 3), (15, 3), (16, 3), (2, 7), (3, 2), (2**40, 3), (1, 1)):
+    for round_, count in (
+        (0, 3),
+        (1, 3),
+        (15, 3),
+        (16, 3),
+        (2, 7),
+        (3, 2),
+        (2**40, 3),
+        (1, 1),
+        (2**64 - 1, 3),
+    ):
         found = foreseen.take(round_, count).tolist()
         assert found == values(5, Purpose.ACCEPT, round_, count), round_
         assert foreseen.covers(round_, count)
