@@ -3,7 +3,8 @@
     python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4] [--against DIR]
 
 The pair is nearly free (one layer of width 16, 4,096 token ids), so that almost all that is left
-is the host's own work. With --against, the services of another checkout take turns with ours.
+is the host's own work; --target and --drafter name another pair, models included. With --against,
+the services of another checkout take turns with ours.
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ class Cost:
         return self.rounds / self.wall_s
 
     @property
+    def tokens_per_s(self) -> float:
+        """Of all texts together."""
+        return self.rounds_per_s * self.block_efficiency
+
+    @property
     def total_us(self) -> float:
         """CPU of the three services for a round."""
         return sum(self.cpu_us.values())
@@ -125,7 +131,7 @@ def cpu_seconds(pid: int) -> float:
 def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]:
     return [
         pb.Generation(
-            prompt_token_ids=[1 + (seed * 7 + i) % 4000 for i in range(8)],
+            prompt_token_ids=[1 + (seed * 7 + i) % 2000 for i in range(8)],
             sampling=common_pb2.Sampling(temperature=1.0, seed=seed),
             stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
             speculation=pb.Speculation(gamma=gamma),
@@ -170,7 +176,17 @@ def _cost(
 
 def _table(found: Sequence[tuple[str, Cost]]) -> Table:
     names = [f"{name}, µs" for name in SERVICES]
-    columns = ("code", "texts", "gamma", *names, "sum, µs", "rounds/s", "beside p50, ms", "BE")
+    columns = (
+        "code",
+        "texts",
+        "gamma",
+        *names,
+        "sum, µs",
+        "rounds/s",
+        "tokens/s",
+        "beside, ms",
+        "BE",
+    )
     table = Table(*columns, title="CPU of a text's round")
     for code, cost in found:
         table.add_row(
@@ -180,6 +196,7 @@ def _table(found: Sequence[tuple[str, Cost]]) -> Table:
             *(f"{cost.cpu_us[name]:,.0f}" for name in SERVICES),
             f"{cost.total_us:,.0f}",
             f"{cost.rounds_per_s:,.0f}",
+            f"{cost.tokens_per_s:,.0f}",
             f"{cost.beside_ms:.2f}",
             f"{cost.block_efficiency:.2f}",
         )
@@ -187,7 +204,8 @@ def _table(found: Sequence[tuple[str, Cost]]) -> Table:
 
 
 def _ratios(found: Sequence[tuple[str, Cost]]) -> Table:
-    table = Table("texts", "gamma", "CPU", "rounds/s", title="Ours over theirs, medians")
+    columns = ("texts", "gamma", "CPU", "rounds/s", "beside the models")
+    table = Table(*columns, title="Ours over theirs, medians")
     keys = sorted({(cost.gamma, cost.texts) for _, cost in found})
     for gamma, texts in keys:
         ours, theirs = (
@@ -197,7 +215,9 @@ def _ratios(found: Sequence[tuple[str, Cost]]) -> Table:
         if ours and theirs:
             cpu = median(c.total_us for c in ours) / median(c.total_us for c in theirs)
             rate = median(c.rounds_per_s for c in ours) / median(c.rounds_per_s for c in theirs)
-            table.add_row(str(texts), str(gamma), f"{cpu:.2f}", f"{rate:.2f}")
+            beside = [median(c.beside_ms for c in costs) for costs in (ours, theirs)]
+            times = f"{beside[0]:.2f} and {beside[1]:.2f} ms" if gamma else "-"
+            table.add_row(str(texts), str(gamma), f"{cpu:.2f}", f"{rate:.2f}", times)
     return table
 
 
@@ -206,6 +226,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
+    parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
+    parser.add_argument("--drafter", type=Path, help="its drafter")
     parser.add_argument("--against", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--repeats", type=int, default=1, help="of the whole, in turn")
     parser.add_argument("--per-client", type=int, default=4, help="texts each client has written")
@@ -216,6 +238,8 @@ def main() -> None:
     console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         models = save_pair(Path(scratch))
+        if options.target:
+            models = {"target": options.target.resolve(), "drafter": options.drafter.resolve()}
         for _ in range(options.repeats):
             for code, root in roots.items():
                 with serving(root, models) as (address, pids):
