@@ -50,7 +50,8 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
     codec: Any = SlowCodec()
     encoder = PromptEncoder(codec, at_once=1, waiting=1)
     working = asyncio.create_task(encoder.encode("long"))
-    await asyncio.sleep(0.05)
+    while not codec.running:
+        await asyncio.sleep(0.001)
     for _ in range(50):
         waiting = asyncio.create_task(encoder.encode("x"))
         await asyncio.sleep(0)
