@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.encoder import PromptEncoder
 from orchestrator.text import TextCodec
 from tandem.errors import Exhausted
+from tests.engines import until
 
 
 class SlowCodec:
@@ -50,8 +51,7 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
     codec: Any = SlowCodec()
     encoder = PromptEncoder(codec, at_once=1, waiting=1)
     working = asyncio.create_task(encoder.encode("long"))
-    while not codec.running:
-        await asyncio.sleep(0.001)
+    await until(lambda: bool(codec.running))
     for _ in range(50):
         waiting = asyncio.create_task(encoder.encode("x"))
         await asyncio.sleep(0)
