@@ -9,7 +9,7 @@ import structlog
 
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, Drafter, Prompt
-from tandem.errors import TandemError, Unavailable
+from tandem.errors import DrafterLost, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class Drafting:
         """A draft behind `length` tokens, or None from the moment the drafter fails.
 
         Raises:
-            Unavailable: the rule cannot go on without.
+            DrafterLost: the rule cannot go on without.
         """
         if self._drafter is None or not gamma:
             return None
@@ -96,7 +96,7 @@ class Drafting:
         self.lost = True
         self._on_loss()
         if self._needed_by:
-            raise Unavailable(
+            raise DrafterLost(
                 f"{self._needed_by} cannot go on without its drafter; start anew"
             ) from error
 

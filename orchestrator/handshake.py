@@ -91,7 +91,7 @@ def rules_of(
     shape = max((reply.shape for reply in drafters), default=common_pb2.DRAFT_SHAPE_CHAIN)
     pure = all(reply.pure for reply in drafters)
     return {
-        info.name: Rule(info.name, info.needs_pure, info.fixed_gamma, info.resumable)
+        info.name: Rule(info.name, info.fixed_gamma, info.resumable)
         for info in sorted(target.verifiers, key=lambda info: info.name)
         if info.takes >= shape and (pure or not info.needs_pure)
     }

@@ -13,6 +13,7 @@ from orchestrator.clients import DrafterClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool, Replica
+from tandem.errors import DrafterLost
 
 
 class LeasedPeers:
@@ -39,10 +40,10 @@ class LeasedPeers:
         self._waits = waits
         self._ledger = ledger
         self._traceparent = traceparent
-        # Apart, since a failure of one must not have the other shunned.
+        # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
+        # when it is lost, a target when its failure ends the text.
         self._targets, self._drafters = ExitStack(), ExitStack()
         self._drafting: Replica[DrafterClient] | None = None
-        self._drafter_lost = False
 
     def __enter__(self) -> Self:
         return self
@@ -54,7 +55,7 @@ class LeasedPeers:
         traceback: TracebackType | None,
     ) -> None:
         self._drafters.close()
-        if self._drafter_lost:
+        if isinstance(error, DrafterLost):
             self._targets.close()
         else:
             self._targets.__exit__(kind, error, traceback)
@@ -82,6 +83,5 @@ class LeasedPeers:
 
     def note_lost_drafter(self) -> None:
         """Have others preferred for a while."""
-        self._drafter_lost = True
         if self._drafting is not None:
             self._drafting.note_failure()

@@ -62,13 +62,11 @@ class Rule:
 
     Attributes:
         name: as requests name it.
-        needs_pure: whether it takes pure drafts only.
         fixed_gamma: whether each of its drafts must be there, at full length.
         resumable: whether a client can go on behind what it received.
     """
 
     name: str
-    needs_pure: bool = False
     fixed_gamma: bool = False
     resumable: bool = True
 

@@ -7,6 +7,7 @@ TandemError
 ├── NotFound           there is no such thing here
 ├── Exhausted          every place is taken; later may help
 ├── Unavailable        the service, or one it needs, is not there; another may be
+│   └── DrafterLost    the drafter of a text that cannot go on without it
 ├── IdleTimeout        a stream without a message for too long
 ├── DeadlineExceeded   the request's deadline passed
 ├── EngineFailure      the model or the device failed
@@ -43,6 +44,10 @@ class Exhausted(TandemError):
 
 class Unavailable(TandemError):
     """A service is starting, stopping or gone."""
+
+
+class DrafterLost(Unavailable):
+    """The drafter failed, of a text whose rule needs every draft of it."""
 
 
 class IdleTimeout(TandemError):

@@ -20,6 +20,7 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DrafterLost: grpc.StatusCode.UNAVAILABLE,
     errors.IdleTimeout: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,

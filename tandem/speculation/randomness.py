@@ -91,12 +91,10 @@ class Foreseen:
 
     def take(self, round_: int, count: int) -> npt.NDArray[Any]:
         """Rows 0..count-1 of a round, [count, ...]; those that were not foreseen are computed."""
-        numbers, place = self._numbers, round_ - self._first
-        if numbers is None or not (0 <= place < len(numbers) and count <= numbers.shape[1]):
+        if not self.covers(round_, count):
             foresee([(self, round_, count)])
-            assert self._numbers is not None
-            return self._numbers[0, :count]
-        row: npt.NDArray[Any] = numbers[place, :count]
+        assert self._numbers is not None
+        row: npt.NDArray[Any] = self._numbers[round_ - self._first, :count]
         return row
 
     def covers(self, round_: int, count: int) -> bool:

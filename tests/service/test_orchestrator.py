@@ -11,7 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.errors import StartupError
+from orchestrator.leases import LeasedPeers
+from orchestrator.ledger import Ledger
+from orchestrator.pool import Pool
+from orchestrator.settings import OrchestratorSettings
+from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
@@ -59,6 +63,27 @@ async def test_a_lost_drafter_does_not_fail_the_text() -> None:
             await stub.Complete(request(speculation={"verifier": "greedy_block", "gamma": 4}))
         assert ended.value.code() == grpc.StatusCode.UNAVAILABLE
         assert "greedy_block cannot go on" in str(ended.value.details())
+
+
+@pytest.mark.parametrize(
+    ("error", "shunned"), [(Unavailable("gone"), True), (DrafterLost("gone"), False)]
+)
+async def test_a_target_is_shunned_for_its_own_failures_alone(
+    error: Unavailable, shunned: bool
+) -> None:
+    pool = Pool(("127.0.0.1:1",), ("127.0.0.1:2",), connect_seconds=0.1)
+    peers = LeasedPeers(pool, None, OrchestratorSettings(), Ledger(), str)
+    for sequence in (peers.drafter(), peers.target()):
+        assert sequence is not None
+        sequence.cancel()
+    peers.note_lost_drafter()
+    with pytest.raises(Unavailable), peers:
+        raise error
+    assert pool.pick_target().load == (shunned, 0)
+    drafter = pool.pick_drafter()
+    assert drafter is not None
+    assert drafter.load == (True, 0)
+    await pool.close()
 
 
 @pytest.mark.parametrize("silent_at", [None, 1])
