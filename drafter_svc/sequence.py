@@ -12,7 +12,7 @@ from tandem.rpc.sequence import Progress, ServedSequence, StepReply
 from tandem.telemetry.logs import bind_request
 
 
-class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse]):
+class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse]):
     """One sequence of a drafter.
 
     Args:
@@ -32,8 +32,8 @@ class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.Draft
         self._end = 0
 
     async def _open(
-        self, message: drafter_pb2.DraftRequest
-    ) -> StepReply[drafter_pb2.DraftResponse]:
+        self, message: drafter_pb2.SequenceRequest
+    ) -> StepReply[drafter_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
@@ -57,7 +57,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.Draft
         steps = self._drafter.open(sequence)
         _, times = await self._engine.open(sequence, steps, length, self.request_id)
         return StepReply(
-            drafter_pb2.DraftResponse(
+            drafter_pb2.SequenceResponse(
                 opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))
             ),
             "prefill",
@@ -66,8 +66,8 @@ class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.Draft
         )
 
     async def _step(
-        self, message: drafter_pb2.DraftRequest
-    ) -> StepReply[drafter_pb2.DraftResponse]:
+        self, message: drafter_pb2.SequenceRequest
+    ) -> StepReply[drafter_pb2.SequenceResponse]:
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
         assert sequence is not None  # no step comes before open
@@ -82,7 +82,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.DraftRequest, drafter_pb2.Draft
             times=messages.times_to(times),
         )
         return StepReply(
-            drafter_pb2.DraftResponse(drafted=drafted),
+            drafter_pb2.SequenceResponse(drafted=drafted),
             "draft",
             {"queue": times.queue_ns, "forward": times.forward_ns},
             {

@@ -1,4 +1,4 @@
-"""DrafterService: the public side of a drafter, one stream a sequence."""
+"""DrafterService: the public side of a drafter, streams of sequences."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ class DrafterServicer(
     def __init__(self, settings: DrafterSettings) -> None:
         super().__init__(settings, "drafter")
         limits = StreamLimits(
-            settings.idle_seconds, settings.open_seconds, settings.max_new_streams
+            settings.idle_seconds, settings.empty_seconds, settings.max_empty_streams
         )
-        self._streams = Streams("draft", limits)
+        self._streams: Streams[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse] = Streams(
+            "draft", limits, drafter_pb2.DraftResponse, drafter_pb2.SequenceResponse
+        )
 
     def _load(self) -> LoadedDrafter:
         return METHODS[self.settings.method](self.settings)
@@ -37,8 +39,13 @@ class DrafterServicer(
         """See drafter.proto."""
         async with status_boundary(context):
             loaded = self.loaded
-            sequence = DraftedSequence(loaded.engine, loaded.drafter, loaded.info)
-            await self._streams.run(context, sequence)
+            await self._streams.run(
+                context, lambda: DraftedSequence(loaded.engine, loaded.drafter, loaded.info)
+            )
+
+    def drain(self) -> None:
+        """Take no more sequences; those that are open go on."""
+        self._streams.drain()
 
     async def GetModelInfo(
         self,
@@ -71,4 +78,5 @@ def make_service(settings: DrafterSettings) -> Service:
         servicer.become_ready,
         servicer.stop,
         servicer.lost.wait,
+        servicer.drain,
     )

@@ -29,7 +29,7 @@ class DraftCall:
     """A sequence on a drafter.
 
     Args:
-        call: the stream.
+        call: carries it.
         waits: bounds on every wait.
         traceparent: of the span that a message belongs to, now.
         max_bytes: that the target takes in a message.
@@ -37,7 +37,7 @@ class DraftCall:
 
     def __init__(
         self,
-        call: SequenceCall[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse],
+        call: SequenceCall[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse],
         waits: Waits,
         traceparent: Callable[[], str],
         max_bytes: int,
@@ -61,8 +61,8 @@ class DraftCall:
             first_round=prompt.first_round,
             max_new_tokens=prompt.max_new_tokens,
         )
-        message = drafter_pb2.DraftRequest(traceparent=self._traceparent(), open=request)
-        reply = await self._call.ask(message, "opened", self._waits.open_seconds)
+        message = drafter_pb2.SequenceRequest(traceparent=self._traceparent(), open=request)
+        reply = await self._call.open(message, "opened", self._waits.open_seconds)
         return messages.times_from(reply.opened.times)
 
     async def draft(
@@ -72,7 +72,7 @@ class DraftCall:
         step = drafter_pb2.DraftStep(
             round=round_, position=position, new_token_ids=new_token_ids, gamma=gamma
         )
-        message = drafter_pb2.DraftRequest(traceparent=self._traceparent(), draft=step)
+        message = drafter_pb2.SequenceRequest(traceparent=self._traceparent(), draft=step)
         reply = await self._call.ask(message, "drafted", self._waits.draft_seconds)
         drafted, expect = reply.drafted, self._call.expect
         expect("drafted.round", drafted.round, round_, round_)
@@ -114,14 +114,14 @@ class VerifyCall:
     """A sequence on a target.
 
     Args:
-        call: the stream.
+        call: carries it.
         waits: bounds on every wait.
         traceparent: of the span that a message belongs to, now.
     """
 
     def __init__(
         self,
-        call: SequenceCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
+        call: SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse],
         waits: Waits,
         traceparent: Callable[[], str],
     ) -> None:
@@ -145,8 +145,8 @@ class VerifyCall:
             max_new_tokens=prompt.max_new_tokens,
             carry=carry,
         )
-        message = target_pb2.VerifyRequest(traceparent=self._traceparent(), open=request)
-        opened = (await self._call.ask(message, "opened", self._waits.open_seconds)).opened
+        message = target_pb2.SequenceRequest(traceparent=self._traceparent(), open=request)
+        opened = (await self._call.open(message, "opened", self._waits.open_seconds)).opened
         if not opened.HasField("token_id"):
             if carry is not None:
                 return None
@@ -159,7 +159,7 @@ class VerifyCall:
         step = target_pb2.VerifyStep(
             round=round_, position=position, draft=drafted.payload if drafted else None
         )
-        message = target_pb2.VerifyRequest(traceparent=self._traceparent(), verify=step)
+        message = target_pb2.SequenceRequest(traceparent=self._traceparent(), verify=step)
         reply = await self._call.ask(message, "verdict", self._waits.verify_seconds)
         verdict, expect = reply.verdict, self._call.expect
         gamma = len(drafted.token_ids) if drafted else 0

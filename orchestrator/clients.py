@@ -11,6 +11,7 @@ from orchestrator.calls import DraftCall, VerifyCall, Waits
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc.call import SequenceCall
 from tandem.rpc.channel import connect
+from tandem.rpc.link import Link
 from tandem.rpc.status import from_peer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
@@ -43,6 +44,14 @@ class DrafterClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = drafter_pb2_grpc.DrafterServiceStub(self._channel)
+        self._link: Link[drafter_pb2.SequenceResponse] = Link(
+            self._role,
+            address,
+            self._channel.stream_stream(
+                "/tandem.drafter.v1.DrafterService/Draft",
+                response_deserializer=drafter_pb2.DraftResponse.FromString,
+            ),
+        )
 
     async def model_info(self, seconds: float) -> drafter_pb2.GetModelInfoResponse:
         """What it serves."""
@@ -59,9 +68,9 @@ class DrafterClient(_Peer):
         traceparent: Callable[[], str],
         max_bytes: int,
     ) -> DraftCall:
-        """A new stream, at most as long as the request's deadline."""
-        close = drafter_pb2.DraftRequest(close=drafter_pb2.CloseSequence())
-        call = SequenceCall(self._role, self.address, self._stub.Draft(timeout=seconds), close)
+        """A fresh sequence, for at most `seconds`."""
+        close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
+        call = SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds)
         return DraftCall(call, waits, traceparent, max_bytes)
 
 
@@ -73,6 +82,14 @@ class TargetClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = target_pb2_grpc.TargetServiceStub(self._channel)
+        self._link: Link[target_pb2.SequenceResponse] = Link(
+            self._role,
+            address,
+            self._channel.stream_stream(
+                "/tandem.target.v1.TargetService/Verify",
+                response_deserializer=target_pb2.VerifyResponse.FromString,
+            ),
+        )
 
     async def model_info(self, seconds: float) -> target_pb2.GetModelInfoResponse:
         """What it serves."""
@@ -93,7 +110,7 @@ class TargetClient(_Peer):
     def sequence(
         self, seconds: float | None, waits: Waits, traceparent: Callable[[], str]
     ) -> VerifyCall:
-        """A new stream, at most as long as the request's deadline."""
-        close = target_pb2.VerifyRequest(close=target_pb2.CloseSequence())
-        call = SequenceCall(self._role, self.address, self._stub.Verify(timeout=seconds), close)
+        """A fresh sequence, for at most `seconds`."""
+        close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
+        call = SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds)
         return VerifyCall(call, waits, traceparent)

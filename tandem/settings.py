@@ -37,7 +37,9 @@ class ServiceSettings(BaseSettings):
         30.0, ge=0, description="how long running requests may take to finish after SIGTERM"
     )
     idle_seconds: float = Field(
-        150.0, gt=0, description="how long an open stream may be silent before it is ended"
+        150.0,
+        gt=0,
+        description="how long a sequence or a client may be silent",
     )
     max_message_mib: int = Field(
         4,
@@ -87,11 +89,11 @@ class ModelSettings(ServiceSettings):
     admission_seconds: float = Field(
         1.0, ge=0, description="how long one of them waits before it is refused"
     )
-    max_new_streams: int = Field(
-        64, ge=1, description="streams that have not opened a sequence yet; one more is refused"
+    max_empty_streams: int = Field(
+        64, ge=1, description="streams without an open sequence; one more is refused"
     )
-    open_seconds: float = Field(
-        10.0, gt=0, description="how long such a stream may take for its first message"
+    empty_seconds: float = Field(
+        10.0, gt=0, description="how long a stream may be without one before it is ended"
     )
     token_budget: int = Field(
         512, ge=1, description="new tokens of running sequences in one forward pass"

@@ -16,7 +16,7 @@ from target_svc.round import TargetSequence
 from target_svc.verifiers import VERIFIERS
 
 
-class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.VerifyResponse]):
+class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse]):
     """One sequence of a target.
 
     Args:
@@ -38,8 +38,8 @@ class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.Verif
         self._end = 0
 
     async def _open(
-        self, message: target_pb2.VerifyRequest
-    ) -> StepReply[target_pb2.VerifyResponse]:
+        self, message: target_pb2.SequenceRequest
+    ) -> StepReply[target_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
@@ -58,7 +58,7 @@ class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.Verif
             times=messages.times_to(times),
         )
         return StepReply(
-            target_pb2.VerifyResponse(opened=opened),
+            target_pb2.SequenceResponse(opened=opened),
             "prefill",
             {"queue": times.queue_ns, "forward": times.forward_ns},
             {"tandem.prompt_tokens": prompt_tokens},
@@ -89,8 +89,8 @@ class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.Verif
         return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
 
     async def _step(
-        self, message: target_pb2.VerifyRequest
-    ) -> StepReply[target_pb2.VerifyResponse]:
+        self, message: target_pb2.SequenceRequest
+    ) -> StepReply[target_pb2.SequenceResponse]:
         request, sequence = message.verify, self._sequence
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(request.draft, self._vocab_size, self._max_gamma)
@@ -109,7 +109,7 @@ class VerifiedSequence(ServedSequence[target_pb2.VerifyRequest, target_pb2.Verif
             place=decision.num_accepted,
         )
         return StepReply(
-            target_pb2.VerifyResponse(verdict=verdict),
+            target_pb2.SequenceResponse(verdict=verdict),
             "verify",
             {
                 "queue": times.queue_ns,

@@ -1,4 +1,4 @@
-"""TargetService: the public side of a target, one stream a sequence."""
+"""TargetService: the public side of a target, streams of sequences."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ class TargetServicer(
     def __init__(self, settings: TargetSettings) -> None:
         super().__init__(settings, "target")
         limits = StreamLimits(
-            settings.idle_seconds, settings.open_seconds, settings.max_new_streams
+            settings.idle_seconds, settings.empty_seconds, settings.max_empty_streams
         )
-        self._streams = Streams("verify", limits)
+        self._streams: Streams[target_pb2.SequenceRequest, target_pb2.SequenceResponse] = Streams(
+            "verify", limits, target_pb2.VerifyResponse, target_pb2.SequenceResponse
+        )
 
     def _load(self) -> LoadedTarget:
         decoder = load_decoder(self.settings)
@@ -58,8 +60,13 @@ class TargetServicer(
         """See target.proto."""
         async with status_boundary(context):
             loaded = self.loaded
-            sequence = VerifiedSequence(loaded.engine, loaded.decoder, loaded.info)
-            await self._streams.run(context, sequence)
+            await self._streams.run(
+                context, lambda: VerifiedSequence(loaded.engine, loaded.decoder, loaded.info)
+            )
+
+    def drain(self) -> None:
+        """Take no more sequences; those that are open go on."""
+        self._streams.drain()
 
     async def GetModelInfo(
         self,
@@ -105,6 +112,7 @@ def service_of(servicer: TargetServicer) -> Service:
         servicer.become_ready,
         servicer.stop,
         servicer.lost.wait,
+        servicer.drain,
     )
 
 

@@ -58,6 +58,7 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming and handler.response_streaming:
             make, behaviour = grpc.stream_stream_rpc_method_handler, handler.stream_stream
             checked = _checking_stream(behaviour)
+            return make(checked, decode, _unless_encoded(handler.response_serializer))
         elif handler.response_streaming:
             make, checked = grpc.unary_stream_rpc_method_handler, _checking(handler.unary_stream)
         else:
@@ -77,6 +78,11 @@ def _decoder(deserialize: Any, name: str, limit: int) -> Callable[[bytes], Any]:
             return Malformed(f"the bytes sent to {kind} are no message of its kind")
 
     return decode
+
+
+def _unless_encoded(serialize: Any) -> Callable[[Any], bytes]:
+    """Let pass what is bytes already: an outbox joins messages that it has encoded."""
+    return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
 def _checking(behaviour: Any) -> Any:

@@ -16,14 +16,21 @@ from tandem.errors import InvalidRequest, WrongState
 class StepMessage(Protocol):
     """A request with a `step` oneof, of which one branch is `open` and one `close`."""
 
+    sequence: int
     traceparent: str
 
     def WhichOneof(self, oneof_group: Any, /) -> Any:
         """The branch that is set."""
 
 
+class Answer(Protocol):
+    """A response with a `result` oneof, of which one branch is `ended`."""
+
+    sequence: int
+
+
 Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R")
+R = TypeVar("R", bound=Answer)
 
 
 @dataclass(slots=True)
@@ -118,4 +125,4 @@ class ServedSequence(ABC, Generic[Q, R]):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what the sequence holds. Never waits: a cancelled handler may not come back."""
+        """Give back what the sequence holds. Never waits: a cancelled task may not come back."""

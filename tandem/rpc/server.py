@@ -43,6 +43,8 @@ class Service:
         stop: frees what the servicer holds, after the last request.
         lost: returns when the service can never answer again, its device being gone; None
             where it has none.
+        drain: called at once when the service is to stop: it takes nothing more on; None where
+            each call is a piece of work, and gRPC refuses new ones.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Service:
     become_ready: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     lost: Callable[[], Awaitable[object]] | None = None
+    drain: Callable[[], None] | None = None
 
 
 class RunningServer:
@@ -119,6 +122,8 @@ class RunningServer:
             if task is not None:
                 task.cancel()
         await self._health.drain()
+        if self._service.drain is not None:
+            self._service.drain()
         await self._server.stop(grace_seconds)
         await self._service.stop()
 

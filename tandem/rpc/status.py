@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from tandem import errors
+from tandem.common.v1 import common_pb2
 
 _log = structlog.get_logger(__name__)
 
@@ -26,6 +27,9 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
     errors.PeerFailure: grpc.StatusCode.INTERNAL,
 }
+
+# Of whatever is unexpected.
+INTERNAL_ERROR = "internal error; the service's log has the details"
 
 # What a peer's status means to our own caller. The rest is a PeerFailure: a peer that finds our
 # message malformed or out of turn has found a bug of ours, or of its own, and not our caller's.
@@ -44,6 +48,8 @@ _PEER_ERRORS: dict[grpc.StatusCode, tuple[type[errors.TandemError], str]] = {
     ),
 }
 
+_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
 
 @asynccontextmanager
 async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
@@ -58,15 +64,29 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
         raise
     except Exception:
         _log.exception("unexpected error in a handler")
-        await context.abort(
-            grpc.StatusCode.INTERNAL, "internal error; the service's log has the details"
-        )
+        await context.abort(grpc.StatusCode.INTERNAL, INTERNAL_ERROR)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
     """End an RPC with the error's status and sentence."""
-    code = _CODES.get(type(error), grpc.StatusCode.INTERNAL)
-    await context.abort(code, errors.cut(str(error)))
+    await context.abort(_code_of(error), errors.cut(str(error)))
+
+
+def _code_of(error: errors.TandemError) -> grpc.StatusCode:
+    return _CODES.get(type(error), grpc.StatusCode.INTERNAL)
+
+
+def end_of(error: errors.TandemError | None) -> common_pb2.SequenceEnd:
+    """A sequence's end, in order or with an error's status and sentence."""
+    if error is None:
+        return common_pb2.SequenceEnd()
+    code: int = _code_of(error).value[0]
+    return common_pb2.SequenceEnd(code=code, sentence=errors.cut(str(error)))
+
+
+def ended_by_peer(role: str, address: str, end: common_pb2.SequenceEnd) -> errors.TandemError:
+    """The error that a sequence's end stands for, where it was not asked for; see `from_peer`."""
+    return from_peer(role, address, _BY_NUMBER.get(end.code), end.sentence)
 
 
 def from_peer(

@@ -1,22 +1,35 @@
-"""The carrier of a sequence's messages: one stream is one sequence, and lives as long."""
+"""The carrier of sequences' messages, on the side of a service: a stream has many of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from tandem.errors import Exhausted, IdleTimeout
+from tandem.errors import (
+    Exhausted,
+    IdleTimeout,
+    InvalidRequest,
+    TandemError,
+    Unavailable,
+    WrongState,
+)
+from tandem.rpc.conversation import Conversation
 from tandem.rpc.decoding import Malformed
-from tandem.rpc.patience import Patience
-from tandem.rpc.sequence import ServedSequence, State, StepMessage
-from tandem.telemetry.tracing import StepSpans
+from tandem.rpc.outbox import Outbox
+from tandem.rpc.sequence import Answer, ServedSequence, StepMessage
+from tandem.rpc.status import end_of
+
+# In one message, and answers that may wait for a caller who does not read them.
+MAX_REQUESTS = 1024
+_STOPPING = "the service is stopping; try another replica"
 
 Q = TypeVar("Q", bound=StepMessage)
-R = TypeVar("R")
+R = TypeVar("R", bound=Answer)
 
 
 @dataclass(frozen=True)
@@ -24,101 +37,196 @@ class StreamLimits:
     """Bounds on streams.
 
     Attributes:
-        idle_seconds: without a message, or with an answer that is not read.
-        open_seconds: until the first message.
-        max_new: streams that are not open yet; one more is refused.
+        idle_seconds: of a sequence without a request, or of answers that are not read.
+        empty_seconds: of a stream without a sequence.
+        max_empty: streams without a sequence; one more is refused.
     """
 
     idle_seconds: float
-    open_seconds: float
-    max_new: int
+    empty_seconds: float
+    max_empty: int
 
 
-class Streams:
-    """Runs the streams of a service.
+class Streams(Generic[Q, R]):
+    """The streams of a service.
 
     Args:
-        span: name of the span of a message that failed.
-        limits: on each stream, and on all that are new.
+        span: name of the span of a request that failed.
+        limits: on each stream, and on all that are empty.
+        message: the streams' messages, lists of `responses`.
+        answer: what they are lists of.
     """
 
-    def __init__(self, span: str, limits: StreamLimits) -> None:
-        self._span = span
-        self._limits = limits
-        self._new = 0
+    def __init__(
+        self, span: str, limits: StreamLimits, message: Callable[..., Any], answer: Callable[..., R]
+    ) -> None:
+        self.span = span
+        self.limits = limits
+        self.answer = answer
+        self.draining = False
+        self._message = message
+        self._running: set[_Stream[Q, R]] = set()
 
     async def run(
-        self, context: grpc.aio.ServicerContext[Q, R], sequence: ServedSequence[Q, R]
-    ) -> None:
-        """Answer messages until close, an error, or the end of the stream.
-
-        The sequence is released when the stream ends, however it ends. An end without a close
-        before it is an abort: `read` cannot tell a half-close from a cancel.
-        """
-        patience = Patience()
-        try:
-            with self._counted():
-                message = await self._read(context, patience, self._limits.open_seconds)
-            while message is not None:
-                await self._answer(context, patience, sequence, message)
-                if sequence.state is State.CLOSED:
-                    return
-                message = await self._read(context, patience, self._limits.idle_seconds)
-        finally:
-            patience.close()
-            sequence.release()
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count a stream while it is new."""
-        if self._new >= self._limits.max_new:
-            raise Exhausted(
-                f"{self._new} streams are new and not open yet; try another replica, or later"
-            )
-        self._new += 1
-        try:
-            yield
-        finally:
-            self._new -= 1
-
-    async def _read(
-        self, context: grpc.aio.ServicerContext[Q, R], patience: Patience, seconds: float
-    ) -> Q | None:
-        """The next message; None at the end of the stream."""
-        try:
-            message: Any = await patience.bound(context.read(), seconds)
-        except TimeoutError:
-            raise IdleTimeout(
-                f"no message for {seconds:g} s; open the sequence again if needed"
-            ) from None
-        if isinstance(message, Malformed):
-            raise message.error()
-        return None if message is grpc.aio.EOF else message
-
-    async def _answer(
         self,
-        context: grpc.aio.ServicerContext[Q, R],
-        patience: Patience,
-        sequence: ServedSequence[Q, R],
-        message: Q,
+        context: grpc.aio.ServicerContext[Any, Any],
+        make: Callable[[], ServedSequence[Q, R]],
     ) -> None:
-        spans = StepSpans(message.traceparent) if message.traceparent else None
+        """Carry sequences until the caller ends the stream. What it leaves open is freed.
+
+        Args:
+            context: of the stream.
+            make: a fresh sequence.
+
+        Raises:
+            TandemError: why the stream, and not only a sequence of it, is ended.
+        """
+        empty = sum(stream.is_empty for stream in self._running)
+        if empty >= self.limits.max_empty:
+            raise Exhausted(f"{empty} streams have no sequence; try another replica, or later")
+        stream = _Stream(self, context, make)
+        self._running.add(stream)
         try:
-            reply = await sequence.handle(message)
-        except BaseException as error:
-            if spans is not None:
-                spans.end()
-                spans.record(self._span, {}, {"tandem.request_id": sequence.request_id}, error)
-            raise
-        if reply is None:
-            return
-        if spans is not None:  # before the caller can read it, or our span would outlast its own
-            spans.end()
-        seconds = self._limits.idle_seconds
+            await stream.serve()
+        finally:
+            self._running.discard(stream)
+
+    def encode(self, answer: R) -> bytes:
+        """An answer as a message of its own."""
+        encoded: bytes = self._message(responses=[answer]).SerializeToString()
+        return encoded
+
+    def drain(self) -> None:
+        """Refuse what opens from now on, and end each stream with its last sequence."""
+        self.draining = True
+        for stream in self._running:
+            stream.note_drain()
+
+
+class _Stream(Generic[Q, R]):
+    """One stream of a service."""
+
+    def __init__(
+        self,
+        streams: Streams[Q, R],
+        context: grpc.aio.ServicerContext[Any, Any],
+        make: Callable[[], ServedSequence[Q, R]],
+    ) -> None:
+        self._streams = streams
+        self._context = context
+        self._make = make
+        self._outbox = Outbox()
+        self._open: dict[int, Conversation[Q, R]] = {}
+        self._last = 0
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        self._empty: asyncio.TimerHandle | None = None
+        self._note_empty()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._open
+
+    async def serve(self) -> None:
+        """Read and write until either ends, or nothing is left to do."""
+        tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
         try:
-            await patience.bound(context.write(reply.message), seconds)
+            await self._over
+        finally:
+            if self._empty is not None:
+                self._empty.cancel()
+            for conversation in self._open.values():
+                conversation.cancel()
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                if isinstance(message, Malformed):
+                    raise message.error()
+                if len(message.requests) > MAX_REQUESTS:
+                    raise InvalidRequest(
+                        f"requests may hold {MAX_REQUESTS} here, got {len(message.requests)}"
+                    )
+                for request in message.requests:
+                    self._hand_on(request)
+                await self._outbox.room(MAX_REQUESTS)
+            # A half-close and a cancel look alike here: whatever is open is abandoned.
+            self._end(None)
+        except Exception as error:
+            self._end(error)
+
+    async def _write(self) -> None:
+        seconds = self._streams.limits.idle_seconds
+        try:
+            await self._outbox.pour(self._context.write, seconds)
+            self._end(Unavailable(_STOPPING))
         except TimeoutError:
-            raise IdleTimeout(f"an answer was not read for {seconds:g} s") from None
-        if spans is not None:
-            attributes = {"tandem.request_id": sequence.request_id, **reply.attributes}
-            spans.record(reply.span, reply.stages, attributes)
+            self._end(IdleTimeout(f"answers were not read for {seconds:g} s"))
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._over.done():
+            return
+        if error is None:
+            self._over.set_result(None)
+        else:
+            self._over.set_exception(error)
+
+    def _hand_on(self, request: Q) -> None:
+        """Give a request to its sequence, which may be a new one."""
+        number = request.sequence
+        if (conversation := self._open.get(number)) is not None:
+            conversation.hear(request)
+        elif number <= self._last:
+            if request.WhichOneof("step") == "close":  # it may have crossed our own end
+                self._say_end(number, None)
+            else:
+                sentence = f"sequence {number} is over, or not above {self._last}, the last opened"
+                self._say_end(number, WrongState(sentence))
+        elif self._streams.draining:
+            self._say_end(number, Unavailable(_STOPPING))
+        else:
+            self._begin(number, request)
+
+    def _begin(self, number: int, request: Q) -> None:
+        self._last = number
+        if self._empty is not None:
+            self._empty.cancel()
+        self._open[number] = Conversation(
+            self._make(),
+            request,
+            self._streams.span,
+            self._streams.limits.idle_seconds,
+            partial(self._say, number),
+            partial(self._forget, number),
+        )
+
+    def _say(self, number: int, answer: R, written: Callable[[], None] | None = None) -> None:
+        answer.sequence = number
+        self._outbox.put(self._streams.encode(answer), written)
+
+    def _say_end(self, number: int, error: TandemError | None) -> None:
+        self._say(number, self._streams.answer(ended=end_of(error)))
+
+    def _forget(self, number: int, error: TandemError | None) -> None:
+        """A sequence is over; it may say so itself, or be told."""
+        if self._open.pop(number, None) is not None:
+            self._say_end(number, error)
+            if not self._open:
+                self._note_empty()
+
+    def _note_empty(self) -> None:
+        """Let the stream be without a sequence for a while only."""
+        seconds = self._streams.limits.empty_seconds
+        late = IdleTimeout(f"no sequence for {seconds:g} s; open the stream again if needed")
+        self._empty = asyncio.get_running_loop().call_later(seconds, self._end, late)
+        if self._streams.draining:
+            self.note_drain()
+
+    def note_drain(self) -> None:
+        """End with the last sequence, which may be over."""
+        if not self._open:
+            self._outbox.finish()

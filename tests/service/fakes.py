@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -28,7 +30,26 @@ RULES = {
 }
 
 
-async def _go_on(round_: int | None, context: Any) -> None:
+class Ended(Exception):
+    """A sequence that a fake ends."""
+
+
+class FakeContext:
+    """What a fake is interfered with by.
+
+    Attributes:
+        stream: the stream's own context.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
+        """End the sequence."""
+        raise Ended(code.value[0], sentence)
+
+
+async def _go_on(round_: int | None, context: FakeContext) -> None:
     """Nothing happens."""
 
 
@@ -41,11 +62,15 @@ class Fake:
 
     Attributes:
         opened: sequences so far.
-        ended: of those, the ones whose stream is over.
-        interfere: called before each answer, with its round (None for the open's) and the
-            stream's context; may raise, abort or hang.
+        ended: of those, the ones that are over.
+        streams: so far.
+        interfere: called before each answer, with its round (None for the open's) and a
+            context; may raise, abort or hang.
         alter: called with each answer; may change it.
     """
+
+    message: Any
+    answer: Any
 
     def __init__(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -60,9 +85,72 @@ class Fake:
             "max_message_bytes": 1 << 20,
         }
         self.info = common_pb2.ModelInfo(**(fields | changes))
-        self.opened = self.ended = 0
-        self.interfere: Callable[[int | None, Any], Awaitable[None]] = _go_on
+        self.opened = self.ended = self.streams = 0
+        self.interfere: Callable[[int | None, FakeContext], Awaitable[None]] = _go_on
         self.alter: Callable[[Any], None] = _leave
+        self._writing = asyncio.Lock()
+
+    async def serve(self, context: Any) -> None:
+        """Answer the sequences of a stream, each for itself."""
+        self.streams += 1
+        open_: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for request in message.requests:
+                    await self._hear(request, open_, context)
+        finally:
+            for task, _ in open_.values():
+                task.cancel()
+
+    async def _hear(self, request: Any, open_: dict[int, Any], context: Any) -> None:
+        number = request.sequence
+        if request.HasField("close"):
+            task, _ = open_.pop(number)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            await self._say(context, number, ended=common_pb2.SequenceEnd())
+            return
+        if number not in open_:
+            assert request.HasField("open")
+            inbox: asyncio.Queue[Any] = asyncio.Queue()
+            task = asyncio.create_task(self._converse(number, inbox, context))
+            open_[number] = task, inbox
+        open_[number][1].put_nowait(request)
+
+    async def _converse(self, number: int, inbox: asyncio.Queue[Any], context: Any) -> None:
+        tokens: list[int] = []
+        self.opened += 1
+        try:
+            while True:
+                request = await inbox.get()
+                await self.interfere(self.round_of(request), FakeContext(context))
+                reply = self.answer_to(request, tokens)
+                self.alter(reply)
+                reply.sequence = number
+                await self._write(context, reply)
+        except Ended as end:
+            code, sentence = end.args
+            await self._say(
+                context, number, ended=common_pb2.SequenceEnd(code=code, sentence=sentence)
+            )
+        finally:
+            self.ended += 1
+
+    async def _say(self, context: Any, number: int, **result: Any) -> None:
+        await self._write(context, self.answer(sequence=number, **result))
+
+    async def _write(self, context: Any, reply: Any) -> None:
+        async with self._writing:
+            await context.write(self.message(responses=[reply]))
+
+    def round_of(self, request: Any) -> int | None:
+        """Of a step; None of an open."""
+        raise NotImplementedError
+
+    def answer_to(self, request: Any, tokens: list[int]) -> Any:
+        """The answer to a request of a sequence that holds tokens."""
+        raise NotImplementedError
 
 
 class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
@@ -76,38 +164,34 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
         super().__init__(**changes)
         self.pure = True
 
-    async def Draft(
-        self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any
-    ) -> AsyncIterator[drafter_pb2.DraftResponse]:
-        tokens: list[int] = []
-        self.opened += 1
-        try:
-            async for request in request_iterator:
-                if request.HasField("close"):
-                    return
-                opening = request.HasField("open")
-                await self.interfere(None if opening else request.draft.round, context)
-                reply = self._open(request, tokens) if opening else self._draft(request, tokens)
-                self.alter(reply)
-                yield reply
-        finally:
-            self.ended += 1
+    message = drafter_pb2.DraftResponse
+    answer = drafter_pb2.SequenceResponse
+
+    async def Draft(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        await self.serve(context)
+
+    def round_of(self, request: Any) -> int | None:
+        return request.draft.round if request.HasField("draft") else None
+
+    def answer_to(self, request: Any, tokens: list[int]) -> Any:
+        opening = request.HasField("open")
+        return self._open(request, tokens) if opening else self._draft(request, tokens)
 
     def _open(
-        self, request: drafter_pb2.DraftRequest, tokens: list[int]
-    ) -> drafter_pb2.DraftResponse:
+        self, request: drafter_pb2.SequenceRequest, tokens: list[int]
+    ) -> drafter_pb2.SequenceResponse:
         tokens += request.open.token_ids
-        return drafter_pb2.DraftResponse(opened=drafter_pb2.OpenedSequence())
+        return drafter_pb2.SequenceResponse(opened=drafter_pb2.OpenedSequence())
 
     def _draft(
-        self, request: drafter_pb2.DraftRequest, tokens: list[int]
-    ) -> drafter_pb2.DraftResponse:
+        self, request: drafter_pb2.SequenceRequest, tokens: list[int]
+    ) -> drafter_pb2.SequenceResponse:
         step = request.draft
         assert step.position == len(tokens)
         tokens += step.new_token_ids
         drafted = [(tokens[-1] + 1 + i) % VOCAB_SIZE for i in range(step.gamma)]
         draft = common_pb2.Draft(token_ids=drafted)
-        return drafter_pb2.DraftResponse(
+        return drafter_pb2.SequenceResponse(
             drafted=drafter_pb2.DraftedStep(round=step.round, position=len(tokens), draft=draft)
         )
 
@@ -147,33 +231,29 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
             tokens.append(self.follow(tokens[-1]))
         return tokens[1:]
 
-    async def Verify(
-        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
-    ) -> AsyncIterator[target_pb2.VerifyResponse]:
-        tokens: list[int] = []
-        self.opened += 1
-        try:
-            async for request in request_iterator:
-                if request.HasField("close"):
-                    return
-                opening = request.HasField("open")
-                await self.interfere(None if opening else request.verify.round, context)
-                reply = self._open(request, tokens) if opening else self._verify(request, tokens)
-                self.alter(reply)
-                yield reply
-        finally:
-            self.ended += 1
+    message = target_pb2.VerifyResponse
+    answer = target_pb2.SequenceResponse
+
+    async def Verify(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
+        await self.serve(context)
+
+    def round_of(self, request: Any) -> int | None:
+        return request.verify.round if request.HasField("verify") else None
+
+    def answer_to(self, request: Any, tokens: list[int]) -> Any:
+        opening = request.HasField("open")
+        return self._open(request, tokens) if opening else self._verify(request, tokens)
 
     def _open(
-        self, request: target_pb2.VerifyRequest, tokens: list[int]
-    ) -> target_pb2.VerifyResponse:
+        self, request: target_pb2.SequenceRequest, tokens: list[int]
+    ) -> target_pb2.SequenceResponse:
         tokens += request.open.token_ids
         tokens.append(self.follow(tokens[-1]))
-        return target_pb2.VerifyResponse(opened=target_pb2.OpenedSequence(token_id=tokens[-1]))
+        return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence(token_id=tokens[-1]))
 
     def _verify(
-        self, request: target_pb2.VerifyRequest, tokens: list[int]
-    ) -> target_pb2.VerifyResponse:
+        self, request: target_pb2.SequenceRequest, tokens: list[int]
+    ) -> target_pb2.SequenceResponse:
         step = request.verify
         assert step.position == len(tokens)
         accepted = 0
@@ -183,7 +263,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
             tokens.append(token)
             accepted += 1
         tokens.append(self.follow(tokens[-1]))
-        return target_pb2.VerifyResponse(
+        return target_pb2.SequenceResponse(
             verdict=target_pb2.Verdict(
                 round=step.round,
                 position=len(tokens),

@@ -110,7 +110,7 @@ TARGET_BREACHES: dict[str, tuple[Any, str]] = {
     "first": (on("opened", add("token_id", 100)), "opened.token_id must be 0..99"),
     "none": (on("opened", lambda o: o.ClearField("token_id")), "opened.token_id must be set"),
     "kind": (
-        lambda reply: reply.CopyFrom(target_pb2.VerifyResponse(verdict=target_pb2.Verdict())),
+        lambda reply: reply.CopyFrom(target_pb2.SequenceResponse(verdict=target_pb2.Verdict())),
         "result must be opened, got verdict",
     ),
     "empty": (lambda reply: reply.Clear(), "result must be opened, got None"),
@@ -169,7 +169,7 @@ DRAFTER_BREACHES: dict[str, Any] = {
     "more than the target takes": on_draft(grow),
     "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(
-        drafter_pb2.DraftResponse(drafted=drafter_pb2.DraftedStep())
+        drafter_pb2.SequenceResponse(drafted=drafter_pb2.DraftedStep())
     ),
     "nothing": lambda reply: reply.Clear(),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,9 +20,10 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
+from tests.service.talk import Talk
 
 NAME = "tandem.target.v1.TargetService"
-OPEN = target_pb2.VerifyRequest(
+OPEN = target_pb2.SequenceRequest(
     open=target_pb2.OpenSequence(
         request_id="r",
         token_ids=[1, 2],
@@ -32,7 +32,7 @@ OPEN = target_pb2.VerifyRequest(
         max_new_tokens=50,
     )
 )
-VERIFY = target_pb2.VerifyRequest(verify=target_pb2.VerifyStep(round=1, position=3))
+VERIFY = target_pb2.SequenceRequest(verify=target_pb2.VerifyStep(round=1, position=3))
 
 
 class Target:
@@ -74,22 +74,19 @@ async def target(random_pair: tuple[Path, Path]) -> AsyncIterator[Target]:
         yield Target(servicer, await connect(stack, address_of(server)))
 
 
-async def opened(target: Target) -> Any:
-    call = target.stub.Verify()
+async def opened(target: Target) -> Talk:
+    call = Talk(target.stub.Verify())
     await call.write(OPEN)
     assert (await call.read()).HasField("opened")
     return call
 
 
-async def status_of(call: Any) -> grpc.StatusCode:
-    """What a stream ends with instead of an answer."""
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        assert await call.read() is grpc.aio.EOF
-    code: grpc.StatusCode = await call.code()
-    return code
+async def status_of(call: Talk) -> grpc.StatusCode:
+    """What a sequence ends with instead of an answer."""
+    return (await call.end())[0]
 
 
-async def test_a_failed_step_ends_its_streams_and_no_others(
+async def test_a_failed_step_ends_its_sequences_and_no_others(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing, other = await opened(target), await opened(target)
@@ -114,6 +111,6 @@ async def test_a_lost_device_is_not_serving(
     assert await status_of(call) == grpc.StatusCode.INTERNAL
     for service in ("", NAME):
         await target.waits_until_not_serving(service)
-    late = target.stub.Verify()
+    late = Talk(target.stub.Verify())
     await late.write(OPEN)
     assert await status_of(late) == grpc.StatusCode.UNAVAILABLE

@@ -11,6 +11,7 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
+from tests.service.talk import Talk
 from tests.service.test_streams import open_draft
 
 
@@ -174,7 +175,7 @@ async def test_too_many_texts_for_the_drafter_go_on_undrafted(stack: Stack) -> N
     """The drafter's places are taken: the target alone still serves the text."""
     drafter_calls = []
     for _ in range(4):
-        call = stack.drafter.Draft()
+        call = Talk(stack.drafter.Draft())
         await call.write(open_draft())
         await call.read()
         drafter_calls.append(call)

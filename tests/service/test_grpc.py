@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any
 
 import grpc
 
 from tests.service.conftest import Stack
+from tests.service.talk import Talk
 from tests.service.test_streams import open_verify
 
 
 async def test_an_abandoned_call_is_cancelled(stack: Stack) -> None:
     """Why grpcio is held below 1.83: from there on a call that is dropped without a cancel
     is never collected (grpc/grpc#43462), and its sequence lives as long as the channel."""
-    call: Any = stack.target.Verify()
+    call = Talk(stack.target.Verify())
     await call.write(open_verify())
     await call.read()
     assert await stack.open_sequences() == 1

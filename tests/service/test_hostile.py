@@ -24,6 +24,7 @@ from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, connect, start
 from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.service.talk import Talk
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -119,7 +120,7 @@ async def drafter(random_pair: tuple[Path, Path]) -> AsyncIterator[tuple[Any, st
     """A drafter that takes two new streams, and those for a moment."""
     async with AsyncExitStack() as stack:
         settings = DrafterSettings(
-            model=str(random_pair[0]), max_new_streams=2, open_seconds=2.0, idle_seconds=60
+            model=str(random_pair[0]), max_empty_streams=2, empty_seconds=2.0, idle_seconds=60
         )
         server = await start(stack, make_drafter(settings))
         channel = await connect(stack, address_of(server))
@@ -137,14 +138,15 @@ async def test_streams_that_do_not_open_are_bounded_in_number_and_time(
     await asyncio.sleep(0.05)
     late = stub.Draft()
     assert await late.code() == EXHAUSTED
-    assert "2 streams are new" in str(await late.details())
+    assert "2 streams have no sequence" in str(await late.details())
     for call in silent:
         async with asyncio.timeout(5):
             assert await call.code() == grpc.StatusCode.ABORTED
-        assert "no message for 2 s" in str(await call.details())
+        assert "no sequence for 2 s" in str(await call.details())
     opened = stub.Draft()
-    await opened.write(drafter_pb2.DraftRequest(close=drafter_pb2.CloseSequence()))
-    assert await opened.code() == grpc.StatusCode.OK
+    close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
+    assert await Talk(opened).ask(close) is grpc.aio.EOF
+    opened.cancel()
 
 
 async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, Path]) -> None:
@@ -169,18 +171,18 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
 
 async def test_an_id_that_the_drafters_vocabulary_lacks_keeps_it_alive(stack: Stack) -> None:
     """Pairs pad their vocabularies differently; the text may use what only the target has."""
-    call = stack.drafter.Draft()
+    call = Talk(stack.drafter.Draft())
     opening = drafter_pb2.OpenSequence(
         token_ids=[1, 7, 2],
         sampling={"seed": 0},  # type: ignore[arg-type]
         target_vocab_size=8,
         max_new_tokens=20,
     )
-    await call.write(drafter_pb2.DraftRequest(open=opening))
+    await call.write(drafter_pb2.SequenceRequest(open=opening))
     assert (await call.read()).HasField("opened")
     for round_, position in ((1, 3), (2, 5)):
         step = drafter_pb2.DraftStep(round=round_, position=position, new_token_ids=[6, 4], gamma=3)
-        await call.write(drafter_pb2.DraftRequest(draft=step))
+        await call.write(drafter_pb2.SequenceRequest(draft=step))
         drafted = (await call.read()).drafted
         assert len(drafted.draft.token_ids) == 3
         assert max(drafted.draft.token_ids) < 5

@@ -16,6 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.target.v1 import target_pb2
 from tests.service.conftest import Stack, address_of, connect, start
+from tests.service.talk import Talk
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION
@@ -27,7 +28,7 @@ def carry_of(log_ratio: float, count: int) -> common_pb2.VerifierCarry:
     return common_pb2.VerifierCarry(levels=[level])
 
 
-def open_draft(**changes: Any) -> drafter_pb2.DraftRequest:
+def open_draft(**changes: Any) -> drafter_pb2.SequenceRequest:
     fields: dict[str, Any] = {
         "request_id": "r",
         "token_ids": [1, 2, 3],
@@ -35,15 +36,15 @@ def open_draft(**changes: Any) -> drafter_pb2.DraftRequest:
         "target_vocab_size": 5,
         "max_new_tokens": 20,
     }
-    return drafter_pb2.DraftRequest(open=drafter_pb2.OpenSequence(**(fields | changes)))
+    return drafter_pb2.SequenceRequest(open=drafter_pb2.OpenSequence(**(fields | changes)))
 
 
-def draft_step(**changes: Any) -> drafter_pb2.DraftRequest:
+def draft_step(**changes: Any) -> drafter_pb2.SequenceRequest:
     fields: dict[str, Any] = {"round": 1, "position": 3, "new_token_ids": [4], "gamma": 3}
-    return drafter_pb2.DraftRequest(draft=drafter_pb2.DraftStep(**(fields | changes)))
+    return drafter_pb2.SequenceRequest(draft=drafter_pb2.DraftStep(**(fields | changes)))
 
 
-def open_verify(**changes: Any) -> target_pb2.VerifyRequest:
+def open_verify(**changes: Any) -> target_pb2.SequenceRequest:
     fields: dict[str, Any] = {
         "request_id": "r",
         "token_ids": [1, 2, 3],
@@ -51,28 +52,25 @@ def open_verify(**changes: Any) -> target_pb2.VerifyRequest:
         "verifier": "block",
         "max_new_tokens": 20,
     }
-    return target_pb2.VerifyRequest(open=target_pb2.OpenSequence(**(fields | changes)))
+    return target_pb2.SequenceRequest(open=target_pb2.OpenSequence(**(fields | changes)))
 
 
-def verify_step(**changes: Any) -> target_pb2.VerifyRequest:
+def verify_step(**changes: Any) -> target_pb2.SequenceRequest:
     one_hot = common_pb2.Draft(token_ids=[0, 1])
     fields: dict[str, Any] = {"round": 1, "position": 4, "draft": one_hot}
-    return target_pb2.VerifyRequest(verify=target_pb2.VerifyStep(**(fields | changes)))
+    return target_pb2.SequenceRequest(verify=target_pb2.VerifyStep(**(fields | changes)))
 
 
-async def status_of(call: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
-    """Send requests, reading an answer to each, until the stream ends."""
-    try:
-        for request in requests:
-            await call.write(request)
-            if await call.read() is grpc.aio.EOF:
-                break
-        else:
-            await call.done_writing()
-            await call.read()
-    except grpc.aio.AioRpcError:
-        pass
-    return await call.code(), await call.details()
+async def status_of(talk: Talk, *requests: Any) -> tuple[grpc.StatusCode, str]:
+    """Send requests, reading an answer to each, until the sequence ends; end the stream then."""
+    for request in requests:
+        if await talk.ask(request) is grpc.aio.EOF:
+            break
+    else:
+        await talk.call.done_writing()
+    end = await talk.end()
+    talk.cancel()
+    return end
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ async def status_of(call: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
     [
         ([draft_step()], WRONG_STATE, "first message must be open"),
         ([open_draft(), open_draft()], WRONG_STATE, "already open"),
-        ([drafter_pb2.DraftRequest()], INVALID, "step must be set"),
+        ([drafter_pb2.SequenceRequest()], INVALID, "step must be set"),
         ([open_draft(token_ids=[])], INVALID, "open.token_ids must not be empty"),
         ([open_draft(token_ids=[1, 5])], INVALID, "open.token_ids holds id 5"),
         ([open_draft(request_id="a\nb")], INVALID, "request_id"),
@@ -102,10 +100,10 @@ async def status_of(call: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
 async def test_drafter_refuses(
     stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
 ) -> None:
-    bystander = stack.drafter.Draft()
+    bystander = Talk(stack.drafter.Draft())
     await bystander.write(open_draft())
     await bystander.read()
-    got, details = await status_of(stack.drafter.Draft(), *requests)
+    got, details = await status_of(Talk(stack.drafter.Draft()), *requests)
     assert (got, sentence in details) == (code, True), (got, details)
     await bystander.write(draft_step())
     assert len((await bystander.read()).drafted.draft.token_ids) == 3
@@ -118,7 +116,7 @@ async def test_drafter_refuses(
     [
         ([verify_step()], WRONG_STATE, "first message must be open"),
         ([open_verify(), open_verify()], WRONG_STATE, "already open"),
-        ([target_pb2.VerifyRequest()], INVALID, "step must be set"),
+        ([target_pb2.SequenceRequest()], INVALID, "step must be set"),
         ([open_verify(token_ids=[])], INVALID, "open.token_ids must not be empty"),
         ([open_verify(token_ids=[7])], INVALID, "open.token_ids holds id 7"),
         ([open_verify(verifier="magic")], INVALID, "open.verifier 'magic' is unknown"),
@@ -168,10 +166,10 @@ async def test_drafter_refuses(
 async def test_target_refuses(
     stack: Stack, requests: list[Any], code: grpc.StatusCode, sentence: str
 ) -> None:
-    bystander = stack.target.Verify()
+    bystander = Talk(stack.target.Verify())
     await bystander.write(open_verify())
     await bystander.read()
-    got, details = await status_of(stack.target.Verify(), *requests)
+    got, details = await status_of(Talk(stack.target.Verify()), *requests)
     assert (got, sentence in details) == (code, True), (got, details)
     await bystander.write(verify_step())
     assert (await bystander.read()).verdict.position > 4
@@ -181,7 +179,7 @@ async def test_target_refuses(
 
 async def test_the_last_round_there_is_does_nobody_harm(stack: Stack) -> None:
     """Numbers are computed for many rounds and many sequences at once."""
-    bystander, last = stack.target.Verify(), stack.target.Verify()
+    bystander, last = Talk(stack.target.Verify()), Talk(stack.target.Verify())
     for call in (bystander, last):
         await call.write(open_verify())
         await call.read()
@@ -195,37 +193,39 @@ async def test_the_last_round_there_is_does_nobody_harm(stack: Stack) -> None:
 async def test_a_carry_that_no_target_returns_is_refused(stack: Stack) -> None:
     for carry in (carry_of(-100.0, 1), carry_of(float("nan"), 1), carry_of(0.0, 3)):
         opening = open_verify(verifier="greedy_block", gamma=3, carry=carry)
-        code, details = await status_of(stack.target.Verify(), opening)
+        code, details = await status_of(Talk(stack.target.Verify()), opening)
         assert (code, "open.carry" in details) == (INVALID, True)
     levels = common_pb2.VerifierCarry(levels=[common_pb2.VerifierCarry.Level()] * 1000)
     opening = open_verify(verifier="greedy_block", gamma=3, carry=levels)
-    code, details = await status_of(stack.target.Verify(), opening)
+    code, details = await status_of(Talk(stack.target.Verify()), opening)
     assert (code, "holds 1000 levels" in details) == (INVALID, True)
 
 
-async def test_close_ends_the_stream_with_ok(stack: Stack) -> None:
-    close = target_pb2.VerifyRequest(close=target_pb2.CloseSequence())
-    call = stack.target.Verify()
+async def test_close_ends_the_sequence_with_ok(stack: Stack) -> None:
+    close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
+    call = Talk(stack.target.Verify())
     await call.write(open_verify())
     await call.read()
     await call.write(close)
-    assert await call.read() is grpc.aio.EOF
-    assert await call.code() == grpc.StatusCode.OK
+    assert await call.end() == (grpc.StatusCode.OK, "")
     assert await stack.open_sequences() == 0
+    await call.call.done_writing()
+    assert await call.call.read() is grpc.aio.EOF
+    assert await call.call.code() == grpc.StatusCode.OK
 
 
 async def test_an_end_without_close_frees_the_sequence_too(stack: Stack) -> None:
-    call = stack.drafter.Draft()
+    call = Talk(stack.drafter.Draft())
     assert await status_of(call, open_draft()) == (grpc.StatusCode.OK, "")
     assert await stack.open_sequences() == 0
 
 
 async def test_one_sequence_too_many_is_refused_and_the_rest_go_on(stack: Stack) -> None:
-    calls = [stack.target.Verify() for _ in range(4)]
+    calls = [Talk(stack.target.Verify()) for _ in range(4)]
     for call in calls:
         await call.write(open_verify())
         await call.read()
-    code, details = await status_of(stack.target.Verify(), open_verify())
+    code, details = await status_of(Talk(stack.target.Verify()), open_verify())
     assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "all 4 sequences are taken" in details
     for call in calls:
@@ -236,14 +236,14 @@ async def test_one_sequence_too_many_is_refused_and_the_rest_go_on(stack: Stack)
         if not await stack.open_sequences():
             break
         await asyncio.sleep(0.01)
-    code, _ = await status_of(stack.target.Verify(), open_verify())
+    code, _ = await status_of(Talk(stack.target.Verify()), open_verify())
     assert code == grpc.StatusCode.OK
 
 
 async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
     """Its carry modifies the next position, where the drafter's distribution is needed."""
     carry = carry_of(0.3, 2)
-    call = stack.target.Verify()
+    call = Talk(stack.target.Verify())
     await call.write(open_verify(verifier="greedy_block", gamma=3, carry=carry, first_round=7))
     opened = (await call.read()).opened
     assert not opened.HasField("token_id")
@@ -254,27 +254,26 @@ async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
     call.cancel()
 
 
-async def test_a_silent_stream_is_ended(random_pair: tuple[Path, Path]) -> None:
+async def test_a_silent_sequence_is_ended(random_pair: tuple[Path, Path]) -> None:
     async with AsyncExitStack() as stack:
         settings = DrafterSettings(model=str(random_pair[0]), idle_seconds=0.3)
         server = await start(stack, make_drafter(settings))
         channel = await connect(stack, address_of(server))
         stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
         await server.ready()
-        call = stub.Draft()
+        call = Talk(stub.Draft())
         await call.write(open_draft())
         await call.read()
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await call.read()
-        assert ended.value.code() == grpc.StatusCode.ABORTED
-        assert "0.3 s" in str(ended.value.details())
+        code, sentence = await call.end()
+        assert code == grpc.StatusCode.ABORTED
+        assert "0.3 s" in sentence
         info = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest())
         assert info.stats.open_sequences == 0
 
 
 async def test_only_new_tokens_are_fed(stack: Stack) -> None:
     """One target pass a round; the drafter computes what it has not computed yet."""
-    call = stack.drafter.Draft()
+    call = Talk(stack.drafter.Draft())
     await call.write(open_draft())
     await call.read()
     await call.write(draft_step())

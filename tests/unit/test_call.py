@@ -8,8 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import PeerFailure
-from tandem.rpc.call import SequenceCall, _Status
+from tandem.rpc.call import SequenceCall
+from tandem.rpc.link import Link, _Status
 
 OVERWRITTEN = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 REFUSED = (grpc.StatusCode.UNAVAILABLE, "the target is loading its model")
@@ -64,19 +66,25 @@ async def test_an_internal_error_of_the_peer_stays_one() -> None:
 class AnsweringCall(EndingCall):
     """A call whose peer answers with bytes that are no message: the library makes None of them."""
 
-    async def write(self, request: object) -> None:
+    async def write(self, message: bytes) -> None:
         """Takes anything."""
+
+    async def done_writing(self) -> None:
+        """Fine."""
 
     async def read(self) -> None:
         """No message."""
 
     def cancel(self) -> None:
-        """Nothing to end."""
+        """Ends it."""
+        self.end((grpc.StatusCode.CANCELLED, "by us"))
 
 
 async def test_an_answer_that_is_no_message_breaks_the_contract() -> None:
     call: Any = AnsweringCall()
-    asking: SequenceCall[Any, Any] = SequenceCall("drafter", "127.0.0.1:1", call, "close")
+    link: Link[Any] = Link("drafter", "127.0.0.1:1", lambda: call)
+    close, opening = drafter_pb2.SequenceRequest(), drafter_pb2.SequenceRequest()
+    asking = SequenceCall(link, drafter_pb2.DraftRequest, close, None)
     with pytest.raises(PeerFailure, match="the drafter broke the contract: its answer is no"):
-        await asking.ask("draft", "drafted", 5)
+        await asking.open(opening, "opened", 5)
     asking.cancel()

@@ -78,13 +78,16 @@ async def main():
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         call = stub.Draft()
-        await call.write(pb.DraftRequest(open=pb.OpenSequence(
+        async def ask(**step):
+            await call.write(pb.DraftRequest(requests=[pb.SequenceRequest(sequence=1, **step)]))
+            (answer,) = (await call.read()).responses
+            return answer
+        opened = await ask(open=pb.OpenSequence(
             token_ids=[1, 2, 3, 4, 1], sampling=common_pb2.Sampling(seed=0),
-            target_vocab_size=10, max_new_tokens=20)))
-        assert (await call.read()).HasField("opened")
+            target_vocab_size=10, max_new_tokens=20))
+        assert opened.HasField("opened")
         step = pb.DraftStep(round=1, position=5, new_token_ids=[2], gamma=3)
-        await call.write(pb.DraftRequest(draft=step))
-        drafted = (await call.read()).drafted
+        drafted = (await ask(draft=step)).drafted
         assert list(drafted.draft.token_ids) == [3, 4, 1], drafted
         assert not drafted.draft.HasField("rows")
         info = await stub.GetModelInfo(pb.GetModelInfoRequest())

@@ -12,7 +12,22 @@ or one `bonus` (sampled from the target when every drafted token was kept).
 
 Everywhere: a malformed message is INVALID_ARGUMENT and names its field; a
 well-formed message at the wrong time is FAILED_PRECONDITION. Neither changes
-any state but that of its own stream, which ends.
+any state but that of its own sequence, which ends.
+
+Streams and sequences. A stream of Draft or Verify carries the sequences of one caller: a
+message holds the requests, or the answers, of several of them, in any order. A sequence
+lives from its `open` to its `ended`, and in between its requests are answered one by one:
+  - The caller numbers its sequences; each number is larger than all before it on the
+    stream. Within a sequence the next request follows the answer to the last; only `close`
+    may come at any time, and gives up what is being computed.
+  - Every sequence has one `ended`, its last answer: the answer to `close`, or why the
+    service ended it. The other sequences of the stream go on.
+  - A sequence without a request for the service's idle limit is ended with ABORTED.
+  - The status of the stream concerns all of it: the service is loading or has stopped, a
+    message could not be read, the caller does not read its answers. All sequences of a
+    stream end with it, without an `ended` each.
+  - A service that is stopping refuses what opens with UNAVAILABLE, lets open sequences go
+    on, and ends a stream when its last one has ended. A new stream may reach another replica.
 """
 
 import builtins
@@ -369,6 +384,30 @@ class EngineStats(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["fed_tokens", b"fed_tokens", "forward_passes", b"forward_passes", "open_sequences", b"open_sequences", "opened_sequences", b"opened_sequences"]) -> None: ...
 
 Global___EngineStats: typing_extensions.TypeAlias = EngineStats
+
+@typing.final
+class SequenceEnd(google.protobuf.message.Message):
+    """SequenceEnd is the last answer of a sequence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: builtins.int
+    SENTENCE_FIELD_NUMBER: builtins.int
+    code: builtins.int
+    """code is a gRPC status code: 0 (OK) after `close`, else one of those that the method's
+    comment lists, with the same meaning.
+    """
+    sentence: builtins.str
+    """sentence says what was wrong; at most 500 characters."""
+    def __init__(
+        self,
+        *,
+        code: builtins.int = ...,
+        sentence: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "sentence", b"sentence"]) -> None: ...
+
+Global___SequenceEnd: typing_extensions.TypeAlias = SequenceEnd
 
 @typing.final
 class StageTimes(google.protobuf.message.Message):

@@ -12,7 +12,22 @@ or one `bonus` (sampled from the target when every drafted token was kept).
 
 Everywhere: a malformed message is INVALID_ARGUMENT and names its field; a
 well-formed message at the wrong time is FAILED_PRECONDITION. Neither changes
-any state but that of its own stream, which ends.
+any state but that of its own sequence, which ends.
+
+Streams and sequences. A stream of Draft or Verify carries the sequences of one caller: a
+message holds the requests, or the answers, of several of them, in any order. A sequence
+lives from its `open` to its `ended`, and in between its requests are answered one by one:
+  - The caller numbers its sequences; each number is larger than all before it on the
+    stream. Within a sequence the next request follows the answer to the last; only `close`
+    may come at any time, and gives up what is being computed.
+  - Every sequence has one `ended`, its last answer: the answer to `close`, or why the
+    service ended it. The other sequences of the stream go on.
+  - A sequence without a request for the service's idle limit is ended with ABORTED.
+  - The status of the stream concerns all of it: the service is loading or has stopped, a
+    message could not be read, the caller does not read its answers. All sequences of a
+    stream end with it, without an `ended` each.
+  - A service that is stopping refuses what opens with UNAVAILABLE, lets open sequences go
+    on, and ends a stream when its last one has ended. A new stream may reach another replica.
 """
 
 import abc

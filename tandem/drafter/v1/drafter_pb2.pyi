@@ -3,12 +3,11 @@
 isort:skip_file
 The drafter guesses. Called by the orchestrator only.
 
-One stream is one sequence; its KV cache lives exactly as long as the stream.
+A stream carries many sequences (common.proto says how). What one of them says:
   -> open(prompt)                     <- opened
   -> step(round 1, new tokens, gamma) <- drafted
   -> step(round 2, ...)               <- drafted
-  -> close                            (the server ends the stream, OK)
-One request at a time: the next one follows the answer to the last.
+  -> close                            <- ended (OK)
 """
 
 import builtins
@@ -29,21 +28,44 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class DraftRequest(google.protobuf.message.Message):
-    """DraftRequest is one message of the orchestrator on a Draft stream."""
+    """DraftRequest is one message of the caller on a Draft stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    REQUESTS_FIELD_NUMBER: builtins.int
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SequenceRequest]:
+        """requests of different sequences, at most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[Global___SequenceRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["requests", b"requests"]) -> None: ...
+
+Global___DraftRequest: typing_extensions.TypeAlias = DraftRequest
+
+@typing.final
+class SequenceRequest(google.protobuf.message.Message):
+    """SequenceRequest asks something for one sequence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
     DRAFT_FIELD_NUMBER: builtins.int
     CLOSE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """sequence is the caller's number of it, at least 1."""
     traceparent: builtins.str
-    """traceparent is the W3C trace context of the span that this message belongs to.
+    """traceparent is the W3C trace context of the span that this request belongs to.
     Empty: not traced.
     """
     @property
     def open(self) -> Global___OpenSequence:
-        """open starts the sequence. First message, once."""
+        """open starts the sequence. First request, once."""
 
     @property
     def draft(self) -> Global___DraftStep:
@@ -56,16 +78,17 @@ class DraftRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
+        sequence: builtins.int = ...,
         traceparent: builtins.str = ...,
         open: Global___OpenSequence | None = ...,
         draft: Global___DraftStep | None = ...,
         close: Global___CloseSequence | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["close", b"close", "draft", b"draft", "open", b"open", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["close", b"close", "draft", b"draft", "open", b"open", "step", b"step", "traceparent", b"traceparent"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close", b"close", "draft", b"draft", "open", b"open", "sequence", b"sequence", "step", b"step", "traceparent", b"traceparent"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["step", b"step"]) -> typing.Literal["open", "draft", "close"] | None: ...
 
-Global___DraftRequest: typing_extensions.TypeAlias = DraftRequest
+Global___SequenceRequest: typing_extensions.TypeAlias = SequenceRequest
 
 @typing.final
 class OpenSequence(google.protobuf.message.Message):
@@ -164,7 +187,7 @@ Global___DraftStep: typing_extensions.TypeAlias = DraftStep
 
 @typing.final
 class CloseSequence(google.protobuf.message.Message):
-    """CloseSequence ends the sequence; the server frees it and ends the stream with OK."""
+    """CloseSequence ends the sequence and frees what it holds."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -176,12 +199,36 @@ Global___CloseSequence: typing_extensions.TypeAlias = CloseSequence
 
 @typing.final
 class DraftResponse(google.protobuf.message.Message):
-    """DraftResponse answers one DraftRequest; `close` has no answer."""
+    """DraftResponse is one message of the drafter on a Draft stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    RESPONSES_FIELD_NUMBER: builtins.int
+    @property
+    def responses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SequenceResponse]:
+        """responses to different sequences' requests."""
+
+    def __init__(
+        self,
+        *,
+        responses: collections.abc.Iterable[Global___SequenceResponse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["responses", b"responses"]) -> None: ...
+
+Global___DraftResponse: typing_extensions.TypeAlias = DraftResponse
+
+@typing.final
+class SequenceResponse(google.protobuf.message.Message):
+    """SequenceResponse answers one request of a sequence, or ends it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
     OPENED_FIELD_NUMBER: builtins.int
     DRAFTED_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """sequence as the request has it."""
     @property
     def opened(self) -> Global___OpenedSequence:
         """opened answers open."""
@@ -190,17 +237,23 @@ class DraftResponse(google.protobuf.message.Message):
     def drafted(self) -> Global___DraftedStep:
         """drafted answers draft."""
 
+    @property
+    def ended(self) -> tandem.common.v1.common_pb2.SequenceEnd:
+        """ended answers close, and stands for any other answer where the sequence failed."""
+
     def __init__(
         self,
         *,
+        sequence: builtins.int = ...,
         opened: Global___OpenedSequence | None = ...,
         drafted: Global___DraftedStep | None = ...,
+        ended: tandem.common.v1.common_pb2.SequenceEnd | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drafted", b"drafted", "opened", b"opened", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drafted", b"drafted", "opened", b"opened", "result", b"result"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "drafted"] | None: ...
+    def HasField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "result", b"result", "sequence", b"sequence"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "drafted", "ended"] | None: ...
 
-Global___DraftResponse: typing_extensions.TypeAlias = DraftResponse
+Global___SequenceResponse: typing_extensions.TypeAlias = SequenceResponse
 
 @typing.final
 class OpenedSequence(google.protobuf.message.Message):

@@ -52,29 +52,28 @@ class DrafterServiceServicer:
     """
 
     def Draft(self, request_iterator, context):
-        """Draft opens one sequence and drafts for it, round after round.
+        """Draft opens sequences and drafts for them, round after round.
 
         Effect: `open` takes one of max_sequences places and computes the prompt's KV
         cache; a step moves the sequence on by its new tokens, then drafts up to gamma
-        more, which are forgotten unless the next step confirms them. `close` frees all.
-        A stream that ends without `close` is an abort and frees all the same.
-        Idempotency: none; a broken stream is opened anew with the tokens so far.
-        Deadline: the whole request's. A stream without a message for the server's
-        idle limit is ended with ABORTED.
+        more, which are forgotten unless the next step confirms them. `close` frees all,
+        and so does the end of the stream.
+        Idempotency: none; a sequence that ended is opened anew with the tokens so far.
+        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-        Errors:
+        Errors, of a sequence (in its `ended`) or of the stream:
         INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
         are no message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
         RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-        free in time; too many streams have not opened yet; or a
-        message is larger than max_message_bytes. Try another drafter
-        or go on without.
+        free in time; too many streams have no sequence; or a message
+        is larger than max_message_bytes. Try another drafter or go
+        on without.
         UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
         another drafter.
-        ABORTED              the idle limit passed, or the shorter one of a stream that has
-        not opened. Open again if still needed.
+        ABORTED              the idle limit passed, or the shorter one of a stream without
+        sequences. Open again if still needed.
         INTERNAL             the engine failed. Try another drafter.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -3,12 +3,11 @@
 isort:skip_file
 The drafter guesses. Called by the orchestrator only.
 
-One stream is one sequence; its KV cache lives exactly as long as the stream.
+A stream carries many sequences (common.proto says how). What one of them says:
   -> open(prompt)                     <- opened
   -> step(round 1, new tokens, gamma) <- drafted
   -> step(round 2, ...)               <- drafted
-  -> close                            (the server ends the stream, OK)
-One request at a time: the next one follows the answer to the last.
+  -> close                            <- ended (OK)
 """
 
 import abc
@@ -93,29 +92,28 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
     ], channel: grpc.aio.Channel) -> None: ...
 
     Draft: _DrafterServiceDraftType
-    """Draft opens one sequence and drafts for it, round after round.
+    """Draft opens sequences and drafts for them, round after round.
 
     Effect: `open` takes one of max_sequences places and computes the prompt's KV
     cache; a step moves the sequence on by its new tokens, then drafts up to gamma
-    more, which are forgotten unless the next step confirms them. `close` frees all.
-    A stream that ends without `close` is an abort and frees all the same.
-    Idempotency: none; a broken stream is opened anew with the tokens so far.
-    Deadline: the whole request's. A stream without a message for the server's
-    idle limit is ended with ABORTED.
+    more, which are forgotten unless the next step confirms them. `close` frees all,
+    and so does the end of the stream.
+    Idempotency: none; a sequence that ended is opened anew with the tokens so far.
+    Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-    Errors:
+    Errors, of a sequence (in its `ended`) or of the stream:
       INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                            are no message. Do not retry.
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
       RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-                           free in time; too many streams have not opened yet; or a
-                           message is larger than max_message_bytes. Try another drafter
-                           or go on without.
+                           free in time; too many streams have no sequence; or a message
+                           is larger than max_message_bytes. Try another drafter or go
+                           on without.
       UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
                            another drafter.
-      ABORTED              the idle limit passed, or the shorter one of a stream that has
-                           not opened. Open again if still needed.
+      ABORTED              the idle limit passed, or the shorter one of a stream without
+                           sequences. Open again if still needed.
       INTERNAL             the engine failed. Try another drafter.
     """
 
@@ -144,29 +142,28 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[tandem.drafter.v1.drafter_pb2.DraftRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[tandem.drafter.v1.drafter_pb2.DraftResponse], collections.abc.AsyncIterator[tandem.drafter.v1.drafter_pb2.DraftResponse]]:
-        """Draft opens one sequence and drafts for it, round after round.
+        """Draft opens sequences and drafts for them, round after round.
 
         Effect: `open` takes one of max_sequences places and computes the prompt's KV
         cache; a step moves the sequence on by its new tokens, then drafts up to gamma
-        more, which are forgotten unless the next step confirms them. `close` frees all.
-        A stream that ends without `close` is an abort and frees all the same.
-        Idempotency: none; a broken stream is opened anew with the tokens so far.
-        Deadline: the whole request's. A stream without a message for the server's
-        idle limit is ended with ABORTED.
+        more, which are forgotten unless the next step confirms them. `close` frees all,
+        and so does the end of the stream.
+        Idempotency: none; a sequence that ended is opened anew with the tokens so far.
+        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-        Errors:
+        Errors, of a sequence (in its `ended`) or of the stream:
           INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                                are no message. Do not retry.
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
           RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-                               free in time; too many streams have not opened yet; or a
-                               message is larger than max_message_bytes. Try another drafter
-                               or go on without.
+                               free in time; too many streams have no sequence; or a message
+                               is larger than max_message_bytes. Try another drafter or go
+                               on without.
           UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
                                another drafter.
-          ABORTED              the idle limit passed, or the shorter one of a stream that has
-                               not opened. Open again if still needed.
+          ABORTED              the idle limit passed, or the shorter one of a stream without
+                               sequences. Open again if still needed.
           INTERNAL             the engine failed. Try another drafter.
         """
 

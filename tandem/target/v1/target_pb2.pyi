@@ -3,12 +3,11 @@
 isort:skip_file
 The target decides. Called by the orchestrator only.
 
-One stream is one sequence; its KV cache lives exactly as long as the stream.
+A stream carries many sequences (common.proto says how). What one of them says:
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> close                  (the server ends the stream, OK)
-One request at a time: the next one follows the answer to the last.
+  -> close                  <- ended (OK)
 """
 
 import builtins
@@ -29,21 +28,44 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class VerifyRequest(google.protobuf.message.Message):
-    """VerifyRequest is one message of the orchestrator on a Verify stream."""
+    """VerifyRequest is one message of the caller on a Verify stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    REQUESTS_FIELD_NUMBER: builtins.int
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SequenceRequest]:
+        """requests of different sequences, at most 1,024."""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[Global___SequenceRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["requests", b"requests"]) -> None: ...
+
+Global___VerifyRequest: typing_extensions.TypeAlias = VerifyRequest
+
+@typing.final
+class SequenceRequest(google.protobuf.message.Message):
+    """SequenceRequest asks something for one sequence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
     VERIFY_FIELD_NUMBER: builtins.int
     CLOSE_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """sequence is the caller's number of it, at least 1."""
     traceparent: builtins.str
-    """traceparent is the W3C trace context of the span that this message belongs to.
+    """traceparent is the W3C trace context of the span that this request belongs to.
     Empty: not traced.
     """
     @property
     def open(self) -> Global___OpenSequence:
-        """open starts the sequence. First message, once."""
+        """open starts the sequence. First request, once."""
 
     @property
     def verify(self) -> Global___VerifyStep:
@@ -56,16 +78,17 @@ class VerifyRequest(google.protobuf.message.Message):
     def __init__(
         self,
         *,
+        sequence: builtins.int = ...,
         traceparent: builtins.str = ...,
         open: Global___OpenSequence | None = ...,
         verify: Global___VerifyStep | None = ...,
         close: Global___CloseSequence | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["close", b"close", "open", b"open", "step", b"step", "verify", b"verify"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["close", b"close", "open", b"open", "step", b"step", "traceparent", b"traceparent", "verify", b"verify"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close", b"close", "open", b"open", "sequence", b"sequence", "step", b"step", "traceparent", b"traceparent", "verify", b"verify"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["step", b"step"]) -> typing.Literal["open", "verify", "close"] | None: ...
 
-Global___VerifyRequest: typing_extensions.TypeAlias = VerifyRequest
+Global___SequenceRequest: typing_extensions.TypeAlias = SequenceRequest
 
 @typing.final
 class OpenSequence(google.protobuf.message.Message):
@@ -167,7 +190,7 @@ Global___VerifyStep: typing_extensions.TypeAlias = VerifyStep
 
 @typing.final
 class CloseSequence(google.protobuf.message.Message):
-    """CloseSequence ends the sequence; the server frees it and ends the stream with OK."""
+    """CloseSequence ends the sequence and frees what it holds."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -179,12 +202,36 @@ Global___CloseSequence: typing_extensions.TypeAlias = CloseSequence
 
 @typing.final
 class VerifyResponse(google.protobuf.message.Message):
-    """VerifyResponse answers one VerifyRequest; `close` has no answer."""
+    """VerifyResponse is one message of the target on a Verify stream."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    RESPONSES_FIELD_NUMBER: builtins.int
+    @property
+    def responses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SequenceResponse]:
+        """responses to different sequences' requests."""
+
+    def __init__(
+        self,
+        *,
+        responses: collections.abc.Iterable[Global___SequenceResponse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["responses", b"responses"]) -> None: ...
+
+Global___VerifyResponse: typing_extensions.TypeAlias = VerifyResponse
+
+@typing.final
+class SequenceResponse(google.protobuf.message.Message):
+    """SequenceResponse answers one request of a sequence, or ends it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: builtins.int
     OPENED_FIELD_NUMBER: builtins.int
     VERDICT_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    sequence: builtins.int
+    """sequence as the request has it."""
     @property
     def opened(self) -> Global___OpenedSequence:
         """opened answers open."""
@@ -193,17 +240,23 @@ class VerifyResponse(google.protobuf.message.Message):
     def verdict(self) -> Global___Verdict:
         """verdict answers verify."""
 
+    @property
+    def ended(self) -> tandem.common.v1.common_pb2.SequenceEnd:
+        """ended answers close, and stands for any other answer where the sequence failed."""
+
     def __init__(
         self,
         *,
+        sequence: builtins.int = ...,
         opened: Global___OpenedSequence | None = ...,
         verdict: Global___Verdict | None = ...,
+        ended: tandem.common.v1.common_pb2.SequenceEnd | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["opened", b"opened", "result", b"result", "verdict", b"verdict"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["opened", b"opened", "result", b"result", "verdict", b"verdict"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "verdict"] | None: ...
+    def HasField(self, field_name: typing.Literal["ended", b"ended", "opened", b"opened", "result", b"result", "verdict", b"verdict"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended", "opened", b"opened", "result", b"result", "sequence", b"sequence", "verdict", b"verdict"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "verdict", "ended"] | None: ...
 
-Global___VerifyResponse: typing_extensions.TypeAlias = VerifyResponse
+Global___SequenceResponse: typing_extensions.TypeAlias = SequenceResponse
 
 @typing.final
 class OpenedSequence(google.protobuf.message.Message):

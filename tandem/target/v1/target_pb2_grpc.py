@@ -57,20 +57,18 @@ class TargetServiceServicer:
     """
 
     def Verify(self, request_iterator, context):
-        """Verify opens one sequence and verifies drafts for it, round after round.
+        """Verify opens sequences and verifies drafts for them, round after round.
 
         Effect: `open` takes one of max_sequences places, computes the prompt's KV
         cache and draws the first token from it (a round of gamma 0). A step computes
         one forward pass over the last token and the draft, runs the verifier, and
         moves the sequence on by accepted + 1 tokens: one reply commits one round.
-        `close` frees all; a stream that ends without it is an abort and frees all
-        the same.
-        Idempotency: none; a broken stream is opened anew with the tokens so far and
+        `close` frees all, and so does the end of the stream.
+        Idempotency: none; a sequence that ended is opened anew with the tokens so far and
         the next unused round number, so that no random number is used twice.
-        Deadline: the whole request's. A stream without a message for the server's
-        idle limit is ended with ABORTED.
+        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-        Errors:
+        Errors, of a sequence (in its `ended`) or of the stream:
         INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
         (token outside its row, a weight of 0, sizes that do not
         add up), and the message names it; or the bytes are no
@@ -79,13 +77,12 @@ class TargetServiceServicer:
         position that does not follow. A bug in the caller.
         UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
         RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-        free in time; too many streams have not opened yet; or a
-        message is larger than max_message_bytes. Try another target,
-        or later.
+        free in time; too many streams have no sequence; or a message
+        is larger than max_message_bytes. Try another target, or later.
         UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
         another target.
-        ABORTED              the idle limit passed, or the shorter one of a stream that has
-        not opened. Open again if still needed.
+        ABORTED              the idle limit passed, or the shorter one of a stream without
+        sequences. Open again if still needed.
         INTERNAL             the engine failed. Try another target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -3,12 +3,11 @@
 isort:skip_file
 The target decides. Called by the orchestrator only.
 
-One stream is one sequence; its KV cache lives exactly as long as the stream.
+A stream carries many sequences (common.proto says how). What one of them says:
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> close                  (the server ends the stream, OK)
-One request at a time: the next one follows the answer to the last.
+  -> close                  <- ended (OK)
 """
 
 import abc
@@ -117,20 +116,18 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     ], channel: grpc.aio.Channel) -> None: ...
 
     Verify: _TargetServiceVerifyType
-    """Verify opens one sequence and verifies drafts for it, round after round.
+    """Verify opens sequences and verifies drafts for them, round after round.
 
     Effect: `open` takes one of max_sequences places, computes the prompt's KV
     cache and draws the first token from it (a round of gamma 0). A step computes
     one forward pass over the last token and the draft, runs the verifier, and
     moves the sequence on by accepted + 1 tokens: one reply commits one round.
-    `close` frees all; a stream that ends without it is an abort and frees all
-    the same.
-    Idempotency: none; a broken stream is opened anew with the tokens so far and
+    `close` frees all, and so does the end of the stream.
+    Idempotency: none; a sequence that ended is opened anew with the tokens so far and
     the next unused round number, so that no random number is used twice.
-    Deadline: the whole request's. A stream without a message for the server's
-    idle limit is ended with ABORTED.
+    Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-    Errors:
+    Errors, of a sequence (in its `ended`) or of the stream:
       INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
                            (token outside its row, a weight of 0, sizes that do not
                            add up), and the message names it; or the bytes are no
@@ -139,13 +136,12 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
                            position that does not follow. A bug in the caller.
       UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
       RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-                           free in time; too many streams have not opened yet; or a
-                           message is larger than max_message_bytes. Try another target,
-                           or later.
+                           free in time; too many streams have no sequence; or a message
+                           is larger than max_message_bytes. Try another target, or later.
       UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
                            another target.
-      ABORTED              the idle limit passed, or the shorter one of a stream that has
-                           not opened. Open again if still needed.
+      ABORTED              the idle limit passed, or the shorter one of a stream without
+                           sequences. Open again if still needed.
       INTERNAL             the engine failed. Try another target.
     """
 
@@ -185,20 +181,18 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[tandem.target.v1.target_pb2.VerifyRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[tandem.target.v1.target_pb2.VerifyResponse], collections.abc.AsyncIterator[tandem.target.v1.target_pb2.VerifyResponse]]:
-        """Verify opens one sequence and verifies drafts for it, round after round.
+        """Verify opens sequences and verifies drafts for them, round after round.
 
         Effect: `open` takes one of max_sequences places, computes the prompt's KV
         cache and draws the first token from it (a round of gamma 0). A step computes
         one forward pass over the last token and the draft, runs the verifier, and
         moves the sequence on by accepted + 1 tokens: one reply commits one round.
-        `close` frees all; a stream that ends without it is an abort and frees all
-        the same.
-        Idempotency: none; a broken stream is opened anew with the tokens so far and
+        `close` frees all, and so does the end of the stream.
+        Idempotency: none; a sequence that ended is opened anew with the tokens so far and
         the next unused round number, so that no random number is used twice.
-        Deadline: the whole request's. A stream without a message for the server's
-        idle limit is ended with ABORTED.
+        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
-        Errors:
+        Errors, of a sequence (in its `ended`) or of the stream:
           INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
                                (token outside its row, a weight of 0, sizes that do not
                                add up), and the message names it; or the bytes are no
@@ -207,13 +201,12 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
                                position that does not follow. A bug in the caller.
           UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
           RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-                               free in time; too many streams have not opened yet; or a
-                               message is larger than max_message_bytes. Try another target,
-                               or later.
+                               free in time; too many streams have no sequence; or a message
+                               is larger than max_message_bytes. Try another target, or later.
           UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
                                another target.
-          ABORTED              the idle limit passed, or the shorter one of a stream that has
-                               not opened. Open again if still needed.
+          ABORTED              the idle limit passed, or the shorter one of a stream without
+                               sequences. Open again if still needed.
           INTERNAL             the engine failed. Try another target.
         """
 

@@ -1,0 +1,111 @@
+"""One sequence on a stream: its requests one by one, its idle limit, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import structlog
+
+from tandem.errors import IdleTimeout, TandemError, WrongState
+from tandem.rpc.patience import Patience
+from tandem.rpc.sequence import Answer, ServedSequence, State, StepMessage
+from tandem.rpc.status import INTERNAL_ERROR
+from tandem.telemetry.tracing import StepSpans
+
+_log = structlog.get_logger(__name__)
+
+Q = TypeVar("Q", bound=StepMessage)
+R = TypeVar("R", bound=Answer)
+
+
+class Conversation(Generic[Q, R]):
+    """Runs a sequence, from its first request on.
+
+    Args:
+        sequence: fresh; released when it is over.
+        first: its first request.
+        span: name of the span of a request that failed.
+        idle_seconds: without a request.
+        say: takes each answer, and what to call when it is on the wire.
+        ended: called when the sequence is over by itself, with the reason if it failed.
+    """
+
+    def __init__(
+        self,
+        sequence: ServedSequence[Q, R],
+        first: Q,
+        span: str,
+        idle_seconds: float,
+        say: Callable[[R, Callable[[], None] | None], None],
+        ended: Callable[[TandemError | None], None],
+    ) -> None:
+        self._sequence = sequence
+        self._span = span
+        self._idle_seconds = idle_seconds
+        self._say = say
+        self._ended = ended
+        self._next: asyncio.Future[Q] | None = None
+        self._task = asyncio.create_task(self._converse(first))
+
+    def hear(self, request: Q) -> None:
+        """Take the next request; close gives up what is being computed."""
+        if self._next is not None and not self._next.done():
+            self._next.set_result(request)
+            return
+        self.cancel()
+        if request.WhichOneof("step") == "close":
+            self._ended(None)
+        else:
+            self._ended(WrongState("a request came before the answer to the one before it"))
+
+    def cancel(self) -> None:
+        """Abandon the sequence; what it holds is free at once."""
+        self._task.cancel()
+
+    async def _converse(self, request: Q) -> None:
+        patience = Patience()
+        error: TandemError | None = None
+        try:
+            await self._answer(request)
+            while self._sequence.state is not State.CLOSED:
+                await self._answer(await self._hear(patience))
+        except TandemError as failure:
+            error = failure
+        except Exception:
+            _log.exception("unexpected error in a sequence")
+            error = TandemError(INTERNAL_ERROR)
+        finally:
+            patience.close()
+            self._sequence.release()
+        self._ended(error)
+
+    async def _hear(self, patience: Patience) -> Q:
+        self._next = asyncio.get_running_loop().create_future()
+        seconds = self._idle_seconds
+        try:
+            return await patience.bound(self._next, seconds)
+        except TimeoutError:
+            raise IdleTimeout(
+                f"no request for {seconds:g} s; open the sequence again if needed"
+            ) from None
+
+    async def _answer(self, request: Q) -> None:
+        spans = StepSpans(request.traceparent) if request.traceparent else None
+        sequence = self._sequence
+        try:
+            reply = await sequence.handle(request)
+        except BaseException as error:
+            if spans is not None:
+                spans.end()
+                spans.record(self._span, {}, {"tandem.request_id": sequence.request_id}, error)
+            raise
+        if reply is None:
+            return
+        if spans is None:
+            self._say(reply.message, None)
+            return
+        spans.end()  # before the caller can read it, or our span would outlast its own
+        attributes = {"tandem.request_id": sequence.request_id, **reply.attributes}
+        self._say(reply.message, lambda: spans.record(reply.span, reply.stages, attributes))

@@ -1,0 +1,218 @@
+"""The carrier of sequences' messages, on the side of a caller: those of one peer share streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+
+from tandem.errors import PeerFailure, TandemError
+from tandem.rpc.outbox import Outbox
+from tandem.rpc.status import from_peer
+
+# That share a stream. One more takes another stream, which may reach another replica behind the
+# same name; and what a message costs is a small part of it long before.
+SEQUENCES_A_STREAM = 64
+# How long a peer may take to take a message in, or to end a stream that we have ended.
+_WRITE_SECONDS = 30.0
+_END_SECONDS = 1.0
+# How long the status of a call that has failed may be on its way.
+_STATUS_SECONDS = 1.0
+# What grpc.aio makes of a write that fails, whatever the call's own status is or will be.
+_WRITE_FAILED = "Internal error from Core"
+
+T = TypeVar("T")
+
+
+class Response(Protocol):
+    """A response with a `result` oneof, of which one branch is `ended`."""
+
+    sequence: int
+
+    @property
+    def ended(self) -> Any:
+        """Why it is over, if it is."""
+
+    def WhichOneof(self, oneof_group: Any, /) -> Any:
+        """The branch that is set."""
+
+
+R = TypeVar("R", bound=Response)
+
+
+class Link(Generic[R]):
+    """A peer's streams. One is opened when a sequence needs it, and ended with its last.
+
+    Attributes:
+        role: "drafter" or "target", for sentences.
+        address: of the peer, for the log.
+
+    Args:
+        start: opens a stream, which takes encoded messages and gives lists of `responses`.
+    """
+
+    def __init__(self, role: str, address: str, start: Callable[[], Any]) -> None:
+        self.role = role
+        self.address = address
+        self._start = start
+        self._streams: list[SharedStream[R]] = []
+
+    def join(self, *, fresh: bool = False) -> SharedStream[R]:
+        """A stream with a free place; a new one if there is none, or if it has to be `fresh`."""
+        self._streams = [stream for stream in self._streams if stream.goes_on]
+        for stream in self._streams:
+            if not fresh and stream.members < SEQUENCES_A_STREAM:
+                return stream
+        stream = SharedStream(self, self._start())
+        self._streams.append(stream)
+        return stream
+
+
+class SharedStream(Generic[R]):
+    """One stream and who waits for answers on it.
+
+    Attributes:
+        members: sequences on it now.
+    """
+
+    def __init__(self, link: Link[R], call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        self.members = 0
+        self._link = link
+        self._call = call
+        self._status = _Status(call)
+        self._outbox = Outbox()
+        self._last = 0
+        self._waiting: dict[int, asyncio.Future[R]] = {}
+        self._failure: Callable[[], TandemError] | None = None
+        self._retired = False
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another sequence may join."""
+        return self._failure is None and not self._retired
+
+    def enter(self) -> int:
+        """Join, as the sequence of the number that comes back. Its first request has to follow."""
+        self.members += 1
+        self._last += 1
+        return self._last
+
+    def send(self, message: bytes) -> None:
+        """Have an encoded message written."""
+        self._outbox.put(message)
+
+    def answer(self, number: int) -> asyncio.Future[R]:
+        """The next answer to a sequence.
+
+        Raises:
+            TandemError: what the stream ended with; the future may have it too.
+        """
+        if self._failure is not None:
+            raise self._failure()
+        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        return future
+
+    def leave(self, number: int) -> None:
+        """Take no more answers for a sequence. The last one to leave ends the stream."""
+        self._waiting.pop(number, None)
+        self.members -= 1
+        if not self.members:
+            self.retire()
+
+    def retire(self) -> None:
+        """Have nobody join any more, and end with the last member."""
+        self._retired = True
+        if not self.members:
+            self._outbox.finish()
+            asyncio.get_running_loop().call_later(_END_SECONDS, self._call.cancel)
+
+    async def _read(self) -> None:
+        message: Any
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if message is None:  # what the library makes of bytes that it cannot read
+                    self._fail(lambda: broken(self._link, "its answer is no message"))
+                    self._call.cancel()
+                    return
+                for response in message.responses:
+                    self._hand_on(response)
+        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            pass  # its status says why
+        code, details = await self._status.known()
+        self._fail(lambda: from_peer(self._link.role, self._link.address, code, details))
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.pour(self._call.write, _WRITE_SECONDS)
+            await self._call.done_writing()
+        except TimeoutError:
+            self._call.cancel()
+        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            pass  # the reader sees why
+
+    def _hand_on(self, response: R) -> None:
+        """Give an answer to who waits for it; a sequence that was given up waits for nothing."""
+        future = self._waiting.pop(response.sequence, None)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    def _fail(self, failure: Callable[[], TandemError]) -> None:
+        self._failure = failure
+        self._tasks[1].cancel()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(failure())
+        self._waiting.clear()
+
+
+def broken(link: Link[Any], sentence: str) -> PeerFailure:
+    """The error of an answer that no peer may give."""
+    error = PeerFailure(f"the {link.role} broke the contract: {sentence}")
+    error.add_note(f"{link.role} {link.address}")
+    return error
+
+
+class _Status:
+    """The status that a call really ended with.
+
+    A peer that refuses at once ends the call while our first message is on its way. The failed
+    write then overwrites the peer's status with INTERNAL, or comes before it.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
+        self._call = call
+        self._code: grpc.StatusCode | None = None
+        self._details: str | None = None
+        self._known = asyncio.Event()
+        call.add_done_callback(self._note)
+
+    def _note(self, call: Any) -> None:
+        """Called at each status that the call is given."""
+        code, details = _at_once(call.code()), _at_once(call.details())
+        if self._code is not None or details == _WRITE_FAILED:
+            return
+        self._code, self._details = code, details
+        self._known.set()
+
+    async def known(self) -> tuple[grpc.StatusCode | None, str | None]:
+        """Code and details; if the peer's own do not come, whatever the call has."""
+        try:
+            async with asyncio.timeout(_STATUS_SECONDS):
+                await self._known.wait()
+        except TimeoutError:
+            return await self._call.code(), await self._call.details()
+        return self._code, self._details
+
+
+def _at_once(coroutine: Coroutine[Any, Any, T]) -> T | None:
+    """The result of a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    coroutine.close()
+    return None

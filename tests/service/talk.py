@@ -1,0 +1,65 @@
+"""A test's side of a stream: one sequence alone on it, or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from tandem.drafter.v1 import drafter_pb2
+from tandem.target.v1 import target_pb2
+
+_MESSAGES = {
+    drafter_pb2.SequenceRequest: drafter_pb2.DraftRequest,
+    target_pb2.SequenceRequest: target_pb2.VerifyRequest,
+}
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Talk:
+    """One sequence, alone on a stream.
+
+    Args:
+        call: the stream.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self._ended: tuple[grpc.StatusCode, str] | None = None
+
+    async def write(self, *requests: Any) -> None:
+        """Send requests, as one message; those without a number are of sequence 1."""
+        for request in requests:
+            request.sequence = request.sequence or 1
+        await self.call.write(_MESSAGES[type(requests[0])](requests=requests))
+
+    async def read(self) -> Any:
+        """The next answer; EOF where the sequence has ended, alone or with the stream."""
+        message = await self.call.read()
+        if message is grpc.aio.EOF:
+            return message
+        (answer,) = message.responses
+        if answer.WhichOneof("result") != "ended":
+            return answer
+        assert answer.sequence == 1
+        self._ended = (_CODES[answer.ended.code], answer.ended.sentence)
+        return grpc.aio.EOF
+
+    async def ask(self, request: Any) -> Any:
+        """An answer to a request."""
+        await self.write(request)
+        return await self.read()
+
+    async def end(self) -> tuple[grpc.StatusCode, str]:
+        """What the sequence ended with, else the stream."""
+        while self._ended is None:
+            try:
+                if await self.read() is grpc.aio.EOF:
+                    break
+            except grpc.aio.AioRpcError:
+                break
+        return self._ended or (await self.call.code(), await self.call.details())
+
+    def cancel(self) -> None:
+        """End the stream."""
+        self.call.cancel()
