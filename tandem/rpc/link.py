@@ -146,10 +146,8 @@ class SharedStream(Generic[R]):
 
     async def _write(self) -> None:
         try:
-            await self._outbox.pour(self._call.write, _WRITE_SECONDS)
+            await self._outbox.pour(self._call.write, _WRITE_SECONDS, self._call.cancel)
             await self._call.done_writing()
-        except TimeoutError:
-            self._call.cancel()
         except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             pass  # the reader sees why
 

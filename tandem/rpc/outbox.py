@@ -6,8 +6,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from tandem.rpc.patience import Patience
-
 # Of what goes out as one: no service takes less (MAX_MESSAGE_MIB). A larger message of one
 # sequence goes alone.
 BATCH_BYTES = 1 << 20
@@ -53,29 +51,33 @@ class Outbox:
     def _wake(self) -> None:
         _resolve(self._changed)
 
-    async def pour(self, write: Callable[[bytes], Awaitable[None]], seconds: float) -> None:
+    async def pour(
+        self,
+        write: Callable[[bytes], Awaitable[None]],
+        seconds: float,
+        late: Callable[[], object],
+    ) -> None:
         """Write what comes, until it is finished.
 
         Args:
             write: of the stream.
             seconds: that a write may take.
-
-        Raises:
-            TimeoutError: one took longer.
+            late: called when one takes longer; it goes on nevertheless.
         """
-        patience = Patience()
-        try:
-            while self._waiting or not self._finished:
-                if not self._waiting:
-                    self._changed = asyncio.get_running_loop().create_future()
-                    await self._changed
-                    continue
-                message, written = self._next()
-                await patience.bound(write(message), seconds)
-                for call in written:
-                    call()
-        finally:
-            patience.close()
+        loop = asyncio.get_running_loop()
+        while self._waiting or not self._finished:
+            if not self._waiting:
+                self._changed = loop.create_future()
+                await self._changed
+                continue
+            message, written = self._next()
+            timer = loop.call_later(seconds, late)
+            try:
+                await write(message)
+            finally:
+                timer.cancel()
+            for call in written:
+                call()
 
     def _next(self) -> tuple[bytes, list[Callable[[], None]]]:
         """The next message to write, made of as many as fit, and whom to tell of it."""

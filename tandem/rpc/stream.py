@@ -118,6 +118,8 @@ class _Stream(Generic[Q, R]):
         self._outbox = Outbox()
         self._open: dict[int, Conversation[Q, R]] = {}
         self._last = 0
+        self._abandoned = False
+        self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._empty: asyncio.TimerHandle | None = None
@@ -129,15 +131,14 @@ class _Stream(Generic[Q, R]):
 
     async def serve(self) -> None:
         """Read and write until either ends, or nothing is left to do."""
-        tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
         try:
             await self._over
         finally:
             if self._empty is not None:
                 self._empty.cancel()
-            for conversation in self._open.values():
-                conversation.cancel()
-            for task in tasks:
+            self._cancel_all()
+            for task in self._tasks:
                 task.cancel()
 
     async def _read(self) -> None:
@@ -160,12 +161,27 @@ class _Stream(Generic[Q, R]):
     async def _write(self) -> None:
         seconds = self._streams.limits.idle_seconds
         try:
-            await self._outbox.pour(self._context.write, seconds)
+            await self._outbox.pour(self._write_one, seconds, self._abandon)
             self._end(Unavailable(_STOPPING))
-        except TimeoutError:
-            self._end(IdleTimeout(f"answers were not read for {seconds:g} s"))
         except Exception as error:
             self._end(error)
+
+    async def _write_one(self, message: bytes) -> None:
+        await self._context.write(message)
+        if self._abandoned:
+            seconds = self._streams.limits.idle_seconds
+            raise IdleTimeout(f"answers were not read for {seconds:g} s")
+
+    def _abandon(self) -> None:
+        """Free everything now: no status can be sent behind a write that hangs."""
+        self._abandoned = True
+        self._tasks[0].cancel()
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for conversation in self._open.values():
+            conversation.cancel()
+        self._open.clear()
 
     def _end(self, error: Exception | None) -> None:
         if self._over.done():

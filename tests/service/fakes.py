@@ -35,18 +35,18 @@ class Ended(Exception):
 
 
 class FakeContext:
-    """What a fake is interfered with by.
+    """What interferes with a fake can do to a sequence and its stream."""
 
-    Attributes:
-        stream: the stream's own context.
-    """
+    def __init__(self, over: asyncio.Future[None]) -> None:
+        self._over = over
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+    def end_stream(self, code: grpc.StatusCode, sentence: str) -> None:
+        """End the stream, with all its sequences."""
+        self._over.set_exception(Ended(code, sentence))
 
     async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
         """End the sequence."""
-        raise Ended(code.value[0], sentence)
+        raise Ended(code, sentence)
 
 
 async def _go_on(round_: int | None, context: FakeContext) -> None:
@@ -93,16 +93,28 @@ class Fake:
     async def serve(self, context: Any) -> None:
         """Answer the sequences of a stream, each for itself."""
         self.streams += 1
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         open_: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
+        reading = asyncio.create_task(self._read(context, open_, over))
         try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                for request in message.requests:
-                    await self._hear(request, open_, context)
+            await over
+        except Ended as end:
+            await context.abort(*end.args)
         finally:
+            reading.cancel()
             for task, _ in open_.values():
                 task.cancel()
 
-    async def _hear(self, request: Any, open_: dict[int, Any], context: Any) -> None:
+    async def _read(self, context: Any, open_: dict[int, Any], over: asyncio.Future[None]) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for request in message.requests:
+                await self._hear(request, open_, context, over)
+        if not over.done():
+            over.set_result(None)
+
+    async def _hear(
+        self, request: Any, open_: dict[int, Any], context: Any, over: asyncio.Future[None]
+    ) -> None:
         number = request.sequence
         if request.HasField("close"):
             task, _ = open_.pop(number)
@@ -114,26 +126,31 @@ class Fake:
         if number not in open_:
             assert request.HasField("open")
             inbox: asyncio.Queue[Any] = asyncio.Queue()
-            task = asyncio.create_task(self._converse(number, inbox, context))
+            task = asyncio.create_task(self._converse(number, inbox, context, over))
             open_[number] = task, inbox
         open_[number][1].put_nowait(request)
 
-    async def _converse(self, number: int, inbox: asyncio.Queue[Any], context: Any) -> None:
+    async def _converse(
+        self,
+        number: int,
+        inbox: asyncio.Queue[Any],
+        context: Any,
+        over: asyncio.Future[None],
+    ) -> None:
         tokens: list[int] = []
         self.opened += 1
         try:
             while True:
                 request = await inbox.get()
-                await self.interfere(self.round_of(request), FakeContext(context))
+                await self.interfere(self.round_of(request), FakeContext(over))
                 reply = self.answer_to(request, tokens)
                 self.alter(reply)
                 reply.sequence = number
                 await self._write(context, reply)
         except Ended as end:
             code, sentence = end.args
-            await self._say(
-                context, number, ended=common_pb2.SequenceEnd(code=code, sentence=sentence)
-            )
+            ended = common_pb2.SequenceEnd(code=code.value[0], sentence=sentence)
+            await self._say(context, number, ended=ended)
         finally:
             self.ended += 1
 
