@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from orchestrator.calls import Waits
-from orchestrator.clients import DrafterClient
+from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool, Replica
-from tandem.errors import DrafterLost
+from tandem.errors import DrafterLost, TandemError
 
 
 class LeasedPeers:
@@ -44,6 +44,7 @@ class LeasedPeers:
         # when it is lost, a target when its failure ends the text.
         self._targets, self._drafters = ExitStack(), ExitStack()
         self._drafting: Replica[DrafterClient] | None = None
+        self._used: list[Replica[TargetClient]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -61,13 +62,26 @@ class LeasedPeers:
             self._targets.__exit__(kind, error, traceback)
 
     def target(self) -> Target:
-        """A fresh sequence on a target."""
-        client = self._targets.enter_context(self._pool.pick_target().lease())
+        """See `peers.Peers`."""
+        return self._target_on(self._pool.pick_target())
+
+    def next_target(self, lost: TandemError) -> Target:
+        """See `peers.Peers`."""
+        self._used[-1].note_failure()
+        others = self._pool.targets_beside(self._used)
+        if not others:
+            raise lost
+        self._targets.close()
+        return self._target_on(others[0])
+
+    def _target_on(self, replica: Replica[TargetClient]) -> Target:
+        self._used.append(replica)
+        client = self._targets.enter_context(replica.lease())
         call = client.sequence(self._remaining, self._waits, self._traceparent)
         return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
-        """A fresh sequence on a drafter; None where there is none."""
+        """See `peers.Peers`."""
         replica = self._drafting = self._pool.pick_drafter()
         if replica is None:
             return None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tandem.errors import TandemError
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -113,6 +114,16 @@ class Peers(Protocol):
 
     def target(self) -> Target:
         """A fresh sequence on a target."""
+
+    def next_target(self, lost: TandemError) -> Target:
+        """A fresh sequence on a target that this text has not used yet.
+
+        Args:
+            lost: what the last one failed with.
+
+        Raises:
+            TandemError: that, where there is no other.
+        """
 
     def drafter(self) -> Drafter | None:
         """A fresh sequence on a drafter; None where there is none."""

@@ -35,7 +35,7 @@ _SHUNNED_SECONDS = 5.0
 C = TypeVar("C", DrafterClient, TargetClient)
 
 
-@dataclass
+@dataclass(eq=False)
 class Replica(Generic[C]):
     """One address and its load.
 
@@ -152,6 +152,11 @@ class Pool:
     def pick_target(self) -> Replica[TargetClient]:
         """The target with the fewest texts, of those that did not just fail."""
         return min(self._targets, key=lambda replica: replica.load)
+
+    def targets_beside(self, used: Sequence[Replica[TargetClient]]) -> list[Replica[TargetClient]]:
+        """The others, the one to pick first."""
+        others = [replica for replica in self._targets if replica not in used]
+        return sorted(others, key=lambda replica: replica.load)
 
     async def close(self) -> None:
         """Close all channels."""

@@ -7,6 +7,7 @@ from contextlib import aclosing, contextmanager
 
 import structlog
 
+from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.leases import LeasedPeers
@@ -129,11 +130,10 @@ class Texts:
             )
             session = Session(
                 generation,
-                peers=peers,
                 drafting=drafting,
+                deciding=Deciding(generation, peers, pool.target.vocab_size),
                 policy=FixedGamma(generation.gamma, rule.fixed_gamma),
                 emission=emission,
-                target_vocab_size=pool.target.vocab_size,
                 ledger=ledger,
                 spans=spans,
             )

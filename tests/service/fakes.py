@@ -230,6 +230,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
     Attributes:
         verifiers: that it claims to know.
         tokenizer_json: that it hands out; without one it says so.
+        openings: what its sequences were opened with.
     """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
@@ -237,6 +238,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self.wraps = wraps
         self.verifiers = ["block", "greedy_block", "token"]
         self.tokenizer_json = b""
+        self.openings: list[target_pb2.OpenSequence] = []
 
     def follow(self, token: int) -> int:
         return 0 if token and token % self.wraps == 0 else token + 1
@@ -265,6 +267,9 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.SequenceRequest, tokens: list[int]
     ) -> target_pb2.SequenceResponse:
         tokens += request.open.token_ids
+        self.openings.append(request.open)
+        if request.open.carry.levels:
+            return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence())
         tokens.append(self.follow(tokens[-1]))
         return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence(token_id=tokens[-1]))
 

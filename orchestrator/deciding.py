@@ -1,0 +1,133 @@
+"""The target of a text, which may be lost on the way: another goes on from what was emitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from orchestrator.peers import Decided, Drafted, Peers, Prompt, Target
+from orchestrator.request import Generation
+from tandem.errors import Unavailable
+from tandem.rpc.status import notes_of
+
+_log = structlog.get_logger(__name__)
+
+
+class Deciding:
+    """Has drafts decided, as long as there is a target.
+
+    A target that cannot be reached is left, and the next one opens with all that was emitted and
+    the carry of the last verdict. What the lost one may have computed was never seen: its round
+    counts for nothing and its number is not used again.
+
+    Attributes:
+        round: number of the last round.
+
+    Args:
+        generation: the validated request.
+        peers: makes sequences on targets.
+        vocab_size: the target's.
+    """
+
+    def __init__(self, generation: Generation, peers: Peers, vocab_size: int) -> None:
+        self.round = generation.first_round
+        self._generation = generation
+        self._peers = peers
+        self._vocab_size = vocab_size
+        self._emitted: list[int] = []
+        self._carry: Any = None
+        self._target: Target = peers.target()
+
+    @property
+    def prompt(self) -> Prompt:
+        """What opens a sequence here and now."""
+        generation, emitted = self._generation, self._emitted
+        return Prompt(
+            generation.request_id,
+            [*generation.prompt_ids, *emitted],
+            generation.sampling,
+            self.round,
+            generation.stopping.max_new_tokens - len(emitted),
+            self._vocab_size,
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text, prompt and emitted."""
+        return len(self._generation.prompt_ids) + len(self._emitted)
+
+    def tell(self, emitted: list[int]) -> None:
+        """Note what was emitted."""
+        self._emitted += emitted
+
+    async def open(self) -> Decided:
+        """Prefill; the target draws the first token of it.
+
+        Raises:
+            TandemError: no target could be opened.
+        """
+        decided = await self._open_any()
+        assert decided is not None  # a token is drawn where there is no carry
+        return self._keep(decided)
+
+    async def decide(self, drafted: Drafted | None) -> tuple[Drafted | None, Decided]:
+        """Have a draft decided, in the next round.
+
+        Returns:
+            The draft that was decided, and the verdict. A target that had to be replaced draws
+            a token from its prefill instead; no draft is decided then.
+
+        Raises:
+            TandemError: the target failed, and no other can go on.
+        """
+        self.round += 1
+        try:
+            decided = await self._target.verify(self.round, self.length, drafted)
+        except Unavailable as lost:
+            drafted, decided = await self._go_on_elsewhere(lost, drafted)
+        return drafted, self._keep(decided)
+
+    async def _go_on_elsewhere(
+        self, lost: Unavailable, drafted: Drafted | None
+    ) -> tuple[Drafted | None, Decided]:
+        while True:
+            self._replace(lost)
+            self.round += 1
+            opened = await self._open_any()
+            if opened is not None:
+                return None, opened
+            self.round += 1  # a carry modifies the next position: the draft is needed there
+            try:
+                decided = await self._target.verify(self.round, self.length, drafted)
+            except Unavailable as again:
+                lost = again
+            else:
+                return drafted, decided
+
+    async def _open_any(self) -> Decided | None:
+        """Open the target, or the next one that can be."""
+        rule = self._generation.rule
+        gamma = self._generation.gamma if rule.fixed_gamma else 0
+        while True:
+            try:
+                return await self._target.open(self.prompt, rule.name, gamma, self._carry)
+            except Unavailable as lost:
+                self._replace(lost)
+
+    def _replace(self, lost: Unavailable) -> None:
+        _log.warning("target lost", error=str(lost), notes=notes_of(lost), round=self.round)
+        self._target.cancel()
+        self._target = self._peers.next_target(lost)
+
+    def _keep(self, decided: Decided) -> Decided:
+        self._carry = decided.carry
+        return decided
+
+    async def close(self) -> None:
+        """End it in order."""
+        await self._target.close()
+
+    def cancel(self) -> None:
+        """Abort it. Never waits; harmless after the end."""
+        self._target.cancel()
