@@ -13,8 +13,8 @@ from tandem.rpc.outbox import Outbox
 from tandem.rpc.status import from_peer
 
 # That share a stream. One more takes another stream, which may reach another replica behind the
-# same name; and what a message costs is a small part of it long before.
-SEQUENCES_A_STREAM = 64
+# same name; what a message costs is shared well enough by so many.
+SEQUENCES_A_STREAM = 16
 # How long a peer may take to take a message in, or to end a stream that we have ended.
 _WRITE_SECONDS = 30.0
 _END_SECONDS = 1.0

@@ -114,10 +114,10 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     """Generate streams a text: one message a round with all its tokens, then one
     last message with what happened. Nothing sent is ever taken back or repeated.
 
-    Effect: opens one sequence on a drafter and one on a target; both are freed
-    when the call ends, however it ends. Cancel it to stop.
+    Effect: opens one sequence on a drafter and one on a target, and one on another target
+    if that one is lost; all are freed when the call ends, however it ends. Cancel it to stop.
     Idempotency: the same request with the same seed, a fixed gamma and float32
-    models gives the same tokens. Safe to retry while no message has come; after
+    models gives the same tokens, unless a service is lost on the way. Safe to retry while no message has come; after
     that, resume: prompt_token_ids = the prompt's and all received ids,
     first_round = last received round + 1, the same seed. A text of a verifier that is not
     resumable (greedy_block) cannot be: what its last rounds owe to the law is not in its
@@ -131,8 +131,8 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
       RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
                            wait to be encoded: retry later, with backoff. Or the request
                            is larger than the service takes (MAX_MESSAGE_MIB).
-      UNAVAILABLE          no target can be reached, or it ended the sequence as idle
-                           or while stopping: retry or resume. Or the drafter of a
+      UNAVAILABLE          no target can be reached, or all that the text could have gone
+                           on with were lost: retry or resume. Or the drafter of a
                            greedy_block text was lost: start anew.
       DEADLINE_EXCEEDED    the deadline passed.
       ABORTED              the client read nothing for the idle limit: resume.
@@ -187,10 +187,10 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         """Generate streams a text: one message a round with all its tokens, then one
         last message with what happened. Nothing sent is ever taken back or repeated.
 
-        Effect: opens one sequence on a drafter and one on a target; both are freed
-        when the call ends, however it ends. Cancel it to stop.
+        Effect: opens one sequence on a drafter and one on a target, and one on another target
+        if that one is lost; all are freed when the call ends, however it ends. Cancel it to stop.
         Idempotency: the same request with the same seed, a fixed gamma and float32
-        models gives the same tokens. Safe to retry while no message has come; after
+        models gives the same tokens, unless a service is lost on the way. Safe to retry while no message has come; after
         that, resume: prompt_token_ids = the prompt's and all received ids,
         first_round = last received round + 1, the same seed. A text of a verifier that is not
         resumable (greedy_block) cannot be: what its last rounds owe to the law is not in its
@@ -204,8 +204,8 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
           RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
                                wait to be encoded: retry later, with backoff. Or the request
                                is larger than the service takes (MAX_MESSAGE_MIB).
-          UNAVAILABLE          no target can be reached, or it ended the sequence as idle
-                               or while stopping: retry or resume. Or the drafter of a
+          UNAVAILABLE          no target can be reached, or all that the text could have gone
+                               on with were lost: retry or resume. Or the drafter of a
                                greedy_block text was lost: start anew.
           DEADLINE_EXCEEDED    the deadline passed.
           ABORTED              the client read nothing for the idle limit: resume.
