@@ -69,7 +69,7 @@ class PackedBatch:
         numbers = numbers.to(device, non_blocking=True)
         wanted = None
         if len(rows) < first:
-            wanted = torch.tensor(rows, dtype=torch.int64, device=device)
+            wanted = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
         return cls(segments, _token_ids(feeds, device)[None], numbers[:1], numbers[1], wanted)
 
     def mask(

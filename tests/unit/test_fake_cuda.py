@@ -1,0 +1,232 @@
+"""The CUDA path without a GPU: torch's fake tensors have shapes and devices, and no numbers.
+
+A round of a batch runs as if on a device. Fake tensors refuse to mix devices and to be asked for
+a number, so what passes makes nothing in the wrong place and never waits for the device but
+where it is allowed to: once, when a draft or a verdict goes to the host.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+
+from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.model import ModelDrafter
+from tandem.engine import decisions, draws
+from tandem.engine.asks import Take, Truncation
+from tandem.engine.job import Job
+from tandem.engine.stepper import Stepper
+from tandem.inference import attention
+from tandem.inference.cache import KVPool
+from tandem.inference.decoder import Decoder, _pass_of
+from tandem.speculation import distribution
+from tandem.speculation.draft import Draft
+from tandem.speculation.sampling import Sampling
+from tandem.verification import VERIFIERS
+from target_svc import round as rounds
+from target_svc.round import TargetSequence
+
+VOCAB_SIZE = 600  # beyond the first look of top-p
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
+GREEDY = Sampling(temperature=0.0)
+PLAIN = Sampling(seed=1)
+SHAPED = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, seed=2)
+MIXTURES = {"plain": [PLAIN] * 3, "mixed": [GREEDY, PLAIN, SHAPED], "greedy": [GREEDY] * 3}
+
+
+@dataclass
+class Host:
+    """Where results arrive; counts how often, and that they came from the device."""
+
+    arrivals: int = 0
+    devices: set[str] = field(default_factory=set)
+
+    def take(self, tensors: Sequence[Tensor]) -> list[np.ndarray]:
+        self.arrivals += 1
+        self.devices |= {tensor.device.type for tensor in tensors}
+        kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+        return [np.ones(t.shape, kind) for t, kind in zip(tensors, kinds, strict=True)]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    """A device that is not there, and what comes from it."""
+    host = Host()
+    for module in (draws, decisions):
+        monkeypatch.setattr(module, "to_host", host.take)
+
+    def start(self: Decoder, cache_tokens: int, at_most: int) -> None:
+        """Without the probe, which compares numbers."""
+        self._pass = _pass_of(self._model)
+        self.pool = KVPool(256)
+
+    monkeypatch.setattr(Decoder, "_start", start)
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        yield host
+
+
+def decoder_on_device(config: PreTrainedConfig, modules: bool = False) -> Decoder:
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config)
+    if modules:
+        model.config.hidden_act = "gelu"  # what no plain list of operators is written for
+    return Decoder(model, "fake")
+
+
+class Waiter:
+    """Stands for the future of a job that nobody cancels."""
+
+    def cancelled(self) -> bool:
+        return False
+
+
+def run(stepper: Stepper, sequences: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """What the steps of all sequences return, run together to their ends."""
+    jobs: list[Job[Any]] = []
+    for sequence in sequences:
+        job: Job[Any] = Job(sequence, make(sequence))
+        job.done = Waiter()  # type: ignore[assignment]
+        job.resume()
+        jobs.append(job)
+    while pending := [job for job in jobs if not job.over]:
+        for job in pending:
+            if isinstance(job.ask, Take):
+                job.chunk = job.ask.left
+        # Fake tensors know no inference mode.
+        inspect.unwrap(Stepper.step)(stepper, pending)
+    for job in jobs:
+        if job.error is not None:
+            raise job.error
+    return [job.result for job in jobs]
+
+
+def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: int = 3) -> None:
+    """Open and draft, for sequences of different lengths."""
+    stepper, drafter = Stepper(decoder.device), ModelDrafter(decoder, Truncation(0.99, support))
+    sequences = [
+        DraftSequence([1] * (2 + i), sampling, VOCAB_SIZE - i)
+        for i, sampling in enumerate(samplings)
+    ]
+    for sequence in sequences:
+        cache = decoder.reserve(40)
+        assert cache is not None
+        sequence.caches.append(cache)
+    run(stepper, sequences, drafter.open)
+
+    def begin(sequence: DraftSequence) -> Any:
+        sequence.token_ids.append(5)
+        return drafter.draft(sequence, 1, gamma)
+
+    for drafted in run(stepper, sequences, begin):
+        assert len(drafted.token_ids) == gamma
+
+
+def a_draft(gamma: int) -> Draft:
+    ids = np.tile(np.arange(4, dtype=np.uint32), gamma)
+    weights = np.tile(np.array([65535, 9, 9, 9], np.uint16), gamma)
+    return Draft([1] * gamma, [4] * gamma, ids, weights)
+
+
+def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: Any) -> None:
+    """Open and verify drafts of given lengths."""
+    stepper = Stepper(decoder.device)
+    sequences = [
+        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule])
+        for i, sampling in enumerate(samplings)
+    ]
+    for sequence in sequences:
+        cache = decoder.reserve(40)
+        assert cache is not None
+        sequence.caches.append(cache)
+    run(stepper, sequences, lambda sequence: rounds.open_(decoder, sequence, 0))
+    lengths = dict(zip(map(id, sequences), gammas, strict=True))
+    decided = run(
+        stepper,
+        sequences,
+        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)])),
+    )
+    assert all(decision.num_accepted == 1 for decision in decided)
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("support", [0, 16])
+def test_a_draft_waits_for_the_device_once(host: Host, mixture: str, support: int) -> None:
+    draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
+    assert (host.arrivals, host.devices) == (1, {"cuda"})
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize("rule", VERIFIERS)
+def test_a_verification_waits_for_the_device_once(host: Host, mixture: str, rule: str) -> None:
+    decoder = decoder_on_device(LLAMA)
+    gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
+    verify(decoder, MIXTURES[mixture], rule, gammas)
+    assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
+
+
+@pytest.mark.parametrize("modules", [False, True])
+@pytest.mark.parametrize("config", [LLAMA, QWEN])
+def test_every_pass_stays_on_the_device(
+    host: Host, config: PreTrainedConfig, modules: bool
+) -> None:
+    decoder = decoder_on_device(config, modules)
+    draft(decoder, MIXTURES["mixed"], 16)
+    verify(decoder, MIXTURES["mixed"], "block", [3, 1, 2])
+    assert host.devices == {"cuda"}
+
+
+# Mutants: what a reader would overlook, and a GPU would pay for each round.
+
+
+def test_a_hidden_wait_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = distribution.process
+
+    def asking(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+        probs = process(logits, samplings)
+        return probs if probs.sum().item() else logits
+
+    monkeypatch.setattr(decisions, "process", asking)
+    with pytest.raises(DataDependentOutputException):
+        verify(decoder_on_device(LLAMA), [PLAIN], "block", [3])
+
+
+def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = draws.draw
+
+    def asking(*args: Any) -> Any:
+        drawn = drawing(*args)
+        drawn.tokens.tolist()
+        return drawn
+
+    monkeypatch.setattr("tandem.engine.stepper.draw", asking)
+    with pytest.raises(DataDependentOutputException):
+        draft(decoder_on_device(LLAMA), [PLAIN], 16)
+
+
+def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = attention._attend_one
+
+    def misplacing(batch: Any, query: Tensor, *rest: Any) -> Tensor:
+        return attend(batch, query, *rest) * torch.ones(2, query.shape[-1])[0]
+
+    monkeypatch.setattr(attention, "_attend_one", misplacing)
+    with pytest.raises(RuntimeError, match="device"):
+        draft(decoder_on_device(LLAMA), [PLAIN], 16)
