@@ -19,7 +19,6 @@ from tandem.speculation.sampling import Sampling
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from torch import Tensor
 
-    from tandem.speculation.proposal import Verdict
     from tandem.verification import Verifier
 
 T = TypeVar("T")
@@ -163,13 +162,13 @@ class Verdicts:
 
     Attributes:
         rule: of them all.
-        verdict: theirs.
+        carries: the rule's state of each, on the device.
         numbers: [B, N] float64, all that goes to the host.
         carried: how many of the N are the rule's state.
     """
 
     rule: Verifier[Any]
-    verdict: Verdict
+    carries: Sequence[Any]
     numbers: Tensor
     carried: int
 

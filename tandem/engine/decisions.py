@@ -15,6 +15,7 @@ from tandem.speculation.distribution import process
 from tandem.speculation.draft import faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
+from tandem.verification.fused import decide_all
 
 # Of `Verdicts.numbers`: tokens kept, next token, a number that is finite if all rows are.
 _HEAD = 3
@@ -90,6 +91,10 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     """
     rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
     gamma = max(lengths)
+    if rule.fused is not None and not probs.is_cuda and probs.dtype == torch.float32:
+        drafts, own = [ask.draft for ask in asks], _uniforms(asks, gamma)
+        fused = decide_all(rule.fused, probs.numpy(), starts, drafts, own)
+        return Verdicts(rule, [None] * len(asks), torch.from_numpy(fused), 0)
     target_probs = _stack(probs, starts, lengths, gamma)
     proposal = Proposal.from_drafts([ask.draft for ask in asks], probs.device)
     uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
@@ -105,7 +110,7 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
         columns.append(carried)
     columns.append(proposal.overlaps(target_probs))
     numbers = torch.cat([column.double() for column in columns], dim=1)
-    return Verdicts(rule, verdict, numbers, 0 if carried is None else carried.shape[1])
+    return Verdicts(rule, verdict.carry, numbers, 0 if carried is None else carried.shape[1])
 
 
 def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: int) -> Tensor:
@@ -152,6 +157,6 @@ def _decision(decided: Decided, row: list[float]) -> Decision | None:
         int(accepted),
         int(token),
         row[overlaps : overlaps + decided.length],
-        verdicts.verdict.carry[decided.index],
+        verdicts.carries[decided.index],
         verdicts.rule.levels_of(row[_HEAD:overlaps]),
     )

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tandem.engine.asks import Draw
 from tandem.engine.host import to_host
 from tandem.inference.feed import Drawn, Draws
-from tandem.speculation.categorical import Categorical
+from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import foresee
+from tandem.speculation.sampler import sample
+
+# Of a kernel that multiplies weights' sums by 32 bits at a time.
+_FUSED_SUPPORT = 2**31 // MAX_WEIGHT
 
 
 def draw(asks: Sequence[Draw], logits: Tensor, rows: Sequence[int]) -> Draws:
@@ -31,11 +36,14 @@ def draw(asks: Sequence[Draw], logits: Tensor, rows: Sequence[int]) -> Draws:
     if all(ask.sampling.greedy for ask in asks):
         certain = Categorical.argmax(logits)
         return Draws(certain.ids[:, 0], certain)
-    probs = process(logits, [ask.sampling for ask in asks])
-    truncation = asks[0].truncation
-    drawn = Categorical.quantize(probs, truncation.mass, truncation.support)
-    digits = torch.from_numpy(_digits(asks)).to(logits.device, non_blocking=True)
-    return Draws(drawn.draw(digits), drawn)
+    probs, digits = process(logits, [ask.sampling for ask in asks]), _digits(asks)
+    mass, support = asks[0].truncation.mass, asks[0].truncation.support
+    if not probs.is_cuda and 0 < support < _FUSED_SUPPORT:
+        tokens, ids, weights = map(torch.from_numpy, sample(probs.numpy(), mass, support, digits))
+        return Draws(tokens, Categorical(ids, weights))
+    drawn = Categorical.quantize(probs, mass, support)
+    there = torch.from_numpy(digits).to(probs.device, non_blocking=True)
+    return Draws(drawn.draw(there), drawn)
 
 
 def _digits(asks: Sequence[Draw]) -> np.ndarray:
@@ -65,25 +73,25 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
 def drafts_of(chains: Sequence[Sequence[Drawn]]) -> list[Draft | None]:
     """Each sequence's draws as a draft; None where a distribution was not finite."""
     steps: dict[int, Draws] = {}
-    rows_of: dict[int, list[int]] = {}
-    indices_of: dict[int, list[int]] = {}
+    firsts: dict[int, int] = {}
     count = 0
     for chain in chains:
         for drawn in chain:
             key = id(drawn.draws)
-            steps[key] = drawn.draws
-            rows_of.setdefault(key, []).append(count)
-            indices_of.setdefault(key, []).append(drawn.index)
-            count += 1
+            if key not in steps:
+                steps[key], firsts[key] = drawn.draws, count
+                count += len(drawn.draws.tokens)
     arrays = to_host([t for s in steps.values() for t in (s.tokens, s.rows.ids, s.rows.weights)])
-    widest = max((ids.shape[1] for ids in arrays[1::3]), default=1)
-    token_ids = np.zeros(count, np.int64)
-    ids, weights = np.zeros((2, count, widest), np.int64)
-    for key, drawn_ids, row_ids, row_weights in zip(
-        steps, arrays[::3], arrays[1::3], arrays[2::3], strict=True
-    ):
-        rows, indices = rows_of[key], indices_of[key]
-        token_ids[rows] = drawn_ids[indices]
-        ids[rows, : row_ids.shape[1]] = row_ids[indices]
-        weights[rows, : row_ids.shape[1]] = row_weights[indices]
-    return Draft.batch(token_ids, ids, weights, [len(chain) for chain in chains])
+    rows = [firsts[id(drawn.draws)] + drawn.index for chain in chains for drawn in chain]
+    tokens, ids, weights = (_joined(arrays[part::3]) for part in range(3))
+    if rows != list(range(count)):
+        tokens, ids, weights = tokens[rows], ids[rows], weights[rows]
+    return Draft.batch(tokens, ids, weights, [len(chain) for chain in chains])
+
+
+def _joined(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The rows of all, padded with zeros to one width."""
+    widest = max(array.shape[-1] for array in arrays)
+    if arrays[0].ndim > 1 and any(array.shape[1] < widest for array in arrays):
+        arrays = [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in arrays]
+    return np.concatenate(arrays)

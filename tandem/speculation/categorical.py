@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -84,19 +85,28 @@ def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest of each row [B, V] in falling order, and their places, [B, count] each."""
     if probs.is_cuda or probs.dtype != torch.float32:
         return probs.topk(count)
-    # torch's own takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. A number
-    # that is not negative orders as its bits do; below them its place makes keys unique.
+    keys = likeliest_keys(probs.numpy(), count)
+    ids = torch.from_numpy(keys.view(np.int32)[:, ::2].astype(np.int64))
+    return probs.gather(1, ids), ids
+
+
+def likeliest_keys(probs: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
+    """[B, count] keys of the largest of each row [B, V], in falling order; the lower half of a
+    key is the place.
+
+    torch's topk takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. A number
+    that is not negative orders as its bits do; below them its place makes keys unique.
+    """
     batch, vocab_size = probs.shape
     halves = np.empty((batch, vocab_size, 2), np.int32)
     halves[..., 0] = np.arange(vocab_size, dtype=np.int32)
-    np.negative(probs.numpy().view(np.int32), out=halves[..., 1])
-    keys = halves.view(np.int64)[..., 0]
+    np.negative(probs.view(np.int32), out=halves[..., 1])
+    keys: npt.NDArray[np.int64] = halves.view(np.int64)[..., 0]
     if count < vocab_size:
         keys.partition(count - 1, axis=-1)
     keys = keys[:, :count].copy()
     keys.sort(axis=-1)
-    ids = torch.from_numpy(keys.view(np.int32)[:, ::2].astype(np.int64))
-    return probs.gather(1, ids), ids
+    return keys
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:

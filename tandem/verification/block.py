@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
+from tandem.verification.fused import decide_block
 from tandem.verification.verifier import (
     Verifier,
     View,
@@ -38,6 +39,7 @@ class BlockVerifier(Verifier[_BlockView]):
 
     name = "block"
     lossless = True
+    fused = staticmethod(decide_block)
 
     def count_accepted(self, passed: Tensor) -> Tensor:
         """The last success."""

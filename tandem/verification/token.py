@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
+from tandem.verification.fused import decide_token
 from tandem.verification.verifier import (
     Verifier,
     View,
@@ -24,6 +25,7 @@ class TokenVerifier(Verifier[View]):
 
     name = "token"
     lossless = True
+    fused = staticmethod(decide_token)
 
     def count_accepted(self, passed: Tensor) -> Tensor:
         """Up to the first failure."""

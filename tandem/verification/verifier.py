@@ -19,6 +19,7 @@ from torch import Tensor
 from tandem.speculation.distribution import draw
 from tandem.speculation.draft import Shape
 from tandem.speculation.proposal import Proposal, Verdict
+from tandem.verification.fused import FusedVerdict
 
 # Far beyond any ratio that a draft reaches with a probability that matters, and its square
 # still fits float32.
@@ -78,6 +79,7 @@ class Verifier(ABC, Generic[W]):
         fixed_gamma: whether it is exact only if every draft of a text has the same length, up to
             the text's very end.
         resumable: whether the emitted tokens say all that is needed to go on behind them.
+        fused: the same rule as a kernel for a CPU, where there is one.
     """
 
     name: ClassVar[str]
@@ -86,6 +88,7 @@ class Verifier(ABC, Generic[W]):
     needs_pure: ClassVar[bool] = False
     fixed_gamma: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
+    fused: ClassVar[FusedVerdict | None] = None
 
     def accept_probabilities(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None

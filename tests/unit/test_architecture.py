@@ -36,7 +36,7 @@ def test_no_arrow_points_to_another_service(folder: str) -> None:
 
 
 def test_speculation_is_pure() -> None:
-    allowed = {"numpy", "torch", "tandem", *sys.stdlib_module_names}
+    allowed = {"numba", "numpy", "torch", "tandem", *sys.stdlib_module_names}
     for room, seen in (("speculation", ()), ("verification", ("speculation",))):
         for path, module in imports(f"tandem/{room}"):
             assert module.split(".")[0] in allowed, (path, module)
@@ -121,7 +121,7 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 def test_only_the_models_side_touches_torch() -> None:
     for folder in ("tandem", *SERVICES):
         for path, module in imports(folder):
-            if module.split(".")[0] in ("torch", "transformers"):
+            if module.split(".")[0] in ("torch", "transformers", "numba"):
                 side = {"speculation", "inference", "verification", "engine"}
                 assert side & set(path.relative_to(ROOT).parts), (path, module)
 

@@ -1,0 +1,90 @@
+"""Truncate, round and draw on a CPU, as `categorical.py` does, in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import float32, int64, void
+
+from tandem.speculation.categorical import MAX_WEIGHT, likeliest_keys
+from tandem.speculation.kernel import kernel, readonly
+
+_LARGEST = np.float32(MAX_WEIGHT)
+
+
+@kernel()
+def _cut(keys: Any, probs: Any, mass: Any, ids: Any, weights: Any) -> Any:
+    """Fill a row's ids and weights; the sum of the weights."""
+    total, before = 0, 0.0
+    largest = probs[keys[0] & 0xFFFFFFFF]
+    for i in range(len(keys)):
+        place = keys[i] & 0xFFFFFFFF
+        ids[i] = place
+        value = probs[place]
+        before += value
+        weight = 0
+        # What lies before the likeliest token is 0, and covers nothing.
+        if not np.float32(np.float32(before) - value) >= mass:
+            scaled = np.rint(np.float32(value / largest) * _LARGEST)
+            if scaled > 0:  # what is no number has no weight
+                weight = int(scaled)
+        weights[i] = weight
+        total += weight
+    return total
+
+
+@kernel()
+def _first_beyond(weights: Any, point: Any) -> Any:
+    """The first place whose partial sum is beyond a point; the last one without any weight."""
+    reached = 0
+    for i in range(len(weights)):
+        reached += weights[i]
+        if reached > point:
+            return i
+    return len(weights) - 1
+
+
+@kernel(
+    void(
+        readonly(int64, 2),
+        readonly(float32, 2),
+        float32,
+        readonly(int64, 2),
+        int64[::1],
+        int64[:, ::1],
+        int64[:, ::1],
+    )
+)
+def _sample(
+    keys: Any, probs: Any, mass: Any, digits: Any, tokens: Any, ids: Any, weights: Any
+) -> None:
+    for row in range(len(keys)):
+        total = _cut(keys[row], probs[row], mass, ids[row], weights[row])
+        # floor(bits * total / 2**64), digit by digit.
+        point = (digits[row, 0] * total) >> 32
+        point = (point + digits[row, 1] * total) >> 32
+        tokens[row] = ids[row, _first_beyond(weights[row], point)]
+
+
+def sample(
+    probs: npt.NDArray[np.float32], mass: float, support: int, digits: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """What `Categorical.quantize` and its `draw` make of the same rows.
+
+    Args:
+        probs: [B, V].
+        mass: the share to cover.
+        support: the most tokens to keep, >= 1 and small enough for one multiplication a digit:
+            K * 65535 < 2**31.
+        digits: [B, 2], the low and high 32-bit digits of uniform 64-bit integers.
+
+    Returns:
+        Tokens [B], and the rows that they come from: ids and weights [B, K].
+    """
+    keys = likeliest_keys(probs, min(support, probs.shape[1]))
+    tokens = np.empty(len(keys), np.int64)
+    ids, weights = np.empty(keys.shape, np.int64), np.empty(keys.shape, np.int64)
+    _sample(keys, probs, np.float32(mass), digits, tokens, ids, weights)
+    return tokens, ids, weights

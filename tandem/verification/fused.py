@@ -1,0 +1,260 @@
+"""Verdicts on a CPU, one kernel a sequence: `token.py` and `block.py` without their operators.
+
+Each follows its rule's file line by line, in float32 where that does; only sums are added up in
+another order. A draft is read as it came, and its rows of q are never made dense: one row of
+them is written into a buffer of zeros, used, and cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import float32, float64, int64, uint16, uint32, void
+
+from tandem.speculation.draft import Draft
+from tandem.speculation.kernel import kernel, readonly
+
+# As in `verifier.py`.
+_MAX_RATIO = np.float32(1e18)
+_ONE, _NOTHING = np.float32(1), np.float32(0)
+
+# decide(p, tokens, sizes, ids, weights, uniforms, row, joints, out):
+#   p [G+1, V] float32; the draft: tokens, sizes [G] int64, ids [N] uint32, weights [N] uint16;
+#   uniforms [G+1] float64 as a rule has them; row [V] float32 of zeros, zeros again afterwards;
+#   joints [G+1] float32, used up; out [3 + G] float64: kept, next token, a number that is finite
+#   if all rows are, overlaps.
+FusedVerdict = Callable[..., None]
+
+
+@kernel()
+def _check(p: Any) -> Any:
+    """A logit that is no number makes its whole row so."""
+    total = 0.0
+    for i in range(p.shape[0]):
+        total += p[i, 0]
+    return total
+
+
+@kernel()
+def _total(weights: Any, first: Any, end: Any) -> Any:
+    total = 0
+    for k in range(first, end):
+        total += weights[k]
+    return float(total)
+
+
+@kernel()
+def _ratio_and_overlap(p: Any, token: Any, ids: Any, weights: Any, first: Any, end: Any) -> Any:
+    """p / q of a drafted token, finite, and Σ_x min(p, q) of its row."""
+    at_token = p[token]
+    if first == end:  # certain
+        return at_token, min(float64(at_token), 1.0)
+    total, q, overlap = _total(weights, first, end), _NOTHING, 0.0
+    for k in range(first, end):
+        prob = weights[k] / total
+        overlap += min(float64(p[ids[k]]), prob)
+        if ids[k] == token:
+            q = float32(prob)
+    if q == _NOTHING:
+        return (_ONE if at_token == _NOTHING else _MAX_RATIO), overlap
+    return min(float32(at_token / q), _MAX_RATIO), overlap
+
+
+@kernel()
+def _write(row: Any, token: Any, ids: Any, weights: Any, first: Any, end: Any) -> None:
+    """A row of q into zeros."""
+    if first == end:
+        row[token] = _ONE
+    total = _total(weights, first, end)
+    for k in range(first, end):
+        row[ids[k]] = float32(weights[k] / total)
+
+
+@kernel()
+def _clear(row: Any, token: Any, ids: Any, first: Any, end: Any) -> None:
+    row[token] = _NOTHING
+    for k in range(first, end):
+        row[ids[k]] = _NOTHING
+
+
+@kernel(any_order=True)
+def _excess(p: Any, q: Any, joint: Any) -> Any:
+    """Σ_x (joint p - q)+."""
+    total = _NOTHING
+    for x in range(p.shape[0]):
+        difference = float32(joint * p[x]) - q[x]
+        total += difference if difference > _NOTHING else _NOTHING
+    return total
+
+
+@kernel(any_order=True)
+def _weight(p: Any, q: Any, joint: Any) -> Any:
+    """Σ_x (joint p - q)+ in float64."""
+    total = 0.0
+    for x in range(p.shape[0]):
+        difference = float32(joint * p[x]) - q[x]
+        total += float64(difference if difference > _NOTHING else _NOTHING)
+    return total
+
+
+@kernel()
+def _draw(p: Any, q: Any, joint: Any, uniform: Any) -> Any:
+    """A token with the weights (joint p - q)+ by inverse CDF; -1 where there is no weight."""
+    point, reached, last = uniform * _weight(p, q, joint), 0.0, -1
+    for x in range(p.shape[0]):
+        difference = float32(joint * p[x]) - q[x]
+        if difference > _NOTHING:
+            reached += float64(difference)
+            last = x
+            if reached > point:
+                break
+    return last
+
+
+@kernel()
+def _follow(
+    p: Any,
+    kept: Any,
+    joint: Any,
+    tokens: Any,
+    sizes: Any,
+    ids: Any,
+    weights: Any,
+    uniform: Any,
+    row: Any,
+) -> Any:
+    """What follows the kept tokens: drawn from the residual, or from p where there is none."""
+    token = -1
+    if kept < len(tokens):
+        first = 0
+        for i in range(kept):
+            first += sizes[i]
+        end = first + sizes[kept]
+        _write(row, tokens[kept], ids, weights, first, end)
+        token = _draw(p[kept], row, joint, uniform)
+        _clear(row, tokens[kept], ids, first, end)
+    if token < 0:
+        token = _draw(p[kept], row, _ONE, uniform)
+    return max(token, 0)  # weights that are no numbers: whoever drew has to notice
+
+
+_SIGNATURE = void(
+    readonly(float32, 2),
+    readonly(int64),
+    readonly(int64),
+    readonly(uint32),
+    readonly(uint16),
+    readonly(float64),
+    float32[::1],
+    float32[::1],
+    float64[::1],
+)
+
+
+@kernel(_SIGNATURE)
+def decide_token(
+    p: Any,
+    tokens: Any,
+    sizes: Any,
+    ids: Any,
+    weights: Any,
+    uniforms: Any,
+    row: Any,
+    joints: Any,
+    out: Any,
+) -> None:
+    """Of `TokenVerifier`: keep up to the first token whose uniform is not below p / q."""
+    kept, first, going = 0, 0, True
+    for i in range(len(tokens)):
+        end = first + sizes[i]
+        ratio, out[3 + i] = _ratio_and_overlap(p[i], tokens[i], ids, weights, first, end)
+        first = end
+        going = going and uniforms[i] < min(ratio, _ONE)
+        if going:
+            kept += 1
+    out[0], out[2] = kept, _check(p)
+    out[1] = _follow(p, kept, _ONE, tokens, sizes, ids, weights, uniforms[len(tokens)], row)
+
+
+@kernel(_SIGNATURE)
+def decide_block(
+    p: Any,
+    tokens: Any,
+    sizes: Any,
+    ids: Any,
+    weights: Any,
+    uniforms: Any,
+    row: Any,
+    joints: Any,
+    out: Any,
+) -> None:
+    """Of `BlockVerifier`: the last row that passes counts; see there for the equations."""
+    kept, first, gamma = 0, 0, len(tokens)
+    joints[0] = _ONE
+    for i in range(gamma):
+        end = first + sizes[i]
+        ratio, out[3 + i] = _ratio_and_overlap(p[i], tokens[i], ids, weights, first, end)
+        joints[i + 1] = min(float32(joints[i] * ratio), _ONE)
+        first = end
+    first = 0
+    for i in range(1, gamma + 1):  # whether to keep i tokens, whose residual is at row i
+        joint = joints[i]
+        chance = joint
+        first += sizes[i - 1]
+        if i < gamma:
+            _write(row, tokens[i], ids, weights, first, first + sizes[i])
+            residual = _excess(p[i], row, joint)
+            _clear(row, tokens[i], ids, first, first + sizes[i])
+            rejected = residual + (_ONE - joint)
+            chance = _ONE if rejected <= _NOTHING else residual / rejected
+        if uniforms[i - 1] < chance:
+            kept = i
+    out[0], out[2] = kept, _check(p)
+    last = uniforms[gamma]
+    out[1] = _follow(p, kept, joints[kept], tokens, sizes, ids, weights, last, row)
+
+
+def decide_all(
+    decide: FusedVerdict,
+    p: npt.NDArray[np.float32],
+    starts: Sequence[int],
+    drafts: Sequence[Draft],
+    uniforms: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Verdicts of one rule for several drafts.
+
+    Args:
+        decide: the rule's kernel.
+        p: [R, V] processed rows of the target.
+        starts: each draft's first row; it has one more than tokens.
+        drafts: checked.
+        uniforms: [B, G+1], as the rule has them for drafts up to G: the last column draws what
+            follows.
+
+    Returns:
+        [B, 3 + G] float64: tokens kept, next token, a number that is finite if all rows are,
+        overlaps.
+    """
+    batch, longest = uniforms.shape
+    out = np.zeros((batch, longest + 2))
+    row, joints = np.zeros(p.shape[1], np.float32), np.empty(longest, np.float32)
+    for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
+        length = len(draft)
+        own = uniforms[b]
+        if length + 1 < longest:  # its own numbers, then the one that draws
+            own = np.append(own[:length], own[-1])
+        decide(
+            p[start : start + length + 1],
+            np.array(draft.token_ids, np.int64),
+            np.array(draft.sizes, np.int64),
+            draft.ids,
+            draft.weights,
+            own,
+            row,
+            joints,
+            out[b],
+        )
+    return out

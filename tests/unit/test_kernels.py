@@ -1,0 +1,223 @@
+"""The compiled kernels against the plain code that they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from tandem.engine import decisions
+from tandem.engine.asks import Decide, Scored
+from tandem.engine.decisions import decide, decisions_of
+from tandem.speculation.categorical import Categorical
+from tandem.speculation.draft import Draft
+from tandem.speculation.proposal import Proposal
+from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.sampler import sample
+from tandem.speculation.sampling import Sampling
+from tandem.verification import VERIFIERS
+from tandem.verification.fused import decide_all, decide_token
+
+FUSED = [name for name, rule in VERIFIERS.items() if rule.fused is not None]
+ALMOST_ONE = 1 - 2.0**-53
+_Rng = np.random.Generator
+
+
+@pytest.fixture
+def rng() -> _Rng:
+    return np.random.default_rng(7)
+
+
+def rows_of(rng: _Rng, count: int, vocab_size: int, zeros: float) -> npt.NDArray[np.float32]:
+    """Distributions with tokens of probability 0, and ties."""
+    weights = rng.integers(1, 9, (count, vocab_size)) * rng.choice([1, 100], (count, vocab_size))
+    weights[rng.random((count, vocab_size)) < zeros] = 0
+    weights[np.arange(count), rng.integers(0, vocab_size, count)] = 500
+    rows: npt.NDArray[np.float32] = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    return rows
+
+
+def test_both_rules_without_state_have_a_kernel() -> None:
+    assert sorted(FUSED) == ["block", "token"]
+
+
+@pytest.mark.parametrize("support", [1, 3, 16, 512])
+@pytest.mark.parametrize("mass", [0.001, 0.5, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("vocab_size", [3, 50, 600])
+def test_a_sample_is_bit_for_bit_the_plain_one(
+    rng: _Rng, vocab_size: int, mass: float, support: int
+) -> None:
+    probs = rows_of(rng, 40, vocab_size, 0.3)
+    probs[3] = np.nan
+    digits = rng.integers(0, 2**32, (40, 2))
+    digits[:2] = [[0, 0], [2**32 - 1, 2**32 - 1]]
+    tokens, ids, weights = sample(probs, mass, support, digits)
+    plain = Categorical.quantize(torch.from_numpy(probs), mass, support)
+    drawn = plain.draw(torch.from_numpy(digits)).numpy()
+    sound = np.arange(40) != 3
+    np.testing.assert_array_equal(weights, plain.weights.numpy())
+    np.testing.assert_array_equal(ids[sound], plain.ids.numpy()[sound])
+    np.testing.assert_array_equal(tokens[sound], drawn[sound])
+    assert not weights[3].any()
+
+
+def draft_of(rng: _Rng, gamma: int, vocab_size: int) -> Draft:
+    """Rows that share few tokens with anything; some are certain."""
+    token_ids, sizes = [], []
+    ids, weights = [np.empty(0, np.uint32)], [np.empty(0, np.uint16)]
+    for _ in range(gamma):
+        size = 0 if rng.random() < 0.2 else int(rng.integers(1, vocab_size + 1))
+        row = rng.permutation(vocab_size)[: max(size, 1)]
+        token_ids.append(int(rng.choice(row)))
+        sizes.append(size)
+        ids.append(row[:size].astype(np.uint32))
+        weights.append(rng.integers(1, 65536, size).astype(np.uint16))
+    return Draft(token_ids, sizes, np.concatenate(ids), np.concatenate(weights))
+
+
+def received(draft: Draft) -> Draft:
+    """The same as it comes off the wire: its arrays cannot be written to."""
+    ids = np.frombuffer(draft.ids.tobytes(), "<u4")
+    return Draft(draft.token_ids, draft.sizes, ids, np.frombuffer(draft.weights.tobytes(), "<u2"))
+
+
+def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
+    rule = VERIFIERS[name]
+    assert rule.fused is not None
+    (out,) = decide_all(rule.fused, p, [0], [received(draft)], np.asarray(numbers)[None])
+    assert np.isfinite(out[2])
+    return int(out[0]), int(out[1]), out[3:]
+
+
+def cases(rng: _Rng, count: int) -> Any:
+    for _ in range(count):
+        vocab_size, gamma = int(rng.integers(3, 9)), int(rng.integers(0, 6))
+        yield rows_of(rng, gamma + 1, vocab_size, 0.3), draft_of(rng, gamma, vocab_size)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None:
+    """Just below and just above each h, the others being rejected or accepted for certain."""
+    rule = VERIFIERS[name]
+    for p, draft in cases(rng, 300):
+        gamma = len(draft)
+        target = torch.from_numpy(p)[None].double()
+        proposal = Proposal.from_drafts([draft])
+        chances = rule.accept_probabilities(proposal, target)[0].numpy()
+        for place in range(gamma):
+            for distance in (-1e-5, 1e-5):
+                numbers = rng.random(gamma + 1)
+                numbers[place] = np.clip(chances[place] + distance, 0, ALMOST_ONE)
+                others = np.abs(numbers[:-1] - chances) > 1e-6
+                if not others.all():
+                    continue
+                passed = torch.from_numpy(numbers[:-1] < chances)[None]
+                expected = int(rule.count_accepted(passed)[0])
+                assert fused(name, p, draft, numbers)[0] == expected
+        overlaps = fused(name, p, draft, np.ones(gamma + 1) * 0.5)[2]
+        np.testing.assert_allclose(overlaps, proposal.overlaps(target)[0].numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
+    """Over a fine grid of the last number, for every number of kept tokens that occurs."""
+    rule, grid = VERIFIERS[name], (np.arange(400) + 0.5) / 400
+    for p, draft in cases(rng, 60):
+        gamma, accepting = len(draft), rng.random(len(draft))
+        drawn = [fused(name, p, draft, [*accepting, last]) for last in grid]
+        (kept,) = {one[0] for one in drawn}
+        weights = rule.residual_weights(
+            Proposal.from_drafts([draft]),
+            torch.from_numpy(p)[None].double(),
+            torch.tensor([kept]),
+        )[0].numpy()
+        found = np.bincount([one[1] for one in drawn], minlength=p.shape[1]) / len(grid)
+        np.testing.assert_allclose(found, weights / weights.sum(), atol=2.1 / len(grid))
+        for last in (0.0, ALMOST_ONE):
+            token = fused(name, p, draft, [*accepting, last])[1]
+            assert p[kept, token] > 0
+            assert weights[token] > 0 or gamma == 0
+
+
+def test_a_wrong_rule_is_caught(rng: _Rng, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above would see block decided as token is."""
+    monkeypatch.setattr(type(VERIFIERS["block"]), "fused", staticmethod(decide_token))
+    with pytest.raises(AssertionError):
+        test_it_keeps_with_the_rules_own_probabilities(rng, "block")
+    with pytest.raises(AssertionError):
+        test_what_follows_has_the_law_of_the_residual(rng, "block")
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
+    """Each gets what it gets alone, and leaves the buffers as it found them."""
+    rule, vocab_size, longest = VERIFIERS[name], 7, 5
+    assert rule.fused is not None
+    drafts = [draft_of(rng, gamma, vocab_size) for gamma in (3, 0, 5, 1)]
+    rows = [rows_of(rng, len(draft) + 1, vocab_size, 0.3) for draft in drafts]
+    starts = np.cumsum([0, *map(len, rows[:-1])]).tolist()
+    numbers = np.ones((len(drafts), longest + 1))
+    alone = []
+    for b, draft in enumerate(drafts):
+        own = rng.random(len(draft) + 1)
+        numbers[b, : len(draft)], numbers[b, -1] = own[:-1], own[-1]
+        alone.append(fused(name, rows[b], draft, own))
+    together = decide_all(rule.fused, np.concatenate(rows), starts, drafts, numbers)
+    for out, (kept, token, overlaps) in zip(together, alone, strict=True):
+        assert (out[0], out[1]) == (kept, token)
+        np.testing.assert_array_equal(out[3 : 3 + len(overlaps)], overlaps)
+
+
+def test_a_row_that_is_no_number_is_noticed(rng: _Rng) -> None:
+    rule = VERIFIERS["block"]
+    assert rule.fused is not None
+    p, draft = rows_of(rng, 4, 6, 0.0), draft_of(rng, 3, 6)
+    p[2] = np.nan
+    (out,) = decide_all(rule.fused, p, [0], [draft], rng.random((1, 4)))
+    assert not np.isfinite(out[2])
+    assert 0 <= out[1] < 6
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_engine_decides_alike_with_and_without(
+    rng: _Rng, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, vocab_size = VERIFIERS[name], 40
+    drafts = [draft_of(rng, gamma, vocab_size) for gamma in (4, 4, 2, 0, 4)]
+    logits = torch.from_numpy(rng.normal(size=(19, vocab_size)).astype(np.float32) * 3)
+
+    def verdicts(round_: int) -> list[Any]:
+        first, asks = 0, []
+        for seed, draft in enumerate(drafts):
+            accepting, following = (
+                Foreseen(seed, purpose, uniforms) for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
+            )
+            scored = Scored(logits, first, len(draft) + 1)
+            first += len(draft) + 1
+            sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
+            asks.append(Decide(rule, draft, scored, sampling, None, accepting, following, round_))
+        decided: Any = decide(asks)
+        return [
+            (one.num_accepted, one.next_token, one.overlaps)
+            for one in decisions_of(decided)
+            if one is not None
+        ]
+
+    calls = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return decide_all(*arguments)
+
+    monkeypatch.setattr(decisions, "decide_all", counted)
+    compiled = [verdict for round_ in range(50) for verdict in verdicts(round_)]
+    assert calls >= 50
+    monkeypatch.setattr(type(rule), "fused", None)
+    plain = [verdict for round_ in range(50) for verdict in verdicts(round_)]
+    assert [one[:2] for one in compiled] == [one[:2] for one in plain]
+    for one, other in zip(compiled, plain, strict=True):
+        np.testing.assert_allclose(one[2], other[2], atol=1e-5)
