@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from orchestrator.handshake import AROUND_BYTES
 from orchestrator.peers import Decided, Drafted, Prompt
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -104,7 +105,7 @@ class DraftCall:
             entries = sum(sizes)
             expect("len(draft.rows.ids)", len(rows.ids), 4 * entries, 4 * entries)
             expect("len(draft.rows.weights)", len(rows.weights), 2 * entries, 2 * entries)
-            expect("bytes of the draft", 6 * entries, 0, self._max_bytes)
+            expect("bytes of the draft", 6 * entries, 0, self._max_bytes - AROUND_BYTES)
             return 6 * entries
         expect("len(draft.rows.ids)", len(rows.ids) + len(rows.weights), 0, 0)
         return 0
@@ -147,10 +148,11 @@ class VerifyCall:
         )
         message = target_pb2.SequenceRequest(traceparent=self._traceparent(), open=request)
         opened = (await self._call.open(message, "opened", self._waits.open_seconds)).opened
-        if not opened.HasField("token_id"):
-            if carry is not None:
-                return None
-            raise self._call.broken("opened.token_id must be set")
+        owes = carry is not None and len(carry.levels) > 0
+        if opened.HasField("token_id") == owes:
+            raise self._call.broken(f"opened.token_id must be {'unset' if owes else 'set'}")
+        if owes:
+            return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         return Decided(0, opened.token_id, (), messages.times_from(opened.times), _carry_of(opened))
 

@@ -67,11 +67,12 @@ class DrafterClient(_Peer):
         waits: Waits,
         traceparent: Callable[[], str],
         max_bytes: int,
+        target_max_bytes: int,
     ) -> DraftCall:
-        """A fresh sequence, for at most `seconds`."""
+        """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
         close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
-        call = SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds)
-        return DraftCall(call, waits, traceparent, max_bytes)
+        call = SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
+        return DraftCall(call, waits, traceparent, target_max_bytes)
 
 
 class TargetClient(_Peer):
@@ -108,9 +109,13 @@ class TargetClient(_Peer):
         return reply.tokenizer_json
 
     def sequence(
-        self, seconds: float | None, waits: Waits, traceparent: Callable[[], str]
+        self,
+        seconds: float | None,
+        waits: Waits,
+        traceparent: Callable[[], str],
+        max_bytes: int,
     ) -> VerifyCall:
-        """A fresh sequence, for at most `seconds`."""
+        """A fresh sequence, for at most `seconds`; of messages that it takes."""
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
-        call = SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds)
+        call = SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds, max_bytes)
         return VerifyCall(call, waits, traceparent)

@@ -8,7 +8,7 @@ import structlog
 
 from orchestrator.peers import Decided, Drafted, Peers, Prompt, Target
 from orchestrator.request import Generation
-from tandem.errors import Unavailable
+from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -18,8 +18,10 @@ class Deciding:
     """Has drafts decided, as long as there is a target.
 
     A target that cannot be reached is left, and the next one opens with all that was emitted and
-    the carry of the last verdict. What the lost one may have computed was never seen: its round
-    counts for nothing and its number is not used again.
+    the carry of the last verdict; so is one that has no place when it opens. What the lost one
+    may have decided was never seen: its round counts for nothing, and its number is not used
+    again. A target that fails with anything else is not replaced, since that may be the draft's
+    fault, and a draft that is left out for what it holds would bias the text.
 
     Attributes:
         round: number of the last round.
@@ -112,10 +114,10 @@ class Deciding:
         while True:
             try:
                 return await self._target.open(self.prompt, rule.name, gamma, self._carry)
-            except Unavailable as lost:
+            except (Unavailable, Exhausted) as lost:  # nothing was emitted of it
                 self._replace(lost)
 
-    def _replace(self, lost: Unavailable) -> None:
+    def _replace(self, lost: Unavailable | Exhausted) -> None:
         _log.warning("target lost", error=str(lost), notes=notes_of(lost), round=self.round)
         self._target.cancel()
         self._target = self._peers.next_target(lost)

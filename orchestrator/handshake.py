@@ -98,7 +98,7 @@ def rules_of(
 
 
 # Beside the rows of a draft, what is around them in a message.
-_AROUND_BYTES = 4096
+AROUND_BYTES = 4096
 _ENTRY_BYTES = 6
 
 
@@ -119,7 +119,7 @@ def longest_draft(
         if not reply.info.vocab_size:  # certain tokens, without rows
             continue
         width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
-        fitting = (target.max_message_bytes - _AROUND_BYTES) // (_ENTRY_BYTES * width)
+        fitting = (target.max_message_bytes - AROUND_BYTES) // (_ENTRY_BYTES * width)
         if fitting < 1:
             raise Unavailable(
                 f"drafter {place} sends rows of {width} tokens, more than the target takes in a"

@@ -13,7 +13,8 @@ from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool, Replica
-from tandem.errors import DrafterLost, TandemError
+from tandem.errors import DrafterLost, TandemError, Unavailable
+from tandem.rpc.link import is_name
 
 
 class LeasedPeers:
@@ -67,8 +68,12 @@ class LeasedPeers:
 
     def next_target(self, lost: TandemError) -> Target:
         """See `peers.Peers`."""
-        self._used[-1].note_failure()
+        last = self._used[-1]
+        if isinstance(lost, Unavailable):
+            last.note_failure()
         others = self._pool.targets_beside(self._used)
+        if not others and is_name(last.client.address) and self._used.count(last) < 2:
+            others = [last]  # another replica may answer to the name
         if not others:
             raise lost
         self._targets.close()
@@ -77,7 +82,8 @@ class LeasedPeers:
     def _target_on(self, replica: Replica[TargetClient]) -> Target:
         self._used.append(replica)
         client = self._targets.enter_context(replica.lease())
-        call = client.sequence(self._remaining, self._waits, self._traceparent)
+        limit = self._pool.target.max_message_bytes
+        call = client.sequence(self._remaining, self._waits, self._traceparent, limit)
         return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
@@ -87,7 +93,8 @@ class LeasedPeers:
             return None
         client = self._drafters.enter_context(replica.lease())
         limit = self._pool.target.max_message_bytes
-        call = client.sequence(self._remaining, self._waits, self._traceparent, limit)
+        own = self._pool.drafter.max_message_bytes if self._pool.drafter else limit
+        call = client.sequence(self._remaining, self._waits, self._traceparent, own, limit)
         return TimedDrafter(call, self._ledger)
 
     @property

@@ -68,7 +68,7 @@ class Session:
             while self._emission.finish_reason is None:
                 with self._spans.child("round"):
                     number, length = self._deciding.round + 1, self._deciding.length
-                    self._spans.describe({"tandem.round": number})
+                    self._spans.describe({"tandem.round": number})  # for one that fails
                     gamma = self._policy.choose(self._emission.left)
                     drafted = await self._drafting.draft(number, length, gamma)
                     drafted, decided = await self._deciding.decide(drafted)
@@ -94,6 +94,7 @@ class Session:
     def _describe(self, drafted: Drafted | None, decided: Decided) -> None:
         self._spans.describe(
             {
+                "tandem.round": self._deciding.round,  # a lost target's numbers are left out
                 "tandem.gamma": len(drafted.token_ids) if drafted else 0,
                 "tandem.accepted": decided.num_accepted,
                 "tandem.verifier": self._generation.verifier,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from tandem.errors import DeadlineExceeded, PeerFailure, TandemError, Unavailable
+from tandem.errors import DeadlineExceeded, Exhausted, PeerFailure, TandemError, Unavailable
 from tandem.rpc.link import Link, Response, SharedStream, broken
 from tandem.rpc.patience import Patience
 from tandem.rpc.status import ended_by_peer
@@ -36,15 +36,22 @@ class SequenceCall(Generic[Q, R]):
         message: the stream's messages, lists of `requests`.
         close: the request that ends the sequence.
         remaining: seconds until the text's deadline; None for none.
+        max_bytes: that the peer takes in a message; a larger one would end the whole stream.
     """
 
     def __init__(
-        self, link: Link[R], message: Callable[..., Any], close: Q, remaining: float | None
+        self,
+        link: Link[R],
+        message: Callable[..., Any],
+        close: Q,
+        remaining: float | None,
+        max_bytes: int,
     ) -> None:
         self._link = link
         self._message = message
         self._close_request = close
         self._deadline = None if remaining is None else time.monotonic() + remaining
+        self._max_bytes = max_bytes
         self._patience = Patience()
         self._stream: SharedStream[R] | None = None
         self._number = 0
@@ -53,7 +60,7 @@ class SequenceCall(Generic[Q, R]):
         """Send the first request and wait for its answer; see `ask`.
 
         A stream that others use already may lead to a peer that is stopping, or end while our
-        request is on its way. Nothing was done for it then, so it is sent on a fresh one.
+        request is on its way. Nothing was emitted of it then, so it is sent on a younger one.
         """
         stream = self._join()
         try:
@@ -63,11 +70,11 @@ class SequenceCall(Generic[Q, R]):
                 raise
         stream.retire()
         self._leave()
-        self._join(fresh=True)
+        self._join(after=stream.number)
         return await self.ask(request, kind, seconds)
 
-    def _join(self, *, fresh: bool = False) -> SharedStream[R]:
-        stream = self._stream = self._link.join(fresh=fresh)
+    def _join(self, after: int = 0) -> SharedStream[R]:
+        stream = self._stream = self._link.join(after)
         self._number = stream.enter()
         return stream
 
@@ -84,6 +91,8 @@ class SequenceCall(Generic[Q, R]):
         try:
             answer = await self._exchange(request, min(seconds, left))
         except TimeoutError:
+            if self._stream is not None:
+                self._stream.retire()  # which may be what does not answer
             self.cancel()
             raise self._late(None if left < seconds else seconds) from None
         if (got := answer.WhichOneof("result")) == "ended":
@@ -96,13 +105,20 @@ class SequenceCall(Generic[Q, R]):
         stream = self._stream
         if stream is None:
             raise self.broken("the sequence is over")
+        message = self._encoded(request)
+        if len(message) > self._max_bytes:
+            raise Exhausted(
+                f"a request of {len(message)} bytes is more than the {self._link.role} takes"
+                f" ({self._max_bytes}): raise its MAX_MESSAGE_MIB"
+            )
         answer = stream.answer(self._number)
-        self._send(stream, request)
+        stream.send(self._number, message)
         return await self._patience.bound(answer, seconds)
 
-    def _send(self, stream: SharedStream[R], request: Q) -> None:
+    def _encoded(self, request: Q) -> bytes:
         request.sequence = self._number
-        stream.send(self._message(requests=[request]).SerializeToString())
+        encoded: bytes = self._message(requests=[request]).SerializeToString()
+        return encoded
 
     def _late(self, seconds: float | None) -> TandemError:
         role = self._link.role
@@ -140,12 +156,10 @@ class SequenceCall(Generic[Q, R]):
 
     def cancel(self) -> None:
         """Abort the sequence; the peer frees it. Never waits; harmless after the end."""
-        if self._stream is not None:
-            self._send(self._stream, self._close_request)
-        self._leave()
+        self._leave(self._encoded(self._close_request))
 
-    def _leave(self) -> None:
+    def _leave(self, close: bytes = b"") -> None:
         self._patience.close()
         if self._stream is not None:
-            self._stream.leave(self._number)
+            self._stream.leave(self._number, close)
             self._stream = None

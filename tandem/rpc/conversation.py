@@ -51,6 +51,8 @@ class Conversation(Generic[Q, R]):
 
     def hear(self, request: Q) -> None:
         """Take the next request; close gives up what is being computed."""
+        if self._next is not None and self._next.cancelled():
+            return  # its idle limit has just passed, which it is about to say
         if self._next is not None and not self._next.done():
             self._next.set_result(request)
             return

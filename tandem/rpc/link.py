@@ -12,9 +12,11 @@ from tandem.errors import PeerFailure, TandemError
 from tandem.rpc.outbox import Outbox
 from tandem.rpc.status import from_peer
 
-# That share a stream. One more takes another stream, which may reach another replica behind the
-# same name; what a message costs is shared well enough by so many.
+# That share a stream; what a message costs is shared well enough by so many.
 SEQUENCES_A_STREAM = 16
+# Streams to a name that may stand for several replicas, before any is shared: each new one goes
+# to the next replica.
+_STREAMS_A_NAME = 4
 # How long a peer may take to take a message in, or to end a stream that we have ended.
 _WRITE_SECONDS = 30.0
 _END_SECONDS = 1.0
@@ -58,33 +60,54 @@ class Link(Generic[R]):
         self.address = address
         self._start = start
         self._streams: list[SharedStream[R]] = []
+        self._started = 0
+        self._apart = _STREAMS_A_NAME if is_name(address) else 1
 
-    def join(self, *, fresh: bool = False) -> SharedStream[R]:
-        """A stream with a free place; a new one if there is none, or if it has to be `fresh`."""
+    def join(self, after: int = 0) -> SharedStream[R]:
+        """A stream with a free place.
+
+        Args:
+            after: the stream has to be younger than the one of this number.
+        """
         self._streams = [stream for stream in self._streams if stream.goes_on]
-        for stream in self._streams:
-            if not fresh and stream.members < SEQUENCES_A_STREAM:
-                return stream
-        stream = SharedStream(self, self._start())
+        free = [
+            stream
+            for stream in self._streams
+            if stream.number > after and stream.count < SEQUENCES_A_STREAM
+        ]
+        if free and len(self._streams) >= self._apart:
+            return min(free, key=lambda stream: stream.count)
+        self._started += 1
+        stream = SharedStream(self, self._start(), self._started)
         self._streams.append(stream)
         return stream
+
+
+def is_name(address: str) -> bool:
+    """Whether an address may stand for several replicas ("dns:///target:50052")."""
+    return "://" in address
 
 
 class SharedStream(Generic[R]):
     """One stream and who waits for answers on it.
 
     Attributes:
-        members: sequences on it now.
+        number: of its link's, counted from 1.
     """
 
-    def __init__(self, link: Link[R], call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
-        self.members = 0
+    def __init__(
+        self, link: Link[R], call: grpc.aio.StreamStreamCall[Any, Any], number: int
+    ) -> None:
+        self.number = number
         self._link = link
         self._call = call
         self._status = _Status(call)
         self._outbox = Outbox()
         self._last = 0
+        # Of each member, the requests it has put into the outbox.
+        self._members: dict[int, int] = {}
         self._waiting: dict[int, asyncio.Future[R]] = {}
+        self._ended: dict[int, R] = {}
         self._failure: Callable[[], TandemError] | None = None
         self._retired = False
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
@@ -94,38 +117,57 @@ class SharedStream(Generic[R]):
         """Whether another sequence may join."""
         return self._failure is None and not self._retired
 
+    @property
+    def count(self) -> int:
+        """Sequences on it now."""
+        return len(self._members)
+
     def enter(self) -> int:
         """Join, as the sequence of the number that comes back. Its first request has to follow."""
-        self.members += 1
         self._last += 1
+        self._members[self._last] = 0
         return self._last
 
-    def send(self, message: bytes) -> None:
-        """Have an encoded message written."""
-        self._outbox.put(message)
+    def send(self, number: int, message: bytes) -> None:
+        """Have a member's encoded request written."""
+        self._members[number] += 1
+        self._outbox.put(message, number)
 
     def answer(self, number: int) -> asyncio.Future[R]:
-        """The next answer to a sequence.
+        """The next answer to a member; its end, if that has come already.
 
         Raises:
             TandemError: what the stream ended with; the future may have it too.
         """
         if self._failure is not None:
             raise self._failure()
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        if (ended := self._ended.get(number)) is not None:
+            future.set_result(ended)
+        else:
+            self._waiting[number] = future
         return future
 
-    def leave(self, number: int) -> None:
-        """Take no more answers for a sequence. The last one to leave ends the stream."""
+    def leave(self, number: int, close: bytes = b"") -> None:
+        """Take no more answers for a member. The last one to leave ends the stream.
+
+        Args:
+            number: the member's.
+            close: to be written, unless the service has never heard of it, or ended it.
+        """
+        unsent = self._outbox.discard(number)
+        if close and self._members[number] > unsent and number not in self._ended:
+            self._outbox.put(close)
+        del self._members[number]
         self._waiting.pop(number, None)
-        self.members -= 1
-        if not self.members:
+        self._ended.pop(number, None)
+        if not self._members:
             self.retire()
 
     def retire(self) -> None:
         """Have nobody join any more, and end with the last member."""
         self._retired = True
-        if not self.members:
+        if not self._members:
             self._outbox.finish()
             asyncio.get_running_loop().call_later(_END_SECONDS, self._call.cancel)
 
@@ -152,10 +194,13 @@ class SharedStream(Generic[R]):
             pass  # the reader sees why
 
     def _hand_on(self, response: R) -> None:
-        """Give an answer to who waits for it; a sequence that was given up waits for nothing."""
-        future = self._waiting.pop(response.sequence, None)
+        """Give an answer to who waits for it. An end may come unasked; it is kept."""
+        number = response.sequence
+        future = self._waiting.pop(number, None)
         if future is not None and not future.done():
             future.set_result(response)
+        if number in self._members and response.WhichOneof("result") == "ended":
+            self._ended[number] = response
 
     def _fail(self, failure: Callable[[], TandemError]) -> None:
         self._failure = failure

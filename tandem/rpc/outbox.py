@@ -5,10 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
-# Of what goes out as one: no service takes less (MAX_MESSAGE_MIB). A larger message of one
-# sequence goes alone.
+# Of what goes out as one: no service of ours takes less (MAX_MESSAGE_MIB). A larger message of
+# one sequence goes alone.
 BATCH_BYTES = 1 << 20
+# Messages that go out as one: what a service takes (common.proto).
+BATCH_MESSAGES = 1024
+
+
+class _Waiting(NamedTuple):
+    message: bytes
+    owner: int
+    written: Callable[[], None] | None
 
 
 class Outbox:
@@ -22,33 +31,44 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[bytes, Callable[[], None] | None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        self._bytes = 0
         self._changed: asyncio.Future[None] | None = None
         self._taken: asyncio.Future[None] | None = None
         self._finished = False
 
-    def put(self, message: bytes, written: Callable[[], None] | None = None) -> None:
+    def put(
+        self, message: bytes, owner: int = 0, written: Callable[[], None] | None = None
+    ) -> None:
         """Have a message written.
 
         Args:
             message: encoded.
+            owner: whose it is, for `discard`.
             written: called when it is on the wire.
         """
-        self._waiting.append((message, written))
-        self._wake()
+        self._waiting.append(_Waiting(message, owner, written))
+        self._bytes += len(message)
+        _resolve(self._changed)
 
-    async def room(self, most: int) -> None:
-        """Wait until no more than so many messages wait."""
-        while len(self._waiting) > most:
+    def discard(self, owner: int) -> int:
+        """Forget what still waits of an owner; how many messages that were."""
+        kept = deque(entry for entry in self._waiting if entry.owner != owner)
+        gone = len(self._waiting) - len(kept)
+        if gone:
+            self._waiting = kept
+            self._bytes = sum(len(entry.message) for entry in kept)
+        return gone
+
+    async def room(self, most: int, most_bytes: int) -> None:
+        """Wait until no more than so many messages, and bytes of them, wait."""
+        while len(self._waiting) > most or self._bytes > most_bytes:
             self._taken = asyncio.get_running_loop().create_future()
             await self._taken
 
     def finish(self) -> None:
         """Nothing comes any more; `pour` returns when all is written."""
         self._finished = True
-        self._wake()
-
-    def _wake(self) -> None:
         _resolve(self._changed)
 
     async def pour(
@@ -84,12 +104,16 @@ class Outbox:
         parts: list[bytes] = []
         written: list[Callable[[], None]] = []
         size = 0
-        while self._waiting and (not parts or size + len(self._waiting[0][0]) <= BATCH_BYTES):
-            part, call = self._waiting.popleft()
-            parts.append(part)
-            size += len(part)
-            if call is not None:
-                written.append(call)
+        while self._waiting and len(parts) < BATCH_MESSAGES:
+            entry = self._waiting[0]
+            if parts and size + len(entry.message) > BATCH_BYTES:
+                break
+            self._waiting.popleft()
+            parts.append(entry.message)
+            size += len(entry.message)
+            if entry.written is not None:
+                written.append(entry.written)
+        self._bytes -= size
         _resolve(self._taken)
         return b"".join(parts), written
 

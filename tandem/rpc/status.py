@@ -69,7 +69,10 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
     """End an RPC with the error's status and sentence."""
-    await context.abort(_code_of(error), errors.cut(str(error)))
+    try:
+        await context.abort(_code_of(error), errors.cut(str(error)))
+    except grpc.aio.InternalError:  # a write hangs, and no status goes out behind it
+        raise grpc.aio.AbortError from None
 
 
 def _code_of(error: errors.TandemError) -> grpc.StatusCode:

@@ -24,8 +24,10 @@ from tandem.rpc.outbox import Outbox
 from tandem.rpc.sequence import Answer, ServedSequence, StepMessage
 from tandem.rpc.status import end_of
 
-# In one message, and answers that may wait for a caller who does not read them.
+# In one message.
 MAX_REQUESTS = 1024
+# Answers that wait for a caller who does not read them, before no more requests are read.
+_MAX_WAITING_BYTES = 4 << 20
 _STOPPING = "the service is stopping; try another replica"
 
 Q = TypeVar("Q", bound=StepMessage)
@@ -118,8 +120,6 @@ class _Stream(Generic[Q, R]):
         self._outbox = Outbox()
         self._open: dict[int, Conversation[Q, R]] = {}
         self._last = 0
-        self._abandoned = False
-        self._tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._empty: asyncio.TimerHandle | None = None
@@ -131,14 +131,15 @@ class _Stream(Generic[Q, R]):
 
     async def serve(self) -> None:
         """Read and write until either ends, or nothing is left to do."""
-        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
+        tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
         try:
             await self._over
         finally:
             if self._empty is not None:
                 self._empty.cancel()
-            self._cancel_all()
-            for task in self._tasks:
+            for conversation in self._open.values():
+                conversation.cancel()
+            for task in tasks:
                 task.cancel()
 
     async def _read(self) -> None:
@@ -152,7 +153,7 @@ class _Stream(Generic[Q, R]):
                     )
                 for request in message.requests:
                     self._hand_on(request)
-                await self._outbox.room(MAX_REQUESTS)
+                await self._outbox.room(MAX_REQUESTS, _MAX_WAITING_BYTES)
             # A half-close and a cancel look alike here: whatever is open is abandoned.
             self._end(None)
         except Exception as error:
@@ -160,28 +161,12 @@ class _Stream(Generic[Q, R]):
 
     async def _write(self) -> None:
         seconds = self._streams.limits.idle_seconds
+        late = IdleTimeout(f"answers were not read for {seconds:g} s")
         try:
-            await self._outbox.pour(self._write_one, seconds, self._abandon)
+            await self._outbox.pour(self._context.write, seconds, partial(self._end, late))
             self._end(Unavailable(_STOPPING))
         except Exception as error:
             self._end(error)
-
-    async def _write_one(self, message: bytes) -> None:
-        await self._context.write(message)
-        if self._abandoned:
-            seconds = self._streams.limits.idle_seconds
-            raise IdleTimeout(f"answers were not read for {seconds:g} s")
-
-    def _abandon(self) -> None:
-        """Free everything now: no status can be sent behind a write that hangs."""
-        self._abandoned = True
-        self._tasks[0].cancel()
-        self._cancel_all()
-
-    def _cancel_all(self) -> None:
-        for conversation in self._open.values():
-            conversation.cancel()
-        self._open.clear()
 
     def _end(self, error: Exception | None) -> None:
         if self._over.done():
@@ -222,7 +207,7 @@ class _Stream(Generic[Q, R]):
 
     def _say(self, number: int, answer: R, written: Callable[[], None] | None = None) -> None:
         answer.sequence = number
-        self._outbox.put(self._streams.encode(answer), written)
+        self._outbox.put(self._streams.encode(answer), written=written)
 
     def _say_end(self, number: int, error: TandemError | None) -> None:
         self._say(number, self._streams.answer(ended=end_of(error)))

@@ -160,7 +160,7 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
         prompt = Prompt("r", [1, 2], Sampling(), 0, 5, 5)
 
         async def one() -> None:
-            call: DraftCall = client.sequence(None, OrchestratorSettings(), str, 1 << 20)
+            call: DraftCall = client.sequence(None, OrchestratorSettings(), str, 1 << 20, 1 << 20)
             with pytest.raises(Unavailable, match="is not available"):
                 await call.open(prompt)
             call.cancel()

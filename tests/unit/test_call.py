@@ -84,7 +84,7 @@ async def test_an_answer_that_is_no_message_breaks_the_contract() -> None:
     call: Any = AnsweringCall()
     link: Link[Any] = Link("drafter", "127.0.0.1:1", lambda: call)
     close, opening = drafter_pb2.SequenceRequest(), drafter_pb2.SequenceRequest()
-    asking = SequenceCall(link, drafter_pb2.DraftRequest, close, None)
+    asking = SequenceCall(link, drafter_pb2.DraftRequest, close, None, 1 << 20)
     with pytest.raises(PeerFailure, match="the drafter broke the contract: its answer is no"):
         await asking.open(opening, "opened", 5)
     asking.cancel()

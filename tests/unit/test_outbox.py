@@ -34,7 +34,7 @@ async def test_what_comes_in_one_turn_goes_together_and_in_order() -> None:
     pouring = asyncio.create_task(box.pour(wire.write, 5, _never))
     await asyncio.sleep(0)
     for i in range(3):
-        box.put(b"%d" % i, lambda i=i: told.append(i))  # type: ignore[misc]
+        box.put(b"%d" % i, written=lambda i=i: told.append(i))  # type: ignore[misc]
     assert not told
     await asyncio.sleep(0.01)
     assert (wire.written, told) == ([b"012"], [0, 1, 2])
@@ -85,7 +85,7 @@ async def test_room_is_waited_for() -> None:
     box, wire = Outbox(), Wire()
     for _ in range(5):
         box.put(b"a")
-    waiting: asyncio.Task[Any] = asyncio.create_task(box.room(3))
+    waiting: asyncio.Task[Any] = asyncio.create_task(box.room(3, 100))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     pouring = asyncio.create_task(box.pour(wire.write, 5, _never))

@@ -21,7 +21,9 @@ lives from its `open` to its `ended`, and in between its requests are answered o
     stream. Within a sequence the next request follows the answer to the last; only `close`
     may come at any time, and gives up what is being computed.
   - Every sequence has one `ended`, its last answer: the answer to `close`, or why the
-    service ended it. The other sequences of the stream go on.
+    service ended it, asked or unasked. The other sequences of the stream go on. A request
+    that comes behind the end is answered by another `ended`: OK to `close`, which may have
+    crossed the first, else FAILED_PRECONDITION.
   - A sequence without a request for the service's idle limit is ended with ABORTED.
   - The status of the stream concerns all of it: the service is loading or has stopped, a
     message could not be read, the caller does not read its answers. All sequences of a

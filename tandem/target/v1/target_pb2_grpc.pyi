@@ -123,8 +123,9 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     one forward pass over the last token and the draft, runs the verifier, and
     moves the sequence on by accepted + 1 tokens: one reply commits one round.
     `close` frees all, and so does the end of the stream.
-    Idempotency: none; a sequence that ended is opened anew with the tokens so far and
-    the next unused round number, so that no random number is used twice.
+    Idempotency: `open` alone, as long as nothing of its answer was emitted: it may be sent
+    again, also to another target. A sequence that ended later is opened anew with the tokens
+    so far and the next unused round number, so that no random number is used twice.
     Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
     Errors, of a sequence (in its `ended`) or of the stream:
@@ -188,8 +189,9 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         one forward pass over the last token and the draft, runs the verifier, and
         moves the sequence on by accepted + 1 tokens: one reply commits one round.
         `close` frees all, and so does the end of the stream.
-        Idempotency: none; a sequence that ended is opened anew with the tokens so far and
-        the next unused round number, so that no random number is used twice.
+        Idempotency: `open` alone, as long as nothing of its answer was emitted: it may be sent
+        again, also to another target. A sequence that ended later is opened anew with the tokens
+        so far and the next unused round number, so that no random number is used twice.
         Deadline: none is needed on a stream; whoever waits no longer sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
