@@ -67,16 +67,20 @@ class DrafterServicer(
             )
 
 
-def make_service(settings: DrafterSettings) -> Service:
-    """The drafter as `tandem.rpc.server` runs it."""
-    servicer = DrafterServicer(settings)
+def service_of(servicer: DrafterServicer) -> Service:
+    """A servicer as `tandem.rpc.server` runs it."""
     return Service(
         "tandem.drafter.v1.DrafterService",
         lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),
         ("Draft",),
-        settings.max_message_mib * MIB,
+        servicer.settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,
         servicer.lost.wait,
         servicer.drain,
     )
+
+
+def make_service(settings: DrafterSettings) -> Service:
+    """The drafter as `tandem.rpc.server` runs it."""
+    return service_of(DrafterServicer(settings))

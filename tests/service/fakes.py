@@ -37,8 +37,21 @@ class Ended(Exception):
 class FakeContext:
     """What interferes with a fake can do to a sequence and its stream."""
 
-    def __init__(self, over: asyncio.Future[None]) -> None:
+    def __init__(
+        self, over: asyncio.Future[None], end: Callable[[grpc.StatusCode, str], Awaitable[None]]
+    ) -> None:
         self._over = over
+        self._end = end
+        self._ending: asyncio.Task[None] | None = None
+
+    def end_later(self, code: grpc.StatusCode, sentence: str) -> None:
+        """End the sequence soon behind the answer to its request."""
+
+        async def end() -> None:
+            await asyncio.sleep(0.03)
+            await self._end(code, sentence)
+
+        self._ending = asyncio.ensure_future(end())
 
     def end_stream(self, code: grpc.StatusCode, sentence: str) -> None:
         """End the stream, with all its sequences."""
@@ -138,19 +151,26 @@ class Fake:
         over: asyncio.Future[None],
     ) -> None:
         tokens: list[int] = []
+        last = -1
         self.opened += 1
+
+        async def end(code: grpc.StatusCode, sentence: str) -> None:
+            ended = common_pb2.SequenceEnd(code=code.value[0], sentence=sentence)
+            await self._say(context, number, ended=ended)
+
         try:
             while True:
                 request = await inbox.get()
-                await self.interfere(self.round_of(request), FakeContext(over))
+                round_ = self.round_of(request)
+                assert round_ is None or round_ > last, "a round that was used already"
+                last = request.open.first_round if round_ is None else round_
+                await self.interfere(round_, FakeContext(over, end))
                 reply = self.answer_to(request, tokens)
                 self.alter(reply)
                 reply.sequence = number
                 await self._write(context, reply)
-        except Ended as end:
-            code, sentence = end.args
-            ended = common_pb2.SequenceEnd(code=code.value[0], sentence=sentence)
-            await self._say(context, number, ended=ended)
+        except Ended as failure:
+            await end(*failure.args)
         finally:
             self.ended += 1
 

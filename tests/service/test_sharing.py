@@ -8,7 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.errors import Exhausted
 from tandem.rpc import link
+from tandem.rpc.call import SequenceCall
+from tandem.target.v1 import target_pb2
 from tests.service.fakes import FakeContext, FakeDrafter, FakeTarget, orchestrate, request
 
 Code = grpc.StatusCode
@@ -107,3 +110,120 @@ async def test_a_fresh_stream_is_tried_once() -> None:
             await stub.Complete(request())
     assert refused.value.code() == Code.UNAVAILABLE
     assert target.opened == 1
+
+
+async def test_an_end_that_comes_unasked_is_heard() -> None:
+    """A service may end a sequence as idle while its text waits for something else."""
+    drafter, targets = FakeDrafter(), (FakeTarget(), FakeTarget())
+
+    async def end_behind(at: int | None, context: FakeContext) -> None:
+        if at == 1 and sum(target.opened for target in targets) == 1:
+            context.end_later(Code.ABORTED, "no request for 0.3 s")
+
+    for target in targets:
+        target.interfere = end_behind
+
+    async def pause(at: int | None, context: FakeContext) -> None:
+        if at == 2:
+            await asyncio.sleep(0.1)
+
+    drafter.interfere = pause
+    async with orchestrate(drafter, *targets) as stub:
+        reply = await stub.Complete(request())
+        assert list(reply.token_ids) == targets[0].text(20)
+    assert sorted(target.opened for target in targets) == [1, 1]
+
+
+async def test_a_stream_that_does_not_answer_attracts_no_more_texts() -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+    silent = asyncio.Event()
+
+    async def ignore(at: int | None, context: FakeContext) -> None:
+        if target.streams == 1 and at == 1:
+            silent.set()
+            await asyncio.sleep(60)
+
+    target.interfere = ignore
+    async with orchestrate(drafter, target, verify_seconds=0.3) as stub:
+        first = asyncio.ensure_future(stub.Complete(request()))
+        await silent.wait()
+        second = asyncio.ensure_future(stub.Complete(request()))
+        for text in (first, second):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await text
+        for _ in range(3):
+            assert list((await stub.Complete(request())).token_ids) == target.text(20)
+    assert target.streams > 1
+
+
+class SilentCall:
+    """A stream whose writes are held back, and that answers nothing."""
+
+    def __init__(self) -> None:
+        self.free = asyncio.Event()
+        self.written: list[target_pb2.SequenceRequest] = []
+
+    async def write(self, message: bytes) -> None:
+        await self.free.wait()
+        self.written += target_pb2.VerifyRequest.FromString(message).requests
+
+    async def read(self) -> Any:
+        await asyncio.sleep(60)
+
+    async def done_writing(self) -> None:
+        """Fine."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Never done."""
+
+    def cancel(self) -> None:
+        """Nothing to end."""
+
+
+def openings(peer: link.Link[Any], max_bytes: int) -> SequenceCall[Any, Any]:
+    close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
+    return SequenceCall(peer, target_pb2.VerifyRequest, close, None, max_bytes)
+
+
+async def test_what_was_given_up_before_it_was_sent_is_not_sent() -> None:
+    call: Any = SilentCall()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    staying, *leaving = [openings(peer, 1 << 20) for _ in range(5)]
+    tasks = []
+    for one in (staying, *leaving):
+        opening = target_pb2.SequenceRequest(open=target_pb2.OpenSequence(token_ids=[1]))
+        tasks.append(asyncio.create_task(one.open(opening, "opened", 60)))
+        await asyncio.sleep(0.01)  # the first is being written, the others wait
+    for one, task in zip(leaving, tasks[1:], strict=True):
+        task.cancel()
+        one.cancel()
+    call.free.set()
+    await asyncio.sleep(0.01)
+    assert [(r.sequence, r.WhichOneof("step")) for r in call.written] == [(1, "open")]
+    tasks[0].cancel()
+    staying.cancel()
+    await asyncio.sleep(0.01)
+    assert [r.WhichOneof("step") for r in call.written] == ["open", "close"]
+
+
+async def test_a_request_larger_than_the_peer_takes_fails_alone() -> None:
+    """The peer would end the whole stream for it."""
+    call: Any = SilentCall()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    opening = target_pb2.SequenceRequest(open=target_pb2.OpenSequence(token_ids=[1] * 5000))
+    with pytest.raises(Exhausted, match="more than the target takes"):
+        await openings(peer, 4096).open(opening, "opened", 60)
+    assert not call.written
+
+
+async def test_a_name_is_spread_over_streams_and_an_address_is_not() -> None:
+    """Behind a name each stream may lead to another replica."""
+    for address, expected in (("a:1", [1, 1, 1, 1, 1, 1]), ("dns:///a:1", [1, 2, 3, 4, 1, 2])):
+        call: Any = SilentCall()
+        peer: link.Link[Any] = link.Link("target", address, lambda call=call: call)  # type: ignore[misc]
+        joined = []
+        for _ in range(6):
+            stream = peer.join()
+            stream.enter()
+            joined.append(stream.number)
+        assert joined == expected

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from drafter_svc.servicer import make_service as make_drafter
+from drafter_svc.settings import DrafterSettings
+from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.peers import Prompt
 from tandem.common.v1 import common_pb2
+from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
+from target_svc.servicer import make_service as make_target
+from target_svc.settings import TargetSettings
+from tests.service.conftest import address_of, start
 from tests.service.fakes import FakeContext, FakeDrafter, FakeTarget, orchestrate, request
 
 GREEDY_BLOCK = {"verifier": "greedy_block", "gamma": 4}
-CARRY = common_pb2.VerifierCarry(
-    levels=[common_pb2.VerifierCarry.Level(log_ratio=0.5, count=2)],
-)
+
+
+def carry_of(round_: int) -> common_pb2.VerifierCarry:
+    """One that tells of which round it is."""
+    level = common_pb2.VerifierCarry.Level(log_ratio=round_ / 8, count=2)
+    return common_pb2.VerifierCarry(levels=[level])
 
 
 class Pair:
@@ -71,9 +84,8 @@ async def test_the_carry_is_handed_on_and_the_draft_with_it() -> None:
     pair, drafter = Pair(3), FakeDrafter()
 
     def owe(reply: Any) -> None:
-        kind = reply.WhichOneof("result")
-        if kind in ("opened", "verdict"):
-            getattr(reply, kind).carry.CopyFrom(CARRY)
+        if reply.HasField("verdict"):
+            reply.verdict.carry.CopyFrom(carry_of(reply.verdict.round))
 
     for target in pair.targets:
         target.alter = owe
@@ -82,7 +94,7 @@ async def test_the_carry_is_handed_on_and_the_draft_with_it() -> None:
     assert list(reply.token_ids) == pair.targets[0].text(20)
     first, last = pair.openings
     assert not first.HasField("carry")
-    assert last.carry == CARRY
+    assert last.carry == carry_of(2)
     assert last.gamma == 4
     assert list(reply.summary.gammas)[3] == 4
 
@@ -144,3 +156,114 @@ async def test_a_hung_target_is_replaced() -> None:
     async with orchestrate(FakeDrafter(), *pair.targets, verify_seconds=0.3) as stub:
         reply = await stub.Complete(request(), timeout=10)
     assert list(reply.token_ids) == pair.targets[0].text(20)
+
+
+async def test_a_successor_that_is_full_is_passed_over() -> None:
+    """When a target dies, its texts come to the others all at once."""
+    targets = FakeTarget(), FakeTarget(), FakeTarget()
+    lost: list[FakeTarget] = []
+
+    def losing(target: FakeTarget) -> Any:
+        async def interfere(round_: int | None, context: FakeContext) -> None:
+            if round_ == 2 and not lost:
+                lost.append(target)
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            if round_ is None and len(lost) == 1:
+                lost.append(target)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all places are taken")
+
+        return interfere
+
+    for target in targets:
+        target.interfere = losing(target)
+    async with orchestrate(FakeDrafter(), *targets) as stub:
+        reply = await stub.Complete(request())
+    assert list(reply.token_ids) == targets[0].text(20)
+    assert sorted(target.opened for target in targets) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("owes", [True, False])
+async def test_a_successor_that_does_not_heed_the_carry_is_not_believed(owes: bool) -> None:
+    """A token drawn where the rule owes the law something would bias the text."""
+    pair = Pair(3)
+
+    def alter(reply: Any) -> None:
+        if reply.HasField("verdict") and owes:
+            reply.verdict.carry.CopyFrom(carry_of(reply.verdict.round))
+        if reply.HasField("opened") and any(target.openings for target in pair.targets[1:]):
+            if owes:
+                reply.opened.token_id = 3
+            else:
+                reply.opened.ClearField("token_id")
+
+    for target in pair.targets:
+        target.alter = alter
+    async with orchestrate(FakeDrafter(), *pair.targets) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stub.Complete(request(speculation=GREEDY_BLOCK))
+    assert failed.value.code() == grpc.StatusCode.INTERNAL
+    assert f"opened.token_id must be {'unset' if owes else 'set'}" in str(failed.value.details())
+
+
+class Waits:
+    """Long enough for models."""
+
+    open_seconds = draft_seconds = verify_seconds = 30.0
+
+
+async def test_a_real_successor_decides_as_the_lost_target_would(
+    random_pair: tuple[Path, Path],
+) -> None:
+    """At each carry of some texts: the same verdict on the same draft, in the same round."""
+    settings = TargetSettings(model=str(random_pair[1]), max_gamma=8)
+    carries = 0
+    async with AsyncExitStack() as stack:
+        served = [await start(stack, make_target(settings)) for _ in range(2)]
+        served.append(await start(stack, make_drafter(DrafterSettings(model=str(random_pair[0])))))
+        for server in served:
+            await server.ready()
+        first, second = (TargetClient(address_of(server)) for server in served[:2])
+        drafters = DrafterClient(address_of(served[2]))
+        for client in (first, second, drafters):
+            stack.push_async_callback(client.close)
+        limit = 4 << 20
+        for seed in range(8):
+            tokens, most, round_ = [1, 2], 30, 0
+
+            def prompt(at: int, seed: int = seed, tokens: list[int] = tokens) -> Prompt:
+                left = 30 - (len(tokens) - 2)
+                return Prompt("r", list(tokens), Sampling(seed=seed), at, left, 5)
+
+            target = first.sequence(None, Waits, str, limit)
+            drafter = drafters.sequence(None, Waits, str, limit, limit)
+            await drafter.open(prompt(0))
+            decided = await target.open(prompt(0), "greedy_block", 4, None)
+            assert decided is not None
+            news = [decided.next_token]
+            tokens += news
+            while (left := most - (len(tokens) - 2)) > 0:
+                drafted = await drafter.draft(
+                    round_ + 1, len(tokens) - len(news), news, min(4, left), True
+                )
+                carry, other = decided.carry, None
+                if carry is not None:
+                    carries += 1
+                    successor = second.sequence(None, Waits, str, limit)
+                    assert (
+                        await successor.open(prompt(round_ + 2), "greedy_block", 4, carry) is None
+                    )
+                    other = await successor.verify(round_ + 3, len(tokens), drafted)
+                    successor.cancel()
+                round_ += 3
+                decided = await target.verify(round_, len(tokens), drafted)
+                if other is not None:
+                    assert (other.num_accepted, other.next_token, other.carry) == (
+                        decided.num_accepted,
+                        decided.next_token,
+                        decided.carry,
+                    )
+                news = [*drafted.token_ids[: decided.num_accepted], decided.next_token]
+                tokens += news
+            target.cancel()
+            drafter.cancel()
+    assert carries > 30
