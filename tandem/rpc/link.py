@@ -13,7 +13,7 @@ from tandem.rpc.outbox import Outbox
 from tandem.rpc.status import from_peer
 
 # That share a stream; what a message costs is shared well enough by so many.
-SEQUENCES_A_STREAM = 16
+SEQUENCES_A_STREAM = 64
 # Streams to a name that may stand for several replicas, before any is shared: each new one goes
 # to the next replica.
 _STREAMS_A_NAME = 4
