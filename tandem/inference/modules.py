@@ -79,13 +79,13 @@ class ModulePass(nn.Module):
             [1, T, Hq, Dv], and no attention weights.
         """
         if not self._checked:
-            _refuse_what_is_unknown(module, sliding_window, kwargs)
+            refuse_what_is_unknown(module, sliding_window, kwargs)
         assert self._batch is not None
         seen = attend(self._batch, query[0], key, value, scaling, sliding_window, softcap)
         return seen[None], None
 
 
-def _refuse_what_is_unknown(
+def refuse_what_is_unknown(
     module: nn.Module, sliding_window: int | None, kwargs: dict[str, Any]
 ) -> None:
     """A model may ask for more than this attention does: sinks, biases, masks of its own."""
