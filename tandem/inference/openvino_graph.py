@@ -38,7 +38,7 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
 
     Args:
         structure: as `trace` makes it; used up.
-        weights: by name, float32 or bfloat16; shared with the graph, not copied.
+        weights: by name, float32 or bfloat16; copied.
         cache_type: of keys and values.
 
     Returns:
@@ -66,6 +66,11 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     return ov.Model(structure.get_results(), used, "tandem")
 
 
+def precision_of(dtype: torch.dtype) -> ov.Type:
+    """OpenVINO's name of float32 or bfloat16."""
+    return _TYPES[dtype]
+
+
 def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
     """Replace an input by the checkpoint's weight of its name, computed on in float32."""
     weight = weights.get(port.any_name)
@@ -74,7 +79,8 @@ def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
     weight = weight.contiguous()
     raw = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
     tensor = ov.Tensor(raw.numpy(), list(weight.shape), _TYPES[weight.dtype])
-    constant: Any = op.Constant(tensor, shared_memory=True)
+    # Copied: what the compiled model goes on reading must not be freed with the model.
+    constant: Any = op.Constant(tensor, shared_memory=False)
     if weight.dtype != torch.float32:
         constant = ops.convert(constant, "f32")
     for target in port.get_target_inputs():

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from tandem.inference.batch import PackedBatch
 from tandem.inference.extents import Extents
-from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK
+from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino_trace import INPUTS
-
-_PRECISIONS = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
 
 
 class BlockPool(Extents):
@@ -64,7 +62,7 @@ class OpenVinoPass:
     """
 
     def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int) -> None:
-        precision = _PRECISIONS[dtype].to_string()
+        precision = precision_of(dtype).to_string()
         self._compiled = ov.Core().compile_model(
             graph,
             "CPU",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import threading
 import warnings
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -32,6 +34,8 @@ from tandem.inference.modules import refuse_what_is_unknown
 MARK = "tandem_attention"
 INPUTS = ("token_ids", "positions", "rows")
 _ATTENTION = "tandem_traced"
+# What a model calls is registered by that name, and torch traces one thing at a time.
+_TRACING = threading.Lock()
 # Two rows of three tokens: sizes that differ, so that no dimension is taken for another one.
 _EXAMPLE = (torch.tensor([1, 2, 0]), torch.tensor([0, 1, 2]), torch.tensor([1, 2]))
 
@@ -189,14 +193,16 @@ def trace(model: PreTrainedModel) -> ov.Model:
         Exception: whatever a model, torch or OpenVINO raises that cannot do it.
     """
     weights = weights_of(model)
-    with warnings.catch_warnings():
+    with _TRACING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of what transformers itself calls
-        warnings.simplefilter("error", torch.jit.TracerWarning)  # the pass depends on its data
+        warnings.simplefilter("error", TracerWarning)  # the pass depends on its data
         traced = _Traced(_structure(model))
         dummies = [torch.zeros(weight.shape) for weight in weights.values()]
         inputs = (*_EXAMPLE, *dummies)
         traced.look(*inputs)
-        script = torch.jit.trace(lambda *tensors: traced(*tensors), inputs, check_trace=False)
+        script = torch.jit.trace(  # type: ignore[no-untyped-call]
+            lambda *tensors: traced(*tensors), inputs, check_trace=False
+        )
     return _converted(script, inputs, list(weights), traced.layers)
 
 
@@ -212,9 +218,7 @@ def _converted(
     frontend.add_extension(ConversionExtension("tandem::attention", mark))
     decoder = TorchScriptPythonDecoder(script, example_input=inputs, shared_memory=True)
     loaded = frontend.load(decoder)
-    for place, name, example in zip(
-        loaded.get_inputs(), (*INPUTS, *names), inputs, strict=True
-    ):
+    for place, name, example in zip(loaded.get_inputs(), (*INPUTS, *names), inputs, strict=True):
         free = name in INPUTS
         loaded.set_partial_shape(place, ov.PartialShape([-1] if free else list(example.shape)))
     graph = frontend.convert(loaded)
