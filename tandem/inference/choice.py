@@ -30,6 +30,8 @@ _LONGER = 6
 # Sequences and rows of each that are timed: draft steps and verifications, alone and together.
 _SHAPES = ((1, 1), (1, 5), (1, 17), (4, 1), (4, 5))
 _CONTEXT = 64
+# Times as large as what a pool is to hold: extents are whole blocks.
+_SPARE = 3
 _MOST_ROWS = 17
 _MIN_REPEATS, _MAX_REPEATS = 3, 21
 _MEASURING_SECONDS = 0.6
@@ -85,7 +87,7 @@ def _by_torch(model: PreTrainedModel, expected: Tensor) -> Backend:
 def _by_openvino(model: PreTrainedModel, text: Sequence[int], expected: Tensor) -> Backend | None:
     """OpenVINO's back end; None, and one warning, where there is none for this model."""
     try:
-        backend = _converted(model, 2 * len(text))
+        backend = _converted(model, 2 * _SPARE * len(text))
         compare(model, expected, probe(backend, text))
     except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -140,8 +142,7 @@ def _gain(kept: Backend, torch_backend: Backend) -> float:
 def _begun(backend: Backend) -> list[Any]:
     """Sequences with some context each, in a pool of their own."""
     count, capacity = max(texts for texts, _ in _SHAPES), _CONTEXT + _MOST_ROWS
-    # Whole blocks, whatever they are.
-    backend.pool = backend.pool.resized(count * 2 * capacity)
+    backend.pool = backend.pool.resized(_SPARE * count * capacity)
     caches = [backend.pool.reserve(capacity) for _ in range(count)]
     for cache in caches:
         backend.forward([Feed(cache, _tokens(_CONTEXT), 0)])

@@ -16,6 +16,8 @@ from tandem.inference.extents import Extents
 from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino_trace import INPUTS
 
+_Array = np.ndarray[Any, Any]
+
 
 class BlockPool(Extents):
     """Keys and values [blocks, heads, 32, head_dim] of every layer, allocated once.
@@ -77,10 +79,14 @@ class OpenVinoPass:
             },
         )
         self._request = self._compiled.create_infer_request()
-        ports = {port.any_name: index for index, port in enumerate(self._compiled.inputs)}
-        self._inputs = [ports[name] for name in (*INPUTS, *BATCH_INPUTS.values())]
-        self._caches = [i for name, i in ports.items() if "_cache." in name]
-        self._vocab_size = self._compiled.outputs[0].partial_shape[1].get_length()
+        self._ports = {port.any_name: i for i, port in enumerate(self._compiled.inputs)}
+        self._caches = [i for name, i in self._ports.items() if "_cache." in name]
+        # What the inputs read, kept alive here: a tensor of OpenVINO may not do so.
+        self._held: dict[str, _Array] = {}
+        for name in (*INPUTS, *BATCH_INPUTS.values()):
+            scalar = name == "max_context_len"
+            kind = np.int64 if name in INPUTS else np.int32
+            self._hold(name, np.zeros(int(scalar), kind), scalar)
         self._pool: BlockPool | None = None
 
     def pool(self, positions: int) -> BlockPool:
@@ -94,27 +100,42 @@ class OpenVinoPass:
             for index, tensor in zip(self._caches, pool.tensors, strict=True):
                 self._request.set_input_tensor(index, tensor)
             self._pool = pool
-        token_ids = batch.token_ids[0].numpy()
-        rows = np.arange(len(token_ids)) if batch.rows is None else batch.rows.numpy()
-        values = (token_ids, batch.positions[0].numpy(), rows, *_places(batch))
-        for index, value in zip(self._inputs, values, strict=True):
-            self._request.set_input_tensor(index, ov.Tensor(value, shared_memory=True))
-        logits = torch.empty(len(rows), self._vocab_size)
-        self._request.set_output_tensor(0, ov.Tensor(logits.numpy(), shared_memory=True))
-        self._request.infer()
-        return logits
+        for name, value in _values(batch).items():
+            self._hand_in(name, value)
+        self._request.infer(share_outputs=True)
+        # Copied: the next pass writes there. To hand in memory of our own takes longer.
+        return torch.from_numpy(self._request.get_output_tensor(0).data.copy())
+
+    def _hand_in(self, name: str, value: Sequence[int] | _Array) -> None:
+        """Set an input: in place where its size is the last one, for that is what costs."""
+        held = self._held[name]
+        if len(held) == len(value):
+            held[:] = value
+        else:
+            self._hold(name, np.array(value, held.dtype))
+
+    def _hold(self, name: str, value: _Array, scalar: bool = False) -> None:
+        self._held[name] = value
+        tensor = ov.Tensor(value.reshape(()) if scalar else value, shared_memory=True)
+        self._request.set_input_tensor(self._ports[name], tensor)
 
 
-def _places(batch: PackedBatch) -> tuple[np.ndarray[Any, Any], ...]:
-    """Where each sequence begins in the batch, and lies in the pool: `BATCH_INPUTS`, int32."""
+def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
+    """Every input but the pool: tokens, and where each sequence begins and lies."""
     segments = batch.segments
-    past = [segment.length - segment.count for segment in segments]
-    begins = [*(segment.first for segment in segments), segments[-1].first + segments[-1].count]
     counts = [-(-segment.length // BLOCK) for segment in segments]
     blocks: list[int] = []
     for segment, count in zip(segments, counts, strict=True):
         first = segment.start // BLOCK
         blocks.extend(range(first, first + count))
-    lists = (past, begins, blocks, [0, *accumulate(counts)])
-    longest = np.array(max(segment.length for segment in segments), np.int32)
-    return (*(np.array(numbers, np.int32) for numbers in lists), longest)
+    total = segments[-1].first + segments[-1].count
+    return {
+        "token_ids": batch.token_ids[0].numpy(),
+        "positions": batch.positions[0].numpy(),
+        "rows": range(total) if batch.rows is None else batch.rows.numpy(),
+        "past_lens": [segment.length - segment.count for segment in segments],
+        "subsequence_begins": [*(segment.first for segment in segments), total],
+        "block_indices": blocks,
+        "block_indices_begins": [0, *accumulate(counts)],
+        "max_context_len": [max(segment.length for segment in segments)],
+    }

@@ -37,6 +37,7 @@ def load_decoder(settings: ModelSettings) -> Decoder:
         settings.cache_tokens,
         at_most=settings.max_sequences * settings.max_length,
         threads=settings.threads,
+        engine=settings.engine,
     )
     positions, longest = decoder.pool.positions, max_length(decoder, settings)
     if positions < longest:
