@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -99,6 +100,11 @@ def _by_openvino(model: PreTrainedModel, text: Sequence[int], expected: Tensor) 
 def _converted(model: PreTrainedModel, positions: int) -> Backend:
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"OpenVINO's pass in {model.dtype}")
+    threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    if model.dtype == torch.bfloat16 and threads == 1:
+        # On a CPU with AMX its fused MLP splits the work of half as many threads: the process
+        # would end with a division by zero.
+        raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
     # Here, since OpenVINO need not be installed and takes half a second to import.
     from tandem.inference.openvino_graph import complete, precision_of
     from tandem.inference.openvino_pass import OpenVinoPass
@@ -106,7 +112,7 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     from tandem.inference.openvino_trace import trace, weights_of
 
     graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
-    compute = OpenVinoPass(graph, model.dtype, torch.get_num_threads())
+    compute = OpenVinoPass(graph, model.dtype, threads)
     return Backend("openvino", compute, compute.pool(positions), model.device)
 
 

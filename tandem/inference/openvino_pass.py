@@ -74,6 +74,7 @@ class OpenVinoPass:
                 "KV_CACHE_PRECISION": precision,  # 8 bits by default
                 "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
                 "INFERENCE_NUM_THREADS": threads,
+                "ENABLE_HYPER_THREADING": True,  # else it may take fewer than it is told to
                 # A drafter and a target on one machine would be tied to the same cores.
                 "ENABLE_CPU_PINNING": False,
             },

@@ -67,10 +67,13 @@ def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) 
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt_neox"])
-def test_bfloat16_rounds_no_more_than_the_modules(model_type: str) -> None:
+def test_bfloat16_rounds_no_more_than_the_modules(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = next(row for row in SUPPORTED if row.model_type == model_type)
     texts = random_texts()
     exact = plain_logits(build(row), texts)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     half = build(row).to(torch.bfloat16)
     of_modules = (torch.cat(plain_logits(half, texts)).float() - torch.cat(exact)).abs().mean()
     decoder = Decoder(half, row.name, cache_tokens=1024, engine="openvino")
@@ -215,11 +218,15 @@ def test_whatever_fails_is_one_warning_and_the_torch_pass(
     assert "\n" not in warning
 
 
-def test_half_precision_of_another_kind_is_left_to_torch() -> None:
-    model = random_llama(1).to(torch.float16)
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [(torch.float16, "in torch.float16"), (torch.bfloat16, "in bfloat16 by one thread")],
+)
+def test_what_would_crash_is_left_to_torch(dtype: torch.dtype, reason: str) -> None:
+    """The tests run in one thread."""
     with capture_logs() as logs:
-        assert Decoder(model, "half", engine="auto").engine == "torch"
-    assert "float16" in warnings_of(logs)[0]
+        assert Decoder(random_llama(1).to(dtype), "half", engine="auto").engine == "torch"
+    assert warnings_of(logs) == [f"Unsupported: OpenVINO's pass {reason}"]
 
 
 def test_on_another_device_it_is_refused() -> None:
