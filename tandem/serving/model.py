@@ -45,6 +45,7 @@ def load_decoder(settings: ModelSettings) -> Decoder:
             f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
+    _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)
     _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
     return decoder
 
