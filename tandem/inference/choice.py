@@ -34,7 +34,7 @@ _CONTEXT = 64
 # Times as large as what a pool is to hold: extents are whole blocks.
 _SPARE = 3
 _MOST_ROWS = 17
-_MIN_REPEATS, _MAX_REPEATS = 3, 21
+_WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
 
 
@@ -117,24 +117,13 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
 
 
 def _gain(kept: Backend, torch_backend: Backend) -> float:
-    """Time of torch's passes over that of the others, all shapes alike; taken by turns."""
+    """Time of torch's passes over that of OpenVINO's, all shapes alike; taken by turns."""
     backends = (torch_backend, kept)
     pools = [backend.pool for backend in backends]
     try:
         texts = [_begun(backend) for backend in backends]
-        times: dict[tuple[int, int], tuple[list[float], list[float]]] = {
-            shape: ([], []) for shape in _SHAPES
-        }
-        started = time.perf_counter()
-        for repeat in range(1 + _MAX_REPEATS):
-            for shape, spent in times.items():
-                for backend, caches, each in zip(backends, texts, spent, strict=True):
-                    each.append(_timed(backend, caches[: shape[0]], shape[1]))
-            if repeat >= _MIN_REPEATS and time.perf_counter() - started > _MEASURING_SECONDS:
-                break
         gains = {
-            f"{texts_}x{rows}": median(ours[1:]) / median(theirs[1:])  # the first one warms up
-            for (texts_, rows), (ours, theirs) in times.items()
+            f"{count}x{rows}": _gain_at(backends, texts, count, rows) for count, rows in _SHAPES
         }
     finally:
         for backend, pool in zip(backends, pools, strict=True):
@@ -143,6 +132,23 @@ def _gain(kept: Backend, torch_backend: Backend) -> float:
     rounded = {shape: round(value, 2) for shape, value in gains.items()}
     _log.info("engine", openvino_is_faster_by=rounded, chosen="openvino" if gain > 1 else "torch")
     return gain
+
+
+def _gain_at(
+    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], count: int, rows: int
+) -> float:
+    """The same for passes of `rows` rows of `count` texts, one after the other as in a draft:
+    a pass of another size than the last one takes OpenVINO longer."""
+    spent: tuple[list[float], ...] = tuple([] for _ in backends)
+    started = time.perf_counter()
+    for repeat in range(_WARM_UP + _MAX_REPEATS):
+        for backend, caches, times in zip(backends, texts, spent, strict=True):
+            times.append(_timed(backend, caches[:count], rows))
+        enough = repeat >= _WARM_UP + _MIN_REPEATS - 1
+        if enough and time.perf_counter() - started > _MEASURING_SECONDS / len(_SHAPES):
+            break
+    ours, theirs = (median(times[_WARM_UP:]) for times in spent)
+    return ours / theirs
 
 
 def _begun(backend: Backend) -> list[Any]:
