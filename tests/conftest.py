@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ from tests.tiny import save_random_llama
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
 torch.set_num_threads(1)
+# Services of tests start by the hundred: they compute by torch unless a test is about what does.
+for _service in ("DRAFTER", "TARGET"):
+    os.environ.setdefault(f"TANDEM_{_service}_ENGINE", "torch")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What services keep for their next start is not kept beyond the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

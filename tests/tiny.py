@@ -18,6 +18,7 @@ from tandem.engine.asks import Decision, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
+from tandem.inference.choice import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
@@ -96,9 +97,11 @@ def make_target(
     cache_tokens: int = 4096,
     places: AdmissionLimits = _PLACES,
     budget: BatchLimits = _BUDGET,
+    engine: EngineName = "torch",
 ) -> TargetEngine:
     """A target's engine over a model, not started."""
-    return TargetEngine(Decoder(model, "target", cache_tokens=cache_tokens), places, budget)
+    decoder = Decoder(model, "target", cache_tokens=cache_tokens, engine=engine)
+    return TargetEngine(decoder, places, budget)
 
 
 def make_drafter(
@@ -107,9 +110,11 @@ def make_drafter(
     cache_tokens: int = 4096,
     places: AdmissionLimits = _PLACES,
     budget: BatchLimits = _BUDGET,
+    engine: EngineName = "torch",
 ) -> DrafterEngine:
     """A drafter's engine over a model, not started."""
-    return DrafterEngine(Decoder(model, "drafter", cache_tokens=cache_tokens), places, budget)
+    decoder = Decoder(model, "drafter", cache_tokens=cache_tokens, engine=engine)
+    return DrafterEngine(decoder, places, budget)
 
 
 @asynccontextmanager

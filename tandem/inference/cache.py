@@ -6,36 +6,18 @@ and a rejected draft is undone by moving a length.
 
 from __future__ import annotations
 
-import bisect
-import threading
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from tandem.inference.extents import Extents, SequenceCache
 
-@dataclass(eq=False, slots=True)
-class SequenceCache:
-    """One sequence's extent of the pool.
-
-    Attributes:
-        start: first position in the pool.
-        capacity: positions reserved.
-        length: positions in use.
-    """
-
-    start: int
-    capacity: int
-    length: int = 0
-
-    def rollback(self, length: int) -> None:
-        """Forget all positions at or beyond `length`."""
-        self.length = min(self.length, length)
+__all__ = ["KVPool", "SequenceCache"]
 
 
-class KVPool(Cache):  # type: ignore[misc]
+class KVPool(Extents, Cache):  # type: ignore[misc]
     """Keys and values [heads, positions, head_dim] of every layer, allocated once.
 
     Sliding-window layers keep all positions too: attention cuts the window, and a window
@@ -46,36 +28,12 @@ class KVPool(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, positions: int) -> None:
-        super().__init__(layers=[])
-        self.positions = positions
+        Extents.__init__(self, positions)
+        Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         # Where the batch in flight writes: [T] positions of the pool.
         self.places = torch.empty(0, dtype=torch.int64)
-        self._lock = threading.Lock()
-        self._free = [(0, positions)]  # (start, size), by start, never adjacent
-
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """An extent, the first that fits; None where no gap is large enough now."""
-        with self._lock:
-            for i, (start, size) in enumerate(self._free):
-                if size >= capacity:
-                    left = [(start + capacity, size - capacity)] if size > capacity else []
-                    self._free[i : i + 1] = left
-                    return SequenceCache(start, capacity)
-        return None
-
-    def release(self, cache: SequenceCache) -> None:
-        """Give an extent back; whoever held it must not feed it any more."""
-        with self._lock:
-            i = bisect.bisect(self._free, (cache.start, 0))
-            start, end = cache.start, cache.start + cache.capacity
-            first = last = i
-            if i > 0 and sum(self._free[i - 1]) == start:
-                first, start = i - 1, self._free[i - 1][0]
-            if i < len(self._free) and self._free[i][0] == end:
-                last, end = i + 1, end + self._free[i][1]
-            self._free[first:last] = [(start, end - start)]
 
     def resized(self, positions: int) -> KVPool:
         """An empty pool with the same layers, allocated at once: memory is short now or never."""
@@ -83,12 +41,6 @@ class KVPool(Cache):  # type: ignore[misc]
         for keys, values in zip(self.keys, self.values, strict=True):
             pool._allocate(keys, values)
         return pool
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        with self._lock:
-            return sum(size for _, size in self._free)
 
     @property
     def bytes_per_position(self) -> int:

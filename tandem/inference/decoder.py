@@ -15,27 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.batch import PackedBatch
-from tandem.inference.cache import KVPool, SequenceCache
-from tandem.inference.compatibility import (
-    cannot_serve,
-    check_support,
-    compare,
-    max_positions,
-    plain_logits,
-)
+from tandem.inference.choice import EngineName, choose_backend
+from tandem.inference.compatibility import check_support, max_positions
+from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
-from tandem.inference.layout import choose_layout
-from tandem.inference.llama import LlamaPass
 from tandem.inference.memory import cache_size
-from tandem.inference.modules import ModulePass
 from tandem.inference.threads import use_threads
 
 # transformers patches its own classes while it loads, which two threads must not do at once.
 _LOADING = threading.Lock()
-# Fed at start, plainly and batched: both must give the same logits.
-_PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
-_PROBE_TOKENS = 2 * len(_PROBE)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +34,7 @@ class Decoder:
         name: the checkpoint's name, for people.
         vocab_size: rows of the logits.
         max_length: the most positions that the model was made for.
-        pool: the KV cache of all sequences.
+        pool: the KV cache of all sequences, of the kind that the back end fills.
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
@@ -60,6 +48,7 @@ class Decoder:
         *,
         cache_tokens: int = 0,
         at_most: int = 4096,
+        engine: EngineName = "torch",
     ) -> None:
         self._model = model.eval()
         self.name = name
@@ -73,8 +62,7 @@ class Decoder:
         self.forward_passes = 0
         self.fed_tokens = 0
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
-        self.pool = KVPool(_PROBE_TOKENS)
-        self._start(cache_tokens, at_most)
+        self._start(cache_tokens, at_most, engine)
 
     @classmethod
     def load(
@@ -86,6 +74,7 @@ class Decoder:
         *,
         at_most: int = 4096,
         threads: int | None = None,
+        engine: EngineName = "torch",
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -97,6 +86,7 @@ class Decoder:
                 or what fits into half of the free memory.
             at_most: see there.
             threads: of this process, as the settings have them; None leaves them alone.
+            engine: what computes the pass; see `choose_backend`.
 
         Raises:
             StartupError: one sentence on what is missing, broken or too large.
@@ -124,49 +114,37 @@ class Decoder:
         if threads is not None:  # before the layout is chosen
             use_threads(threads, loaded.num_parameters())
         return cls(
-            loaded, Path(model).name, _tokenizer(model), cache_tokens=cache_tokens, at_most=at_most
+            loaded,
+            Path(model).name,
+            _tokenizer(model),
+            cache_tokens=cache_tokens,
+            at_most=at_most,
+            engine=engine,
         )
 
-    def _start(self, cache_tokens: int, at_most: int) -> None:
-        """Check that the model can be served, lay its weights out, and make the pool."""
+    def _start(self, cache_tokens: int, at_most: int, engine: EngineName) -> None:
+        """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(self._model)
         with torch.inference_mode():
+            self._backend = choose_backend(self._model, engine)
+            pool = self._backend.pool
+            positions = cache_size(self.device, pool.bytes_per_position, cache_tokens, at_most)
             try:
-                expected = plain_logits(self._model, _PROBE)
-                self._pass = _pass_of(self._model)
-                if self.device.type == "cpu":
-                    choose_layout(self._pass)
-                found = self._probe()
-            except StartupError:
-                raise
-            except Exception as error:  # a model's own code, whatever it raises
-                raise cannot_serve(self._model, error) from error
-            compare(self._model, expected, found)
-            positions = cache_size(self.device, self.pool.bytes_per_position, cache_tokens, at_most)
-            try:
-                self.pool = self.pool.resized(positions)
-            except RuntimeError as error:
+                self.pool = self._backend.pool = pool.resized(positions)
+            except (RuntimeError, MemoryError) as error:
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
                 ) from error
-        self.forward_passes = self.fed_tokens = 0
 
-    def _probe(self) -> Tensor:
-        """The probe's logits, fed in pieces beside another sequence and after a rollback."""
-        other, cache = self.reserve(len(_PROBE)), self.reserve(len(_PROBE))
-        assert other is not None
-        assert cache is not None
-        self.forward([Feed(other, _PROBE[:3], 0)])
-        head = self.forward([Feed(cache, _PROBE[:5], 5), Feed(other, _PROBE[3:5], 1)])[:5]
-        self.forward([Feed(cache, [1, 1, 1], 1)])
-        cache.rollback(5)
-        middle = self.forward([Feed(other, _PROBE[5:6], 0), Feed(cache, _PROBE[5:9], 4)])
-        alone = self.forward([Feed(cache, _PROBE[9:], len(_PROBE) - 9)])
-        return torch.cat((head, middle, alone))
+    @property
+    def engine(self) -> str:
+        """What computes the pass: "torch" or "openvino"."""
+        return self._backend.name
 
     def reserve(self, capacity: int) -> SequenceCache | None:
         """Room for a sequence of up to `capacity` positions; None where there is none now."""
-        return self.pool.reserve(capacity)
+        cache: SequenceCache | None = self.pool.reserve(capacity)
+        return cache
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back. It must not be in a batch any more."""
@@ -188,15 +166,11 @@ class Decoder:
             feeds: of different sequences, at least one; their caches grow.
 
         Returns:
-            [R, V] logits in the model's dtype: the rows asked for, feed by feed.
+            [R, V] logits in the back end's dtype: the rows asked for, feed by feed.
         """
-        batch = PackedBatch.of(feeds, self.device)
-        self.pool.places = batch.places
-        logits: Tensor = self._pass(batch, self.pool)
-        for feed in feeds:
-            feed.cache.length += len(feed.token_ids)
+        logits = self._backend.forward(feeds)
         self.forward_passes += 1
-        self.fed_tokens += batch.token_ids.shape[1]
+        self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return logits
 
     def tokenizer_json(self) -> bytes:
@@ -209,10 +183,6 @@ class Decoder:
         """The checkpoint's Jinja template; empty where it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
-
-
-def _pass_of(model: PreTrainedModel) -> LlamaPass | ModulePass:
-    return LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
 
 
 def _fingerprint(tokenizer: Any) -> str:

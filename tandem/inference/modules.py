@@ -41,6 +41,7 @@ class ModulePass(nn.Module):
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
         self._batch = batch
+        pool.places = batch.places
         logits: Tensor = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.positions,
@@ -79,13 +80,13 @@ class ModulePass(nn.Module):
             [1, T, Hq, Dv], and no attention weights.
         """
         if not self._checked:
-            _refuse_what_is_unknown(module, sliding_window, kwargs)
+            refuse_what_is_unknown(module, sliding_window, kwargs)
         assert self._batch is not None
         seen = attend(self._batch, query[0], key, value, scaling, sliding_window, softcap)
         return seen[None], None
 
 
-def _refuse_what_is_unknown(
+def refuse_what_is_unknown(
     module: nn.Module, sliding_window: int | None, kwargs: dict[str, Any]
 ) -> None:
     """A model may ask for more than this attention does: sinks, biases, masks of its own."""

@@ -37,6 +37,7 @@ def load_decoder(settings: ModelSettings) -> Decoder:
         settings.cache_tokens,
         at_most=settings.max_sequences * settings.max_length,
         threads=settings.threads,
+        engine=settings.engine,
     )
     positions, longest = decoder.pool.positions, max_length(decoder, settings)
     if positions < longest:
@@ -44,6 +45,7 @@ def load_decoder(settings: ModelSettings) -> Decoder:
             f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
+    _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)
     _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
     return decoder
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import grpc
+import pytest
 
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -19,12 +20,13 @@ from tests.processes import trio
 TEXTS = json.loads((Path(__file__).parent / "seeded_texts.json").read_text())
 
 
+@pytest.mark.parametrize("engine", ["torch", "openvino", "auto"])
 def test_texts_of_given_seeds_are_what_they_were(
-    embedded_pair: tuple[Path, Path], tmp_path: Path
+    engine: str, embedded_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    drafter, target = embedded_pair
+    drafter, target = ({"MODEL": str(model), "ENGINE": engine} for model in embedded_pair)
     with (
-        trio(tmp_path, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}) as services,
+        trio(tmp_path, drafter=drafter, target=target) as services,
         grpc.insecure_channel(services.orchestrator.address) as channel,
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import random
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -18,104 +16,34 @@ from tandem.errors import StartupError
 from tandem.inference import attention, llama
 from tandem.inference.batch import PackedBatch
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Feed
 from tandem.inference.llama import LlamaPass
 from tests.architectures import (
     DOCUMENT,
     REFUSED,
     SUPPORTED,
-    VOCAB_SIZE,
-    WINDOW,
     Architecture,
     Refused,
     build,
     document,
 )
 from tests.greedy import NEAR_TIE, Reference
+from tests.parity import (
+    TOLERANCE,
+    differences,
+    plain,
+    plain_logits,
+    ragged_logits,
+    random_texts,
+    worst_difference,
+)
 from tests.tiny import Text, make_drafter, make_target, running, speculate
 
-TOLERANCE = 1e-4
 NEW_TOKENS = 16
-# Shorter and longer than the window, and than a chunk of the prompt.
-LENGTHS = (3, WINDOW, 21, 40)
 
 ROPE = {"rope_theta": 10000.0, "factor": 2.0}
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
 Mutant = Callable[[pytest.MonkeyPatch], None]
-
-
-def random_texts() -> list[list[int]]:
-    rng = random.Random(1)
-    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
-
-
-def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with the attention that defines the architecture; others may leave out soft caps."""
-    model = copy.deepcopy(model)
-    model.set_attn_implementation("eager")
-    return model
-
-
-@torch.inference_mode()
-def plain_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """[n, V] of each text, fed alone, at once and without a cache."""
-    model = plain(model)
-    return [model(input_ids=torch.tensor([text]), use_cache=False).logits[0] for text in texts]
-
-
-@torch.inference_mode()
-def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict[int, Tensor]]:
-    """Rows of the same by position, from batches of some of the texts, some tokens of each,
-    some rows of them, and rejected drafts."""
-    rng = random.Random(2)
-    caches = [decoder.pool.reserve(len(text)) for text in texts]
-    rows: list[dict[int, Tensor]] = [{} for _ in texts]
-    while True:
-        unfinished = [
-            (text, cache, row)
-            for text, cache, row in zip(texts, caches, rows, strict=True)
-            if cache is not None and cache.length < len(text)
-        ]
-        if not unfinished:
-            return rows
-        feeds, kept = [], []
-        every_row = rng.random() < 0.5
-        for text, cache, row in rng.sample(unfinished, rng.randint(1, len(unfinished))):
-            count = rng.choice((1, 1, 2, 4, WINDOW + 3))
-            news = text[cache.length : cache.length + count]
-            # The tokens behind those that are kept are wrong, and rolled back.
-            keep = rng.choice((len(news), rng.randint(0, len(news))))
-            wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
-            wanted = len(news) if every_row else rng.randint(0, len(news))
-            feeds.append(Feed(cache, [*news[:keep], *wrong], wanted))
-            kept.append((row, cache.length + keep))
-        logits = iter(decoder.forward(feeds))
-        for feed, (row, length) in zip(feeds, kept, strict=True):
-            places = range(feed.cache.length - feed.rows, feed.cache.length)
-            found = zip(places, islice(logits, feed.rows), strict=True)
-            row.update({place: states for place, states in found if place < length})
-            feed.cache.rollback(length)
-
-
-def worst_difference(row: Architecture) -> float:
-    model, texts = build(row), random_texts()
-    expected = plain_logits(model, texts)
-    found = ragged_logits(Decoder(model, row.name, cache_tokens=256), texts)
-    assert torch.cat(expected).std() > 1, "too flat to show a difference"
-    return float(differences(expected, found).max())
-
-
-def differences(expected: Sequence[Tensor], found: Sequence[dict[int, Tensor]]) -> Tensor:
-    """[rows, V], absolute, of the rows that were asked for: more than half of all."""
-    assert sum(map(len, found)) > sum(map(len, expected)) / 2
-    return torch.stack(
-        [
-            (theirs[place] - ours).abs()
-            for theirs, rows in zip(expected, found, strict=True)
-            for place, ours in rows.items()
-        ]
-    )
 
 
 @every_architecture
@@ -209,7 +137,7 @@ def test_the_matrix_and_the_start_catch_mutants(
         mutant(patch)
         with pytest.raises(StartupError, match="differs from a plain pass"):
             Decoder(build(row), row.name)
-        patch.setattr("tandem.inference.decoder.compare", lambda *_: None)
+        patch.setattr("tandem.inference.choice.compare", lambda *_: None)
         assert worst_difference(row) > 100 * TOLERANCE
 
 

@@ -26,8 +26,11 @@ from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference import attention
+from tandem.inference.backend import Backend
 from tandem.inference.cache import KVPool
-from tandem.inference.decoder import Decoder, _pass_of
+from tandem.inference.decoder import Decoder
+from tandem.inference.llama import LlamaPass
+from tandem.inference.modules import ModulePass
 from tandem.speculation import distribution
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
@@ -73,10 +76,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     for module in (draws, decisions):
         monkeypatch.setattr(module, "to_host", host.take)
 
-    def start(self: Decoder, cache_tokens: int, at_most: int) -> None:
+    def start(self: Decoder, cache_tokens: int, at_most: int, engine: str) -> None:
         """Without the probe, which compares numbers."""
-        self._pass = _pass_of(self._model)
+        model: Any = self._model
+        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
         self.pool = KVPool(256)
+        self._backend = Backend("torch", compute, self.pool, self.device)
 
     monkeypatch.setattr(Decoder, "_start", start)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

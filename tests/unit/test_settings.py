@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_setting_has_a_default_and_a_line_in_the_docs(kind: type[ServiceSettings]) -> None:
+def test_every_setting_has_a_default_and_a_line_in_the_docs(
+    kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [name for name in os.environ if name.startswith("TANDEM_")]:
+        monkeypatch.delenv(variable)
     settings = read_settings(kind)
     documented = DOCS.read_text()
     for name, field in kind.model_fields.items():

@@ -1,0 +1,100 @@
+"""One way to run a model's pass: what computes it, and the KV pool that it fills."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tandem.inference.batch import PackedBatch
+from tandem.inference.extents import SequenceCache
+from tandem.inference.feed import Feed
+
+# Fed at start, plainly and batched: both must give the same logits.
+PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
+PROBE_TOKENS = 2 * len(PROBE)
+
+
+class Pool(Protocol):
+    """A KV pool, in a form that only its pass knows."""
+
+    @property
+    def positions(self) -> int:
+        """That all sequences may hold together."""
+
+    @property
+    def bytes_per_position(self) -> int:
+        """What one position takes in all layers."""
+
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """Room for a sequence; None where there is none now."""
+
+    def release(self, cache: SequenceCache) -> None:
+        """Give it back."""
+
+    def resized(self, positions: int) -> Any:
+        """An empty pool with the same layers."""
+
+
+class Pass(Protocol):
+    """Computes a batch."""
+
+    def __call__(self, batch: PackedBatch, pool: Any) -> Tensor:
+        """[R, V] logits of the rows that the batch asks for; the pool takes keys and values."""
+
+
+class Backend:
+    """A pass with its pool.
+
+    Args:
+        name: for people: "torch" or "openvino".
+        compute: the pass.
+        pool: its own kind.
+        device: where tokens and logits are.
+    """
+
+    def __init__(self, name: str, compute: Pass, pool: Pool, device: torch.device) -> None:
+        self.name = name
+        self.pool: Any = pool
+        self._compute = compute
+        self._device = device
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """Feed new tokens of different sequences; their caches grow.
+
+        Returns:
+            [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
+        """
+        batch = PackedBatch.of(feeds, self._device)
+        logits = self._compute(batch, self.pool)
+        for feed in feeds:
+            feed.cache.length += len(feed.token_ids)
+        return logits
+
+
+def probe(backend: Backend, text: Sequence[int]) -> Tensor:
+    """[n, V] of a text, fed in pieces beside another sequence and after a rollback.
+
+    Args:
+        backend: its pool holds the text twice.
+        text: at least twelve tokens.
+    """
+    pool, part = backend.pool, len(text) // 12
+    other, cache = pool.reserve(len(text)), pool.reserve(len(text))
+    first, second, third = (text[: n * part] for n in (3, 5, 9))
+    backend.forward([Feed(other, first, 0)])
+    head = backend.forward(
+        [Feed(cache, second, len(second)), Feed(other, second[len(first) :], 1)]
+    )[: len(second)]
+    backend.forward([Feed(cache, [1] * len(first), 1)])
+    cache.rollback(len(second))
+    middle = backend.forward(
+        [Feed(other, text[len(second) :][:1], 0), Feed(cache, third[len(second) :], 4 * part)]
+    )
+    rest = text[len(third) :]
+    alone = backend.forward([Feed(cache, rest, len(rest))])
+    for reserved in (other, cache):
+        pool.release(reserved)
+    return torch.cat((head, middle, alone))

@@ -1,0 +1,139 @@
+"""A traced structure made whole: the checkpoint's weights, and paged attention over a KV pool.
+
+Its blocks are inputs of the graph, so that they are ours: reserved, rewound and freed without
+a copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import op
+from openvino import opset15 as ops
+from torch import Tensor
+
+from tandem.errors import Unsupported
+from tandem.inference.openvino_trace import INPUTS, MARK, AttentionSpec
+
+# Positions of a block, which the CPU's kernel knows and does not ask for.
+BLOCK = 32
+# Inputs of each attention that a batch sets: [B], [B + 1], [blocks], [B + 1] int32, and a scalar.
+BATCH_INPUTS = {
+    5: "past_lens",
+    6: "subsequence_begins",
+    7: "block_indices",
+    8: "block_indices_begins",
+    12: "max_context_len",
+}
+_TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
+
+
+def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.Type) -> ov.Model:
+    """A graph that can be compiled.
+
+    Args:
+        structure: as `trace` makes it; used up.
+        weights: by name, float32 or bfloat16; copied.
+        cache_type: of keys and values.
+
+    Returns:
+        A graph from `INPUTS`, `BATCH_INPUTS` and key_cache.i and value_cache.i
+        [blocks, H, 32, D] of each layer i to logits [R, V] float32.
+
+    Raises:
+        Unsupported: weights or attention are not what was traced.
+    """
+    parameters = [port.get_node() for port in structure.inputs]
+    for port in structure.inputs[len(INPUTS) :]:
+        _put_weight(port, weights)
+    shared = {name: _parameter(name, ov.Type.i32, 1) for name in BATCH_INPUTS.values()}
+    shared["max_context_len"] = _parameter("max_context_len", ov.Type.i32, 0)
+    marks = sorted(
+        (node for node in structure.get_ops() if node.get_friendly_name().startswith(MARK)),
+        key=lambda node: str(node.get_friendly_name()),
+    )
+    if not marks:
+        raise Unsupported("a graph without attention")
+    caches: list[ov.Node] = []
+    for layer, joined in enumerate(marks):
+        caches += _put_attention(layer, joined, shared, cache_type)
+    used = [*parameters[: len(INPUTS)], *shared.values(), *caches]
+    return ov.Model(structure.get_results(), used, "tandem")
+
+
+def precision_of(dtype: torch.dtype) -> ov.Type:
+    """OpenVINO's name of float32 or bfloat16."""
+    return _TYPES[dtype]
+
+
+def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
+    """Replace an input by the checkpoint's weight of its name, computed on in float32."""
+    weight = weights.get(port.any_name)
+    if weight is None or list(weight.shape) != port.partial_shape.to_shape():
+        raise Unsupported(f"a weight {port.any_name!r} that is not what was traced")
+    weight = weight.contiguous()
+    raw = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
+    tensor = ov.Tensor(raw.numpy(), list(weight.shape), _TYPES[weight.dtype])
+    # Copied: what the compiled model goes on reading must not be freed with the model.
+    constant: Any = op.Constant(tensor, shared_memory=False)
+    if weight.dtype != torch.float32:
+        constant = ops.convert(constant, "f32")
+    for target in port.get_target_inputs():
+        target.replace_source_output(constant.output(0))
+
+
+def _put_attention(
+    layer: int, joined: ov.Node, shared: Mapping[str, ov.Node], cache_type: ov.Type
+) -> list[ov.Node]:
+    """Put paged attention where a mark stands; returns the parameters of its cache."""
+    spec = AttentionSpec(**json.loads(joined.get_friendly_name().split(" ", 2)[2]))
+    blocks = [
+        _parameter(f"{name}_cache.{layer}", cache_type, [-1, spec.key_heads, BLOCK, dim])
+        for name, dim in (("key", spec.key_dim), ("value", spec.value_dim))
+    ]
+    arguments = _no_extras(spec)
+    arguments.update({index: shared[name] for index, name in BATCH_INPUTS.items()})
+    arguments.update(enumerate([joined.input_value(i) for i in range(3)]))
+    arguments.update({3: blocks[0], 4: blocks[1]})
+    ordered = [arguments[i] for i in range(len(arguments))]
+    attention = op._PagedAttentionExtension(
+        [part if isinstance(part, ov.Output) else part.output(0) for part in ordered]
+    )
+    # The CPU's kernel reads the shapes of the cache from here.
+    notes = attention.get_rt_info()
+    notes["num_k_heads"] = notes["num_v_heads"] = spec.key_heads
+    notes["k_head_size"], notes["v_head_size"] = spec.key_dim, spec.value_dim
+    (taken,) = (target.get_node() for target in joined.output(0).get_target_inputs())
+    for target in taken.output(0).get_target_inputs():
+        target.replace_source_output(attention.output(0))
+    return blocks
+
+
+def _no_extras(spec: AttentionSpec) -> dict[int, ov.Node]:
+    """The 28 inputs of OpenVINO 2026.4 by their places: what is used here, and nothing else."""
+    numbers: dict[int, Any] = {
+        9: np.float32(spec.scaling),
+        10: np.int32(spec.window),
+        18: np.int32(0),  # sparse attention: block size, stride
+        19: np.int32(0),
+        20: np.zeros((0, 0, 0, 0), np.float32),  # sinks
+        21: np.int32(0),  # eviction: start
+        26: np.zeros(0, np.uint8),  # masks among the new tokens
+    }
+    for place in (11, 16, 17):  # ALiBi, rotated blocks' angles, sparse attention's threshold
+        numbers[place] = np.zeros(0, np.float32)
+    for place in (13, 14, 15, 22, 23, 24, 25, 27):  # scores, rotation, eviction, token types
+        numbers[place] = np.zeros(0, np.int32)
+    return {place: ops.constant(number) for place, number in numbers.items()}
+
+
+def _parameter(name: str, kind: ov.Type, shape: int | list[int]) -> ov.Node:
+    dimensions = [-1] * shape if isinstance(shape, int) else shape
+    parameter = ops.parameter(ov.PartialShape(dimensions), kind, name=name)
+    parameter.output(0).get_tensor().set_names({name})
+    return parameter

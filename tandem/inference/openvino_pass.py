@@ -1,0 +1,142 @@
+"""A model's pass by OpenVINO's runtime, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from torch import Tensor
+
+from tandem.inference.batch import PackedBatch
+from tandem.inference.extents import Extents
+from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
+from tandem.inference.openvino_trace import INPUTS
+
+_Array = np.ndarray[Any, Any]
+
+
+class BlockPool(Extents):
+    """Keys and values [blocks, heads, 32, head_dim] of every layer, allocated once.
+
+    Args:
+        positions: that all sequences may hold together; rounded up to whole blocks.
+        caches: the compiled model's inputs for them, in the order of its inputs.
+    """
+
+    def __init__(self, positions: int, caches: Sequence[Any]) -> None:
+        super().__init__(positions, BLOCK)
+        self._caches = caches
+        self.tensors = [self._allocated(cache) for cache in caches]
+
+    def resized(self, positions: int) -> BlockPool:
+        """An empty pool with the same layers."""
+        return BlockPool(positions, self._caches)
+
+    @property
+    def bytes_per_position(self) -> int:
+        """What one position takes in all layers."""
+        return sum(
+            cache.element_type.size * cache.partial_shape[1].get_length() * head_dim
+            for cache in self._caches
+            for head_dim in (cache.partial_shape[3].get_length(),)
+        )
+
+    def _allocated(self, cache: Any) -> ov.Tensor:
+        """A layer's keys or values. Memory that is not used yet is not taken yet."""
+        heads, head_dim = (cache.partial_shape[i].get_length() for i in (1, 3))
+        shape = [self.positions // BLOCK, heads, BLOCK, head_dim]
+        # Zeros come from the system as it hands out pages; numpy has no bfloat16.
+        raw = np.zeros(shape, np.float32 if cache.element_type.size == 4 else np.uint16)
+        return ov.Tensor(raw, shape, cache.element_type)
+
+
+class OpenVinoPass:
+    """A compiled model. Inference only, by one thread at a time.
+
+    Args:
+        graph: as `complete` makes it.
+        dtype: float32 or bfloat16: of products and of the KV cache.
+        threads: to compute with.
+    """
+
+    def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int) -> None:
+        precision = precision_of(dtype).to_string()
+        self._compiled = ov.Core().compile_model(
+            graph,
+            "CPU",
+            {
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": precision,
+                "KV_CACHE_PRECISION": precision,  # 8 bits by default
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+                "INFERENCE_NUM_THREADS": threads,
+                "ENABLE_HYPER_THREADING": True,  # else it may take fewer than it is told to
+                # A drafter and a target on one machine would be tied to the same cores.
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
+        self._request = self._compiled.create_infer_request()
+        self._ports = {port.any_name: i for i, port in enumerate(self._compiled.inputs)}
+        self._caches = [i for name, i in self._ports.items() if "_cache." in name]
+        # What the inputs read, kept alive here: a tensor of OpenVINO may not do so.
+        self._held: dict[str, _Array] = {}
+        for name in (*INPUTS, *BATCH_INPUTS.values()):
+            scalar = name == "max_context_len"
+            kind = np.int64 if name in INPUTS else np.int32
+            self._hold(name, np.zeros(int(scalar), kind), scalar)
+        self._pool: BlockPool | None = None
+
+    def pool(self, positions: int) -> BlockPool:
+        """An empty KV pool for this model."""
+        return BlockPool(positions, [self._compiled.inputs[i] for i in self._caches])
+
+    def __call__(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
+        """[R, V] float32 logits of the rows that the batch asks for; the pool takes its keys
+        and values."""
+        if pool is not self._pool:
+            for index, tensor in zip(self._caches, pool.tensors, strict=True):
+                self._request.set_input_tensor(index, tensor)
+            self._pool = pool
+        for name, value in _values(batch).items():
+            self._hand_in(name, value)
+        self._request.infer(share_outputs=True)
+        # Copied: the next pass writes there. To hand in memory of our own takes longer.
+        return torch.from_numpy(self._request.get_output_tensor(0).data.copy())
+
+    def _hand_in(self, name: str, value: Sequence[int] | _Array) -> None:
+        """Set an input: in place where its size is the last one, for that is what costs."""
+        held = self._held[name]
+        if len(held) == len(value):
+            held[:] = value
+        else:
+            self._hold(name, np.array(value, held.dtype))
+
+    def _hold(self, name: str, value: _Array, scalar: bool = False) -> None:
+        self._held[name] = value
+        tensor = ov.Tensor(value.reshape(()) if scalar else value, shared_memory=True)
+        self._request.set_input_tensor(self._ports[name], tensor)
+
+
+def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
+    """Every input but the pool: tokens, and where each sequence begins and lies."""
+    segments = batch.segments
+    counts = [-(-segment.length // BLOCK) for segment in segments]
+    blocks: list[int] = []
+    for segment, count in zip(segments, counts, strict=True):
+        first = segment.start // BLOCK
+        blocks.extend(range(first, first + count))
+    total = segments[-1].first + segments[-1].count
+    return {
+        "token_ids": batch.token_ids[0].numpy(),
+        "positions": batch.positions[0].numpy(),
+        "rows": range(total) if batch.rows is None else batch.rows.numpy(),
+        "past_lens": [segment.length - segment.count for segment in segments],
+        "subsequence_begins": [*(segment.first for segment in segments), total],
+        "block_indices": blocks,
+        "block_indices_begins": [0, *accumulate(counts)],
+        "max_context_len": [max(segment.length for segment in segments)],
+    }

@@ -1,0 +1,85 @@
+"""Traced structures on disk, so that a model is traced once on a machine.
+
+Only structures: weights are read from the checkpoint each time, so a file cannot hold old ones.
+What a structure depends on is in its file's name; what is not what it was when it was written
+is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino as ov
+import structlog
+from transformers import PreTrainedModel
+
+from tandem.errors import first_line
+from tandem.inference.record import cache_folder, structure_key
+
+_log = structlog.get_logger(__name__)
+
+_FILES = ("graph.xml", "graph.bin", "sha256")
+
+
+def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) -> ov.Model:
+    """The model's structure from disk, or else made, and then written if it can be.
+
+    Whatever is wrong with the disk is one warning, and the structure is made.
+
+    Raises:
+        Exception: as `make` does.
+    """
+    wrong = None
+    try:
+        folder = cache_folder() / structure_key(model)
+        found = _read(folder)
+        if found is not None:
+            return found
+    except Exception as error:  # no home, no rights, no graph: OpenVINO raises what it likes
+        wrong = error
+    structure = make(model)
+    try:
+        _write(structure, cache_folder() / structure_key(model))
+    except Exception as error:
+        wrong = wrong or error
+    if wrong is not None:
+        reason = f"{type(wrong).__name__}: {first_line(wrong)}"
+        _log.warning("the kept graph of this model cannot be used; it is made anew", reason=reason)
+    return structure
+
+
+def _read(folder: Path) -> ov.Model | None:
+    """The graph; None where none is kept."""
+    if not folder.exists():
+        return None
+    graph, constants, total = (folder / name for name in _FILES)
+    if total.read_text() != _sum(graph, constants):
+        raise ValueError(f"{folder} is not what was written")
+    return ov.Core().read_model(graph, constants)
+
+
+def _write(structure: ov.Model, folder: Path) -> None:
+    """Write it beside its place and move it there, whole.
+
+    Of two services that start at once, either may win.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        beside = Path(place) / folder.name
+        beside.mkdir()
+        graph, constants, total = (beside / name for name in _FILES)
+        ov.save_model(structure, graph, compress_to_fp16=False)
+        total.write_text(_sum(graph, constants))
+        shutil.rmtree(folder, ignore_errors=True)
+        beside.rename(folder)
+
+
+def _sum(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,261 @@
+"""A model's pass as a graph of OpenVINO, by tracing it once with dummies.
+
+What comes out is the structure alone. Weights are inputs, so that it is the same graph for
+every checkpoint of one configuration and can be kept on disk without them. A paged attention
+cannot be written to a file by OpenVINO 2026.4, so a mark stands where each belongs, with its
+numbers in its name; `openvino_graph.py` puts weights and attention in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import threading
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import torch
+from openvino import opset15 as ops
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch import ConversionExtension
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from torch import Tensor, nn
+from torch.jit._trace import TracerWarning
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from tandem.errors import Unsupported
+from tandem.inference.modules import refuse_what_is_unknown
+
+MARK = "tandem_attention"
+INPUTS = ("token_ids", "positions", "rows")
+_ATTENTION = "tandem_traced"
+# What a model calls is registered by that name, and torch traces one thing at a time.
+_TRACING = threading.Lock()
+# Two rows of three tokens: sizes that differ, so that no dimension is taken for another one.
+_EXAMPLE = (torch.tensor([1, 2, 0]), torch.tensor([0, 1, 2]), torch.tensor([1, 2]))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """One layer's attention.
+
+    Attributes:
+        query_heads: Hq.
+        key_heads: H; divides Hq.
+        key_dim: D, of queries too.
+        value_dim: Dv.
+        scaling: of the scores.
+        window: positions that a token sees, its own included; 0 for all.
+    """
+
+    query_heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    scaling: float
+    window: int
+
+
+@torch.library.custom_op("tandem::attention", mutates_args=())
+def _attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
+    """Stands for attention while a model is traced: its output's shape, and zeros.
+
+    Args:
+        query: [1, Hq, T, D].
+        key: [1, H, T, D].
+        value: [1, H, T, Dv].
+        layer: counted along the pass.
+    """
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+class _NoCache(Cache):  # type: ignore[misc]
+    """Hands a layer's new states on; the paged attention keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+class _Traced:
+    """The model as a function of tokens and weights.
+
+    Args:
+        model: a copy of its own; its weights are taken out, and its attention is replaced.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._places = _without_weights(model)
+        # Of each layer; found by a first pass that is not traced.
+        self.layers: list[AttentionSpec] = []
+        self._looking = True
+        self._layer = 0
+        AttentionInterface.register(_ATTENTION, self._attend)
+        model.set_attn_implementation(_ATTENTION)
+
+    def look(self, *inputs: Tensor) -> None:
+        """Run once to see what each layer asks of attention."""
+        self(*inputs)
+        self._looking = False
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, *weights: Tensor) -> Any:
+        """[R, V] logits of tokens [T] at positions [T], for rows [R] of them."""
+        self._layer = 0
+        arguments = {
+            "input_ids": token_ids[None],
+            "position_ids": positions[None],
+            "past_key_values": _NoCache(),
+            "use_cache": True,
+            "logits_to_keep": rows,
+        }
+        for places, weight in zip(self._places, weights, strict=True):
+            for module, name in places:
+                setattr(module, name, weight)
+        return self._model(**arguments).logits[0]
+
+    def _attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Called by each layer; see `ModulePass`."""
+        if self._looking:
+            refuse_what_is_unknown(module, sliding_window, kwargs)
+            if softcap is not None:
+                raise Unsupported("soft caps of attention's scores")
+            head_dim = query.shape[3]
+            scale = head_dim**-0.5 if scaling is None else float(scaling)
+            heads = (query.shape[1], key.shape[1], head_dim, value.shape[3])
+            self.layers.append(AttentionSpec(*heads, scale, sliding_window or 0))
+        self._layer += 1
+        return _attention(query, key, value, self._layer - 1), None
+
+
+def _structure(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of everything but the weights."""
+    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    if hasattr(copied, "set_experts_implementation"):
+        with contextlib.suppress(ValueError):  # the model has none
+            copied.set_experts_implementation("batched_mm")  # the others look at their data
+    return copied
+
+
+def _without_weights(model: PreTrainedModel) -> list[list[tuple[nn.Module, str]]]:
+    """Take all parameters out; returns where each was, tied ones in several places."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in model.parameters()}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None:
+                places[id(parameter)].append((module, name))
+                del module._parameters[name]
+        for buffer in module._buffers.values():
+            if buffer is not None and buffer.is_floating_point():
+                buffer.data = buffer.data.float()
+    return list(places.values())
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What a checkpoint gives a model, each once, in the model's dtype."""
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def trace(model: PreTrainedModel) -> ov.Model:
+    """The structure of a model's pass.
+
+    Args:
+        model: on a CPU; neither changed nor copied but for its modules.
+
+    Returns:
+        A graph in float32 from `INPUTS` [T], [T], [R] int64 and the weights, by their names,
+        to logits [R, V].
+
+    Raises:
+        Exception: whatever a model, torch or OpenVINO raises that cannot do it.
+    """
+    weights = weights_of(model)
+    with _TRACING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations of what transformers itself calls
+        warnings.simplefilter("error", TracerWarning)  # the pass depends on its data
+        traced = _Traced(_structure(model))
+        dummies = [torch.zeros(weight.shape) for weight in weights.values()]
+        inputs = (*_EXAMPLE, *dummies)
+        traced.look(*inputs)
+        script = torch.jit.trace(  # type: ignore[no-untyped-call]
+            lambda *tensors: traced(*tensors), inputs, check_trace=False
+        )
+    return _converted(script, inputs, list(weights), traced.layers)
+
+
+def _converted(
+    script: Any, inputs: tuple[Tensor, ...], names: list[str], layers: list[AttentionSpec]
+) -> ov.Model:
+    """The traced function as OpenVINO's graph, its inputs named."""
+    frontend = FrontEndManager().load_by_framework("pytorch")
+
+    def mark(context: Any) -> list[ov.Output]:
+        return _mark(context, layers)
+
+    frontend.add_extension(ConversionExtension("tandem::attention", mark))
+    decoder = TorchScriptPythonDecoder(script, example_input=inputs, shared_memory=True)
+    loaded = frontend.load(decoder)
+    for place, name, example in zip(loaded.get_inputs(), (*INPUTS, *names), inputs, strict=True):
+        free = name in INPUTS
+        loaded.set_partial_shape(place, ov.PartialShape([-1] if free else list(example.shape)))
+    graph = frontend.convert(loaded)
+    for port, name in zip(graph.inputs, (*INPUTS, *names), strict=True):
+        port.get_tensor().set_names({name})
+    return graph
+
+
+def _mark(context: Any, layers: list[AttentionSpec]) -> list[ov.Output]:
+    """A node of the right inputs, shape and name, where a paged attention will be.
+
+    Queries [T, Hq * D], keys [T, H * D] and values [T, H * Dv] side by side, of which the
+    first Hq * Dv columns are taken: nothing else in a graph looks like it.
+    """
+    index = context.get_values_from_const_input(3)
+    spec = layers[index]
+    widths = (
+        spec.query_heads * spec.key_dim,
+        spec.key_heads * spec.key_dim,
+        spec.key_heads * spec.value_dim,
+    )
+    flat = [
+        ops.reshape(
+            ops.transpose(context.get_input(i), np.array([0, 2, 1, 3])),
+            np.array([-1, width]),
+            special_zero=False,
+        )
+        for i, width in enumerate(widths)
+    ]
+    joined = ops.concat(flat, 1)
+    joined.set_friendly_name(f"{MARK} {index:05d} {json.dumps(asdict(spec))}")
+    shape = np.array([1, -1, spec.query_heads, spec.value_dim])
+    taken = ops.slice(
+        joined,
+        np.array([0]),
+        np.array([spec.query_heads * spec.value_dim]),
+        np.array([1]),
+        np.array([1]),
+    )
+    return [ops.reshape(taken, shape, special_zero=False).output(0)]

@@ -1,0 +1,130 @@
+"""What earlier starts left on this machine: where, of which model, and what they found out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+# To be raised whenever `openvino_trace.py` makes other graphs.
+_FORM = 1
+_LIBRARIES = ("openvino", "torch", "transformers")
+
+# A start that tried OpenVINO and did not come to an end may have been stopped; so many in a row
+# have crashed, and it is left alone for a day.
+_TRIES = 3
+_TRIES_SECONDS = 86_400.0
+# A choice is remembered if it was this clear; a closer one is measured at each start.
+_CLEAR = 1.15
+
+
+def cache_folder() -> Path:
+    """Where it is kept: below XDG_CACHE_HOME, or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tandem" / "openvino"
+
+
+def structure_key(model: PreTrainedModel) -> str:
+    """Of all that a structure depends on: configuration, shapes of weights, and versions."""
+    shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    config = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if name not in ("_name_or_path", "dtype", "torch_dtype")
+    }
+    parts = [_FORM, type(model).__qualname__, config, shapes, _versions(), platform.machine()]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    tries: int = 0
+    tried_at: float = 0.0
+    gain: float = 0.0
+
+
+class Record:
+    """What was found out about OpenVINO and a model, in a small file.
+
+    Nothing is remembered where it cannot be written.
+
+    Args:
+        model: with its weights, in its precision.
+        threads: that compute.
+    """
+
+    def __init__(self, model: PreTrainedModel, threads: int) -> None:
+        parts = [structure_key(model), str(model.dtype), threads, _processor()]
+        name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+        try:
+            self.path = cache_folder() / f"{name}.json"
+        except RuntimeError:  # no home
+            self.path = Path(os.devnull)
+
+    @property
+    def crashes(self) -> bool:
+        """Whether OpenVINO seems to end the process with this model."""
+        found = self._read()
+        return found.tries >= _TRIES and time.time() - found.tried_at < _TRIES_SECONDS
+
+    @property
+    def clear_gain(self) -> float | None:
+        """OpenVINO's speed over torch's, where it was clear."""
+        gain = self._read().gain
+        return gain if gain and not 1 / _CLEAR < gain < _CLEAR else None
+
+    def begin(self) -> None:
+        """OpenVINO is about to be tried."""
+        found = self._read()
+        self._write(_Found(found.tries % _TRIES + 1, time.time(), found.gain))
+
+    def end(self) -> None:
+        """It was tried, and we are still here."""
+        self._write(_Found(gain=self._read().gain))
+
+    def measured(self, gain: float) -> None:
+        """Keep a measurement."""
+        self._write(_Found(gain=gain))
+
+    def _read(self) -> _Found:
+        try:
+            found = json.loads(self.path.read_text())
+            return _Found(int(found["tries"]), float(found["tried_at"]), float(found["gain"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return _Found()
+
+    def _write(self, found: _Found) -> None:
+        if self.path == Path(os.devnull):
+            return
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, beside = tempfile.mkstemp(dir=self.path.parent)
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(asdict(found), file)
+            Path(beside).replace(self.path)
+
+
+def _processor() -> str:
+    """Its name and abilities, where the system tells them."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "".join(sorted({x for x in lines if x.startswith(("model name", "flags"))}))
+    return ""
