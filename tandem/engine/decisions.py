@@ -91,9 +91,10 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     """
     rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
     gamma = max(lengths)
-    if rule.fused is not None and not probs.is_cuda and probs.dtype == torch.float32:
+    kernel = None if probs.is_cuda or probs.dtype != torch.float32 else rule.kernel
+    if kernel is not None:
         drafts, own = [ask.draft for ask in asks], _uniforms(asks, gamma)
-        fused = decide_all(rule.fused, probs.numpy(), starts, drafts, own)
+        fused = decide_all(kernel, probs.numpy(), starts, drafts, own)
         return Verdicts(rule, [None] * len(asks), torch.from_numpy(fused), 0)
     target_probs = _stack(probs, starts, lengths, gamma)
     proposal = Proposal.from_drafts([ask.draft for ask in asks], probs.device)

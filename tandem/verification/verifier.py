@@ -79,7 +79,7 @@ class Verifier(ABC, Generic[W]):
         fixed_gamma: whether it is exact only if every draft of a text has the same length, up to
             the text's very end.
         resumable: whether the emitted tokens say all that is needed to go on behind them.
-        fused: the same rule as a kernel for a CPU, where there is one.
+        fused: the same rule as a kernel for a CPU, where there is one; see `kernel`.
     """
 
     name: ClassVar[str]
@@ -89,6 +89,12 @@ class Verifier(ABC, Generic[W]):
     fixed_gamma: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
     fused: ClassVar[FusedVerdict | None] = None
+
+    @property
+    def kernel(self) -> FusedVerdict | None:
+        """The class's own `fused`: a class that changes another's rule has not its kernel."""
+        fused = vars(type(self)).get("fused")
+        return fused.__func__ if isinstance(fused, staticmethod) else fused
 
     def accept_probabilities(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None

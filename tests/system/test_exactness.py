@@ -39,13 +39,14 @@ def test_the_law_is_the_targets_with_drafts_from_the_text_itself(
         services.wait_idle()
 
 
-def test_a_mutant_server_fails(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mutant", ["mutant_target", "mutant_kernel"])
+def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
     drafter, target = random_pair
     with trio(
         tmp_path,
         drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0"},
         target={"MODEL": str(target)},
-        target_module="tests.system.mutant_target",
+        target_module=f"tests.system.{mutant}",
     ) as services:
         counts = count_texts(services, Case("block", 3, "dense"), range(3_000))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P

@@ -19,9 +19,10 @@ from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampler import sample
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
+from tandem.verification.block import BlockVerifier
 from tandem.verification.fused import decide_all, decide_token
 
-FUSED = [name for name, rule in VERIFIERS.items() if rule.fused is not None]
+FUSED = [name for name, rule in VERIFIERS.items() if rule.kernel is not None]
 ALMOST_ONE = 1 - 2.0**-53
 _Rng = np.random.Generator
 
@@ -42,6 +43,14 @@ def rows_of(rng: _Rng, count: int, vocab_size: int, zeros: float) -> npt.NDArray
 
 def test_both_rules_without_state_have_a_kernel() -> None:
     assert sorted(FUSED) == ["block", "token"]
+
+
+def test_a_rule_made_of_another_has_not_its_kernel() -> None:
+    class Changed(BlockVerifier):
+        """Decides otherwise, perhaps."""
+
+    assert BlockVerifier().kernel is not None
+    assert Changed().kernel is None
 
 
 @pytest.mark.parametrize("support", [1, 3, 16, 512])
@@ -86,8 +95,8 @@ def received(draft: Draft) -> Draft:
 
 def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
     rule = VERIFIERS[name]
-    assert rule.fused is not None
-    (out,) = decide_all(rule.fused, p, [0], [received(draft)], np.asarray(numbers)[None])
+    assert rule.kernel is not None
+    (out,) = decide_all(rule.kernel, p, [0], [received(draft)], np.asarray(numbers)[None])
     assert np.isfinite(out[2])
     return int(out[0]), int(out[1]), out[3:]
 
@@ -155,7 +164,7 @@ def test_a_wrong_rule_is_caught(rng: _Rng, monkeypatch: pytest.MonkeyPatch) -> N
 def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
     """Each gets what it gets alone, and leaves the buffers as it found them."""
     rule, vocab_size, longest = VERIFIERS[name], 7, 5
-    assert rule.fused is not None
+    assert rule.kernel is not None
     drafts = [draft_of(rng, gamma, vocab_size) for gamma in (3, 0, 5, 1)]
     rows = [rows_of(rng, len(draft) + 1, vocab_size, 0.3) for draft in drafts]
     starts = np.cumsum([0, *map(len, rows[:-1])]).tolist()
@@ -165,7 +174,7 @@ def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
         own = rng.random(len(draft) + 1)
         numbers[b, : len(draft)], numbers[b, -1] = own[:-1], own[-1]
         alone.append(fused(name, rows[b], draft, own))
-    together = decide_all(rule.fused, np.concatenate(rows), starts, drafts, numbers)
+    together = decide_all(rule.kernel, np.concatenate(rows), starts, drafts, numbers)
     for out, (kept, token, overlaps) in zip(together, alone, strict=True):
         assert (out[0], out[1]) == (kept, token)
         np.testing.assert_array_equal(out[3 : 3 + len(overlaps)], overlaps)
@@ -173,10 +182,10 @@ def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
 
 def test_a_row_that_is_no_number_is_noticed(rng: _Rng) -> None:
     rule = VERIFIERS["block"]
-    assert rule.fused is not None
+    assert rule.kernel is not None
     p, draft = rows_of(rng, 4, 6, 0.0), draft_of(rng, 3, 6)
     p[2] = np.nan
-    (out,) = decide_all(rule.fused, p, [0], [draft], rng.random((1, 4)))
+    (out,) = decide_all(rule.kernel, p, [0], [draft], rng.random((1, 4)))
     assert not np.isfinite(out[2])
     assert 0 <= out[1] < 6
 
