@@ -220,8 +220,10 @@ token.
 |---|---|---|
 {supported}
 
-Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators (`tandem/inference/llama.py`), the
-others through the modules of `transformers`.
+By torch, Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators
+(`tandem/inference/llama.py`), the others through the modules of `transformers`. By OpenVINO
+(`ENGINE`, on a CPU) all of them but Gemma 2 are held to the same logits; Gemma 2, whose scores are
+capped, is left to torch with a warning.
 
 A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
 there: beyond it `transformers` takes other frequencies for a whole batch.
