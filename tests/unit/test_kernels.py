@@ -12,6 +12,7 @@ import torch
 from tandem.engine import decisions
 from tandem.engine.asks import Decide, Scored
 from tandem.engine.decisions import decide, decisions_of
+from tandem.speculation import kernel as kernel_module
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -230,3 +231,18 @@ def test_the_engine_decides_alike_with_and_without(
     assert [one[:2] for one in compiled] == [one[:2] for one in plain]
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_allclose(one[2], other[2], atol=1e-5)
+
+
+def test_without_a_place_for_the_cache_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jit = kernel_module._jit
+
+    def refusing(function: Any, signature: Any, any_order: bool, cache: bool) -> Any:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return jit(function, signature, any_order, cache)
+
+    monkeypatch.setattr(kernel_module, "_jit", refusing)
+    doubled = kernel_module.kernel()(lambda number: 2 * number)
+    assert doubled(21) == 42
