@@ -118,9 +118,9 @@ class Deciding:
                 self._replace(lost)
 
     def _replace(self, lost: Unavailable | Exhausted) -> None:
-        _log.warning("target lost", error=str(lost), notes=notes_of(lost), round=self.round)
         self._target.cancel()
         self._target = self._peers.next_target(lost)
+        _log.warning("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 
     def _keep(self, decided: Decided) -> Decided:
         self._carry = decided.carry
