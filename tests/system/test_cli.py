@@ -37,7 +37,9 @@ TEXT = ["generate", "import ", "--seed", "3", "-n", "12"]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, str]]:
     """`tandem up` with the embedded pair, and its address."""
     folder = tmp_path_factory.mktemp("up")
-    with up(folder, "--trace-dir", str(folder), "--log-dir", str(folder)) as running:
+    by_default = {"TANDEM_DRAFTER_ENGINE": "auto", "TANDEM_TARGET_ENGINE": "auto"}
+    traces = ["--trace-dir", str(folder), "--log-dir", str(folder)]
+    with up(folder, *traces, **by_default) as running:
         yield running, running.wait_ready()
 
 
