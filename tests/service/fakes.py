@@ -171,6 +171,9 @@ class Fake:
                 await self._write(context, reply)
         except Ended as failure:
             await end(*failure.args)
+        except Exception as error:
+            await end(grpc.StatusCode.UNKNOWN, str(error))
+            raise
         finally:
             self.ended += 1
 
