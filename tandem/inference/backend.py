@@ -93,8 +93,9 @@ def probe(backend: Backend, text: Sequence[int]) -> Tensor:
     middle = backend.forward(
         [Feed(other, text[len(second) :][:1], 0), Feed(cache, third[len(second) :], 4 * part)]
     )
-    rest = text[len(third) :]
+    *rest, last = text[len(third) :]
     alone = backend.forward([Feed(cache, rest, len(rest))])
+    single = backend.forward([Feed(cache, [last], 1)])  # which may be computed apart
     for reserved in (other, cache):
         pool.release(reserved)
-    return torch.cat((head, middle, alone))
+    return torch.cat((head, middle, alone, single))

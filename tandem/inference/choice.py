@@ -29,8 +29,15 @@ _log = structlog.get_logger(__name__)
 EngineName = Literal["auto", "torch", "openvino"]
 # The probe as often as reaches into a third block of the other back end's cache.
 _LONGER = 6
-# Sequences and rows of each that are timed: draft steps and verifications, alone and together.
-_SHAPES = ((1, 1), (1, 5), (1, 17), (4, 1), (4, 5))
+# What is timed: sequences, and the rows of each in passes one after the other. Drafts, whose
+# first pass catches up with what was emitted, and verifications; alone and together.
+_SHAPES = (
+    (1, (3, 1, 1, 1)),
+    (1, (5,)),
+    (1, (17,)),
+    (4, (3, 1, 1, 1)),
+    (4, (5,)),
+)
 _CONTEXT = 64
 # Times as large as what a pool is to hold: extents are whole blocks.
 _SPARE = 3
@@ -136,7 +143,7 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     from tandem.inference.openvino_trace import trace, weights_of
 
     graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
-    compute = OpenVinoPass(graph, model.dtype, threads)
+    compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
     return Backend("openvino", compute, compute.pool(positions), model.device)
 
 
@@ -147,7 +154,8 @@ def _gain(kept: Backend, torch_backend: Backend) -> float:
     try:
         texts = [_begun(backend) for backend in backends]
         gains = {
-            f"{count}x{rows}": _gain_at(backends, texts, count, rows) for count, rows in _SHAPES
+            f"{count}x{'+'.join(map(str, rows))}": _gain_at(backends, texts, count, rows)
+            for count, rows in _SHAPES
         }
     finally:
         for backend, pool in zip(backends, pools, strict=True):
@@ -159,10 +167,10 @@ def _gain(kept: Backend, torch_backend: Backend) -> float:
 
 
 def _gain_at(
-    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], count: int, rows: int
+    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], count: int, rows: Sequence[int]
 ) -> float:
-    """The same for passes of `rows` rows of `count` texts, one after the other as in a draft:
-    a pass of another size than the last one takes OpenVINO longer."""
+    """The same for passes of so many rows of `count` texts, again and again: a pass of another
+    size than the last one takes OpenVINO longer."""
     spent: tuple[list[float], ...] = tuple([] for _ in backends)
     started = time.perf_counter()
     for repeat in range(_WARM_UP + _MAX_REPEATS):
@@ -185,11 +193,11 @@ def _begun(backend: Backend) -> list[Any]:
     return caches
 
 
-def _timed(backend: Backend, caches: Sequence[Any], rows: int) -> float:
-    """Seconds of one pass of some rows of each sequence, which are then forgotten."""
-    feeds = [Feed(cache, _tokens(rows), rows) for cache in caches]
+def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> float:
+    """Seconds of passes of some rows of each sequence, which are then forgotten."""
     started = time.perf_counter()
-    backend.forward(feeds)
+    for count in rows:
+        backend.forward([Feed(cache, _tokens(count), count) for cache in caches])
     spent = time.perf_counter() - started
     for cache in caches:
         cache.rollback(_CONTEXT)

@@ -17,6 +17,8 @@ from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino_trace import INPUTS
 
 _Array = np.ndarray[Any, Any]
+# Parameters of a model that may be in memory twice: a drafter's.
+_SMALL = 64_000_000
 
 
 class BlockPool(Extents):
@@ -57,11 +59,35 @@ class BlockPool(Extents):
 class OpenVinoPass:
     """A compiled model. Inference only, by one thread at a time.
 
+    A pass whose sizes are not the last one's takes OpenVINO about half a millisecond longer, and a
+    draft's first pass has other sizes than the rest of it. A small model is therefore compiled
+    twice: for batches of single tokens, and for all others.
+
     Args:
         graph: as `complete` makes it.
         dtype: float32 or bfloat16: of products and of the KV cache.
         threads: to compute with.
+        parameters: of the model.
     """
+
+    def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int, parameters: int) -> None:
+        self._others = _Request(graph, dtype, threads)
+        twice = parameters <= _SMALL
+        self._singles = _Request(graph, dtype, threads) if twice else self._others
+
+    def pool(self, positions: int) -> BlockPool:
+        """An empty KV pool for this model."""
+        return BlockPool(positions, self._others.caches)
+
+    def __call__(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
+        """[R, V] float32 logits of the rows that the batch asks for; the pool takes its keys
+        and values."""
+        single = batch.token_ids.shape[1] == len(batch.segments)
+        return (self._singles if single else self._others).infer(batch, pool)
+
+
+class _Request:
+    """A compiled model with its inputs; see `OpenVinoPass`."""
 
     def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int) -> None:
         precision = precision_of(dtype).to_string()
@@ -81,7 +107,7 @@ class OpenVinoPass:
         )
         self._request = self._compiled.create_infer_request()
         self._ports = {port.any_name: i for i, port in enumerate(self._compiled.inputs)}
-        self._caches = [i for name, i in self._ports.items() if "_cache." in name]
+        self._places = [i for name, i in self._ports.items() if "_cache." in name]
         # What the inputs read, kept alive here: a tensor of OpenVINO may not do so.
         self._held: dict[str, _Array] = {}
         for name in (*INPUTS, *BATCH_INPUTS.values()):
@@ -90,15 +116,15 @@ class OpenVinoPass:
             self._hold(name, np.zeros(int(scalar), kind), scalar)
         self._pool: BlockPool | None = None
 
-    def pool(self, positions: int) -> BlockPool:
-        """An empty KV pool for this model."""
-        return BlockPool(positions, [self._compiled.inputs[i] for i in self._caches])
+    @property
+    def caches(self) -> list[Any]:
+        """The inputs for keys and values."""
+        return [self._compiled.inputs[i] for i in self._places]
 
-    def __call__(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
-        """[R, V] float32 logits of the rows that the batch asks for; the pool takes its keys
-        and values."""
+    def infer(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
+        """Logits of a batch."""
         if pool is not self._pool:
-            for index, tensor in zip(self._caches, pool.tensors, strict=True):
+            for index, tensor in zip(self._places, pool.tensors, strict=True):
                 self._request.set_input_tensor(index, tensor)
             self._pool = pool
         for name, value in _values(batch).items():

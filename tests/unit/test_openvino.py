@@ -370,3 +370,32 @@ def law_of(model: PreTrainedModel, prompt: list[int], length: int) -> Any:
     logits = model(torch.cat((prompts, texts), 1)).logits
     rows = logits[:, len(prompt) - 1 : -1].log_softmax(-1)
     return rows.gather(2, texts[..., None])[..., 0].sum(1).exp().numpy()
+
+
+def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model is compiled twice, since a change of sizes costs; both see one cache."""
+    from tandem.inference import openvino_pass
+
+    texts = random_texts()
+    expected = plain_logits(build(LLAMA), texts)
+    for most, apart in ((10**9, True), (0, False)):
+        monkeypatch.setattr(openvino_pass, "_SMALL", most)
+        decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
+        compute: Any = decoder._backend._compute
+        assert (compute._singles is not compute._others) == apart
+        used: list[Any] = []
+        infer = openvino_pass._Request.infer
+
+        def noted(self: Any, *rest: Any, used: list[Any] = used, infer: Any = infer) -> Tensor:
+            used.append(self)
+            logits: Tensor = infer(self, *rest)
+            return logits
+
+        monkeypatch.setattr(openvino_pass._Request, "infer", noted)
+        assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
+        cache = decoder.reserve(4)
+        assert cache is not None
+        decoder.forward([Feed(cache, [1, 2], 1)])
+        decoder.forward([Feed(cache, [1], 1)])
+        assert used[-2:] == [compute._others, compute._singles]
+        monkeypatch.setattr(openvino_pass._Request, "infer", infer)
