@@ -20,8 +20,10 @@ def best_gammas(speeds: Mapping[Way, Mapping[int, float]]) -> dict[str, int]:
         speeds: tokens a second by turn, of ways with drafts.
     """
     engines = sorted({way.engine for way in speeds if way.gamma})
-    return {engine: _best([way for way in speeds if way.engine == engine and way.gamma], speeds)
-            for engine in engines}
+    return {
+        engine: _best([way for way in speeds if way.engine == engine and way.gamma], speeds)
+        for engine in engines
+    }
 
 
 def _best(ways: Sequence[Way], speeds: Mapping[Way, Mapping[int, float]]) -> int:

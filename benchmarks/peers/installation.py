@@ -1,4 +1,4 @@
-"""Environments of the engines' own, in .cache/peers: made once, kept, made anew when pins change."""
+"""Environments of the engines' own, in .cache/peers: made once, anew when their pins change."""
 
 from __future__ import annotations
 

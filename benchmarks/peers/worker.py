@@ -71,8 +71,7 @@ class Worker:
         try:
             found = self._answer(line_of(ask), timeout_s)
         finally:
-            if self.pauses:
-                self._signal(signal.SIGSTOP)
+            self.rest()
         if error := found.get("error"):
             raise EngineFailed(error)
         return found
@@ -101,6 +100,11 @@ class Worker:
     def cpu_seconds(self) -> float:
         """CPU time that the process and all that it started have taken so far."""
         return sum(_cpu_seconds(pid) for pid in _family(self._process.pid))
+
+    def rest(self) -> None:
+        """Stop computing until the next ask, if it pauses."""
+        if self.pauses:
+            self._signal(signal.SIGSTOP)
 
     def idle_share(self, seconds: float) -> float:
         """Cores that it keeps busy while it is asked for nothing."""

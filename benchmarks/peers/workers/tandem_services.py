@@ -1,4 +1,4 @@
-"""Tandem's three services, asked over gRPC as any client asks them; drafts by block verification."""
+"""Tandem's three services, asked over gRPC like by any client; drafts by block verification."""
 
 from __future__ import annotations
 
