@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -18,6 +19,7 @@ from benchmarks.peers.protocol import Generate, Load, line_of
 ROOT = Path(__file__).resolve().parents[2]
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _QUIT_SECONDS = 30.0
+_CLOSING_SECONDS = 1.0
 _TOLD_LINES = 3
 
 
@@ -52,7 +54,8 @@ class Worker:
                 start_new_session=True,
             )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         self.pauses = False
 
     def _read(self) -> None:
@@ -121,11 +124,21 @@ class Worker:
             self._process.wait(_QUIT_SECONDS)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self.kill()
+        self._close()
 
     def kill(self) -> None:
         """End it and its group at once."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        # What it started may hold its output open for a little longer.
+        self._reader.join(_CLOSING_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
