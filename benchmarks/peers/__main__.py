@@ -26,7 +26,7 @@ from benchmarks.peers.installation import install
 from benchmarks.peers.law import Law, compare
 from benchmarks.peers.models import checkpoints, converted
 from benchmarks.peers.plan import FULL, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, Engine, Roster, named
+from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, named
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
 from benchmarks.peers.worker import EngineFailed
@@ -35,6 +35,8 @@ Say = Callable[[str], None]
 
 # Of the budget; what is left is for the laws.
 _CHOOSING, _MEASURING = 0.25, 0.45
+# Whose plain sampling all others' is held against: the first of these that takes part.
+_REFERENCES = ("transformers", TANDEM)
 # Wide enough for the tables.
 _WIDTH = 140
 
@@ -50,6 +52,8 @@ class Outcome:
         measured: texts by job and way.
         laws: by engine.
         law_gammas: the draft length of each.
+        plain_laws: of each engine and `reference`, both without drafts.
+        reference: the engine whose plain sampling the others' is compared with.
     """
 
     roster: Roster
@@ -58,6 +62,8 @@ class Outcome:
     measured: Found
     laws: dict[str, Law]
     law_gammas: dict[str, int]
+    plain_laws: dict[str, Law]
+    reference: str
 
 
 def load_all(plan: Plan, engines: tuple[Engine, ...], dtype: str, roster: Roster, say: Say) -> str:
@@ -112,7 +118,14 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
         for engine, own in samples.items()
         if all(own.values())
     }
-    return Outcome(roster, choosing, choices, measured, laws, gammas)
+    plain = {engine: own[0] for engine, own in samples.items() if own[0]}
+    reference = next((name for name in _REFERENCES if name in plain), "")
+    beside = {
+        engine: compare(own, plain[reference])
+        for engine, own in plain.items()
+        if reference not in ("", engine)
+    }
+    return Outcome(roster, choosing, choices, measured, laws, gammas, beside, reference)
 
 
 def _chosen(choices: Choices, engine: str) -> set[int]:
@@ -136,7 +149,9 @@ def show(plan: Plan, outcome: Outcome, console: Console) -> None:
     """Print all tables."""
     for section in report.sections(outcome.measured, outcome.laws):
         console.print(report.table(section))
-    console.print(report.law_table(outcome.laws, outcome.law_gammas, plan.law_tokens))
+    laws, gammas = outcome.laws, outcome.law_gammas
+    console.print(report.law_table(laws, outcome.plain_laws, gammas, plan.law_tokens))
+    console.print(f"The reference of plain sampling is {outcome.reference or 'nobody'}.")
     for name, reason in outcome.roster.failures.items():
         console.print(f"{name} took no part, or left: {reason}", markup=False)
 
@@ -157,6 +172,11 @@ def as_json(plan: Plan, dtype: str, outcome: Outcome) -> dict[str, Any]:
             engine: {"gamma": outcome.law_gammas[engine], "p": law.p, "holds": law.holds}
             | asdict(law)
             for engine, law in outcome.laws.items()
+        },
+        "reference": outcome.reference,
+        "plain_laws": {
+            engine: {"p": law.p, "holds": law.holds} | asdict(law)
+            for engine, law in outcome.plain_laws.items()
         },
         "choosing": report.as_json(outcome.choosing),
         "measured": report.as_json(outcome.measured),

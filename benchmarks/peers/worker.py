@@ -133,12 +133,14 @@ class Worker:
         self._close()
 
     def _close(self) -> None:
-        # What it started may hold its output open for a little longer.
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        # Something that it started may hold its output open; then a thread still reads it.
         self._reader.join(_CLOSING_SECONDS)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+        if not self._reader.is_alive():
+            self._process.stdout.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:

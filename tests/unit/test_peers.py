@@ -213,6 +213,8 @@ class TestRoster:
         assert set(roster.failures) == {"gone", "late, drafts of 8"}
         assert outcome.laws["Tandem"].holds
         assert not outcome.laws["skewed"].holds
+        assert outcome.reference == "Tandem"
+        assert set(outcome.plain_laws) == {"skewed", "late"}
         assert set(outcome.measured) == set(jobs_of(plan))
         assert all(best["late"] == 4 for best in outcome.choices.values())
         console = Console(record=True, width=160, file=io.StringIO())
