@@ -295,7 +295,6 @@ def test_turns_ask_all_ways_for_the_same() -> None:
     jobs = jobs_of(QUICK)
     found = turns.measure(QUICK, {job: {} for job in jobs}, 60)
     assert all(len(own) == QUICK.turns for ways in found.values() for own in ways.values())
-    firsts = [asked[0][0], asked[2 * len(jobs)][0]]
-    assert firsts == [Way("a", 0), Way("b", 0)]
+    assert [asked[i][0].engine for i in (0, 2 * len(jobs))] == ["a", "b"]
     for (_, one), (_, other) in zip(asked[::2], asked[1::2], strict=True):
         assert (one.prompts, one.seeds) == (other.prompts, other.seeds)
