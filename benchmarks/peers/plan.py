@@ -1,0 +1,60 @@
+"""How much is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.expand import Shape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run.
+
+    Attributes:
+        shape: of the expanded target.
+        gammas: draft lengths to choose from.
+        temperatures: of the texts.
+        loads: texts at once, and new tokens of each.
+        choosing_turns: turns that the draft lengths are chosen by, at most.
+        turns: that are then measured, at most.
+        law_texts: of each sample.
+        law_tokens: of each of those texts.
+        budget_s: for all texts, from the first warm one; setting up and loading are not in it.
+        setup_s: for making one environment, at most.
+    """
+
+    shape: Shape
+    gammas: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    loads: tuple[tuple[int, int], ...]
+    choosing_turns: int
+    turns: int
+    law_texts: int
+    law_tokens: int
+    budget_s: float
+    setup_s: float = 600.0
+
+
+FULL = Plan(
+    shape=Shape(layers=12, width=768, heads=12, kv_heads=12, mlp=2176),
+    gammas=(4, 8, 16),
+    temperatures=(0.0, 1.0),
+    loads=((1, 128), (4, 64), (16, 64)),
+    choosing_turns=5,
+    turns=24,
+    law_texts=2000,
+    law_tokens=6,
+    budget_s=30 * 60,
+)
+QUICK = Plan(
+    shape=Shape(layers=6, width=384, heads=6, kv_heads=6, mlp=1024),
+    gammas=(4, 8),
+    temperatures=(0.0, 1.0),
+    loads=((1, 16), (4, 8)),
+    choosing_turns=1,
+    turns=2,
+    law_texts=100,
+    law_tokens=4,
+    budget_s=60,
+)

@@ -1,0 +1,180 @@
+"""The engines that take part, and their running workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.peers.installation import CACHE, OPENVINO, VLLM, Environment
+from benchmarks.peers.protocol import Generate, Load
+from benchmarks.peers.way import Measurement, Way
+from benchmarks.peers.worker import EngineFailed, Worker
+
+TANDEM = "Tandem"
+_WORKERS = "benchmarks.peers.workers"
+_LOAD_SECONDS = 600.0
+_ASK_SECONDS = 300.0
+_IDLE_SECONDS = 0.5
+# Cores that a worker may keep busy while another computes.
+_SPINS = 0.02
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to run one.
+
+    Attributes:
+        name: for people.
+        module: its worker.
+        environment: of its own; None is ours.
+        apart: whether each draft length needs a process of its own.
+        batches_drafts: whether it drafts for several texts at once.
+        converts: whether it reads a conversion of the checkpoints.
+        pausable: whether its processes may be stopped while others compute.
+    """
+
+    name: str
+    module: str
+    environment: Environment | None = None
+    apart: bool = False
+    batches_drafts: bool = True
+    converts: bool = False
+    pausable: bool = True
+
+    @property
+    def command(self) -> list[str]:
+        """That starts its worker."""
+        python = self.environment.python if self.environment else sys.executable
+        return [python, "-m", self.module]
+
+
+ENGINES = (
+    Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False),
+    Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
+    Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True),
+    Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False),
+)
+
+
+@dataclass
+class Roster:
+    """Who takes part, and who had to leave.
+
+    Attributes:
+        workers: by way; a worker may stand for several.
+        engines: by name, of those that run.
+        versions: by engine.
+        failures: why an engine, or one way of it, takes no part.
+        idle: cores that a worker of an engine kept busy while idle, at most.
+    """
+
+    workers: dict[Way, Worker] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    idle: dict[str, float] = field(default_factory=dict)
+
+    def start(
+        self,
+        engine: Engine,
+        folders: Mapping[str, str],
+        gammas: Sequence[int],
+        dtype: str,
+        say: Callable[[str], None],
+    ) -> None:
+        """Load an engine for plain decoding and for drafts of each length; a failure is noted."""
+        every = (0, *gammas)
+        self.engines[engine.name] = engine
+        for own in [(gamma,) for gamma in every] if engine.apart else [every]:
+            ways = [Way(engine.name, gamma) for gamma in own]
+            say(f"loading {ways[0] if engine.apart else engine.name}")
+            log = CACHE / "logs" / f"{engine.module.rpartition('.')[2]}-{own[0]}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                worker = Worker(engine.command, log, _settings())
+            except OSError as error:
+                self.failures[engine.name] = str(error)
+                return
+            self.workers |= dict.fromkeys(ways, worker)
+            try:
+                load = Load(folders["target"], folders["drafter"], own, dtype)
+                self.versions[engine.name] = worker.ask(load, _LOAD_SECONDS)["versions"]
+            except EngineFailed as failure:
+                self._leave(ways[0], str(failure))
+                if not own[0]:
+                    return
+
+    def generate(self, way: Way, ask: Generate, turn: int = 0) -> Measurement | None:
+        """Texts of a way; None once it has failed."""
+        if way not in self.workers:
+            return None
+        try:
+            found = self.workers[way].ask(ask, _ASK_SECONDS)
+            texts = tuple(tuple(text) for text in found["texts"])
+            if len(texts) != len(ask.prompts) or min(map(len, texts)) < ask.new_tokens:
+                raise EngineFailed("it wrote less than it was asked for")
+        except EngineFailed as failure:
+            self._leave(way, str(failure))
+            return None
+        wanted = tuple(text[: ask.new_tokens] for text in texts)
+        surplus = sum(map(len, texts)) - sum(map(len, wanted))
+        return Measurement(turn, found["seconds"], wanted, surplus)
+
+    def _leave(self, way: Way, reason: str) -> None:
+        """A way's worker ends, with all ways that it stands for."""
+        worker = self.workers[way]
+        gone = [other for other, its in self.workers.items() if its is worker]
+        name = str(way) if self.engines[way.engine].apart else way.engine
+        self.failures[name] = reason
+        for other in gone:
+            del self.workers[other]
+        worker.kill()
+
+    def keep(self, ways: Iterable[Way]) -> None:
+        """End the workers that none of these needs."""
+        kept = set(ways)
+        needed = {self.workers[way] for way in kept if way in self.workers}
+        for worker in set(self.workers.values()) - needed:
+            worker.quit()
+        self.workers = {way: w for way, w in self.workers.items() if way in kept}
+
+    def calm(self) -> None:
+        """See who spins while idle, and from now on stop those between their texts."""
+        for way, worker in self.workers.items():
+            if way.engine not in self.idle or self.engines[way.engine].apart:
+                share = worker.idle_share(_IDLE_SECONDS)
+                self.idle[way.engine] = max(share, self.idle.get(way.engine, 0.0))
+                worker.pauses = share > _SPINS and self.engines[way.engine].pausable
+                worker.rest()
+
+    def ways(self, texts: int) -> list[Way]:
+        """All that can write so many texts at once."""
+        return sorted(
+            way
+            for way in self.workers
+            if texts == 1 or not way.gamma or self.engines[way.engine].batches_drafts
+        )
+
+    def close(self) -> None:
+        """End everyone."""
+        self.keep(())
+
+
+def _settings() -> dict[str, str]:
+    """Of every worker: where vLLM keeps what it compiled, and no look at the network."""
+    kept = {"VLLM_CACHE_ROOT": str(CACHE / "vllm" / "compiled"), "HF_HUB_OFFLINE": "1"}
+    return {name: os.environ.get(name, value) for name, value in kept.items()}
+
+
+def named(name: str) -> Engine:
+    """An engine by the beginning of its name, in any case.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for engine in ENGINES:
+        if engine.name.lower().startswith(name.lower()):
+            return engine
+    raise ValueError(f"no engine {name}: {', '.join(engine.name for engine in ENGINES)}")

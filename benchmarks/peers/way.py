@@ -1,0 +1,57 @@
+"""Who writes a text, and in what circumstances."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Way:
+    """An engine at a draft length; 0 is without drafts."""
+
+    engine: str
+    gamma: int
+
+    def __str__(self) -> str:
+        return f"{self.engine}, drafts of {self.gamma}" if self.gamma else f"{self.engine}, plain"
+
+
+@dataclass(frozen=True, order=True)
+class Job:
+    """Texts at once.
+
+    Attributes:
+        temperature: of all of them.
+        texts: asked for in one go.
+        new_tokens: of each.
+    """
+
+    temperature: float
+    texts: int
+    new_tokens: int
+
+    def __str__(self) -> str:
+        count = "one text" if self.texts == 1 else f"{self.texts} texts at once"
+        return f"temperature {self.temperature:g}, {count} of {self.new_tokens} tokens"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Texts that were written.
+
+    Attributes:
+        turn: which; all ways have its prompts and seeds.
+        seconds: by the engine's own process.
+        texts: token ids, cut to what was asked for.
+        surplus: tokens beyond that, of all texts together; they count for nothing.
+    """
+
+    turn: int
+    seconds: float
+    texts: tuple[tuple[int, ...], ...]
+    surplus: int = 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all texts together."""
+        return sum(map(len, self.texts)) / self.seconds

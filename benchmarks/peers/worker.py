@@ -1,0 +1,174 @@
+"""A worker process, seen from the benchmark: asked, waited for, paused, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.protocol import Generate, Load, line_of
+
+ROOT = Path(__file__).resolve().parents[2]
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_QUIT_SECONDS = 30.0
+_CLOSING_SECONDS = 1.0
+_TOLD_LINES = 3
+
+
+class EngineFailed(Exception):
+    """An engine cannot do what was asked; the run goes on without it."""
+
+
+class Worker:
+    """A process that speaks the protocol, in a group of its own.
+
+    Args:
+        command: what to run.
+        log: gets its standard error, from the start.
+        settings: of its environment, beside ours.
+    """
+
+    def __init__(
+        self, command: list[str], log: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._log = log
+        # Another environment must not look for packages where ours does.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                env=env | dict(settings or {}),
+                start_new_session=True,
+            )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.pauses = False
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(self, ask: Load | Generate, timeout_s: float) -> dict[str, Any]:
+        """What it answers. A paused worker is woken for it and paused again.
+
+        Raises:
+            EngineFailed: an error, an end or no answer in time; after the latter two it is ended.
+        """
+        self._signal(signal.SIGCONT)
+        try:
+            found = self._answer(line_of(ask), timeout_s)
+        finally:
+            self.rest()
+        if error := found.get("error"):
+            raise EngineFailed(error)
+        return found
+
+    def _answer(self, line: str, timeout_s: float) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = self._lines.get(timeout=timeout_s)
+            if answer is not None:
+                found: dict[str, Any] = json.loads(answer)
+                return found
+            reason = f"ended: {self._last_words()}"
+        except queue.Empty:
+            reason = f"no answer within {timeout_s:.0f} s"
+        except (BrokenPipeError, json.JSONDecodeError) as error:
+            reason = f"{type(error).__name__}: {self._last_words()}"
+        self.kill()
+        raise EngineFailed(reason)
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").split("\n")
+        return " / ".join([line.strip() for line in lines if line.strip()][-_TOLD_LINES:])
+
+    def cpu_seconds(self) -> float:
+        """CPU time that the process and all that it started have taken so far."""
+        return sum(_cpu_seconds(pid) for pid in _family(self._process.pid))
+
+    def rest(self) -> None:
+        """Stop computing until the next ask, if it pauses."""
+        if self.pauses:
+            self._signal(signal.SIGSTOP)
+
+    def idle_share(self, seconds: float) -> float:
+        """Cores that it keeps busy while it is asked for nothing."""
+        before, started = self.cpu_seconds(), time.perf_counter()
+        time.sleep(seconds)
+        return (self.cpu_seconds() - before) / (time.perf_counter() - started)
+
+    def quit(self) -> None:
+        """End it in order, or else at once."""
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+            self._process.wait(_QUIT_SECONDS)
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            self.kill()
+        self._close()
+
+    def kill(self) -> None:
+        """End it and its group at once."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        # Something that it started may hold its output open; then a thread still reads it.
+        self._reader.join(_CLOSING_SECONDS)
+        if not self._reader.is_alive():
+            self._process.stdout.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, number)
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _family(ancestor: int) -> set[int]:
+    """The ids of a process and of all below it."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int(_stat(int(folder.name))[1])
+        except OSError:  # it has just ended
+            continue
+    found, fresh = {ancestor}, {ancestor}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
+        found |= fresh
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

@@ -1,0 +1,78 @@
+"""vLLM on a CPU, plain or with `draft_model`; a process has one draft length for its life."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.peers.protocol import Generate, Load, serve
+
+_SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The engine in this very process: nothing is sent between two, and a pause holds all of it.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+_SEQUENCES = 64
+_MAX_LENGTH = 2048
+
+
+class Vllm:
+    """An engine that is asked offline."""
+
+    def load(self, load: Load) -> dict[str, str]:
+        """Load, compile and warm up; takes a minute or two.
+
+        Raises:
+            ValueError: more than one draft length is wanted.
+        """
+        os.environ.update(_SETTINGS)
+        from vllm import LLM
+
+        if len(load.gammas) != 1:
+            raise ValueError("a vLLM process has one draft length")
+        drafting: dict[str, Any] = {}
+        if gamma := load.gammas[0]:
+            drafting["speculative_config"] = {
+                "method": "draft_model",
+                "model": load.drafter,
+                "num_speculative_tokens": gamma,
+            }
+        self._llm: Any = LLM(
+            model=load.target,
+            dtype=load.dtype,
+            max_model_len=_MAX_LENGTH,
+            max_num_seqs=_SEQUENCES,
+            enable_prefix_caching=False,
+            seed=0,
+            **drafting,
+        )
+        return {name: version(name) for name in ("vllm-cpu", "torch")}
+
+    def generate(self, generate: Generate) -> list[list[int]]:
+        """All texts in one call.
+
+        Seeds are left to the engine: one a request would have it draw row by row, slower than
+        it need be.
+        """
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=generate.temperature,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=generate.new_tokens,
+            ignore_eos=True,
+        )
+        prompts = [{"prompt_token_ids": list(ids)} for ids in generate.prompts]
+        found = self._llm.generate(prompts, sampling, use_tqdm=False)
+        return [list(text.outputs[0].token_ids) for text in found]
+
+    def close(self) -> None:
+        """Nothing outlives the process."""
+
+
+if __name__ == "__main__":
+    serve(Vllm())
