@@ -91,10 +91,11 @@ class SequenceCall(Generic[Q, R]):
         try:
             answer = await self._exchange(request, min(seconds, left))
         except TimeoutError:
-            if self._stream is not None:
+            late = left >= seconds
+            if late and self._stream is not None:
                 self._stream.retire()  # which may be what does not answer
             self.cancel()
-            raise self._late(None if left < seconds else seconds) from None
+            raise self._late(seconds if late else None) from None
         if (got := answer.WhichOneof("result")) == "ended":
             raise ended_by_peer(self._link.role, self._link.address, answer.ended)
         if got != kind:
@@ -146,13 +147,16 @@ class SequenceCall(Generic[Q, R]):
 
     async def close(self) -> None:
         """Say goodbye and wait for the end; a peer that is gone already is fine."""
+        if self._stream is None:
+            return
         try:
-            if self._stream is not None:
-                await self._exchange(self._close_request, CLOSE_SECONDS)
+            await self._exchange(self._close_request, CLOSE_SECONDS)
         except (TimeoutError, TandemError):
             pass
-        finally:
+        else:
             self._leave()
+        finally:
+            self.cancel()  # where it was not heard, it may not even be on its way
 
     def cancel(self) -> None:
         """Abort the sequence; the peer frees it. Never waits; harmless after the end."""

@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from tandem.errors import Exhausted
+from tandem.rpc import call as call_module
 from tandem.rpc import link
 from tandem.rpc.call import SequenceCall
 from tandem.target.v1 import target_pb2
@@ -204,6 +205,33 @@ async def test_what_was_given_up_before_it_was_sent_is_not_sent() -> None:
     staying.cancel()
     await asyncio.sleep(0.01)
     assert [r.WhichOneof("step") for r in call.written] == ["open", "close"]
+
+
+async def test_a_close_that_could_not_be_written_in_time_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the peer would keep the sequence until its idle limit."""
+    monkeypatch.setattr(call_module, "CLOSE_SECONDS", 0.05)
+    call: Any = SilentCall()
+    call.free.set()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    staying, leaving = openings(peer, 1 << 20), openings(peer, 1 << 20)
+    tasks = []
+    for one in (staying, leaving):
+        opening = target_pb2.SequenceRequest(open=target_pb2.OpenSequence(token_ids=[1]))
+        tasks.append(asyncio.create_task(one.open(opening, "opened", 60)))
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    call.free.clear()
+    peer.join().send(1, b"")  # what is being written while the close waits
+    await asyncio.sleep(0.01)
+    await leaving.close()
+    call.free.set()
+    await asyncio.sleep(0.01)
+    closed = [r.sequence for r in call.written if r.WhichOneof("step") == "close"]
+    assert closed == [2]
+    staying.cancel()
 
 
 async def test_a_request_larger_than_the_peer_takes_fails_alone() -> None:
