@@ -160,6 +160,8 @@ SUPPORTED = (
 
 _STATE = "its recurrent state cannot be rewound after a rejection"
 _OWN = "its attention cannot be replaced by a batched one"
+LLAMA = next(row for row in SUPPORTED if row.model_type == "llama")
+
 REFUSED = (
     Refused("Mamba", "mamba", _STATE),
     Refused("RecurrentGemma", "recurrent_gemma", _STATE),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.inference.record import cache_folder
 from tests.tiny import save_random_llama
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
@@ -24,6 +25,13 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is kept from a start of another test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return cache_folder()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -19,6 +20,13 @@ from tests.architectures import VOCAB_SIZE, WINDOW, Architecture, build
 TOLERANCE = 1e-4
 # Shorter and longer than the window, and than a chunk of the prompt.
 LENGTHS = (3, WINDOW, 21, 40)
+
+
+def load(model: PreTrainedModel, engine: EngineName = "openvino") -> tuple[Decoder, list[str]]:
+    """A decoder of a model, and the reasons in the warnings of its start."""
+    with capture_logs() as logs:
+        decoder = Decoder(model, "tiny", cache_tokens=512, engine=engine)
+    return decoder, [str(line["reason"]) for line in logs if line["log_level"] == "warning"]
 
 
 def random_texts() -> list[list[int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,8 +16,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tests.service.fake_carrier import VOCAB_SIZE, Fake
 
-VOCAB_SIZE = 100
 CHAIN = common_pb2.DRAFT_SHAPE_CHAIN
 RULES = {
     "block": target_pb2.VerifierInfo(name="block", lossless=True, takes=CHAIN, resumable=True),
@@ -28,169 +26,6 @@ RULES = {
     ),
     "token": target_pb2.VerifierInfo(name="token", lossless=True, takes=CHAIN, resumable=True),
 }
-
-
-class Ended(Exception):
-    """A sequence that a fake ends."""
-
-
-class FakeContext:
-    """What interferes with a fake can do to a sequence and its stream."""
-
-    def __init__(
-        self, over: asyncio.Future[None], end: Callable[[grpc.StatusCode, str], Awaitable[None]]
-    ) -> None:
-        self._over = over
-        self._end = end
-        self._ending: asyncio.Task[None] | None = None
-
-    def end_later(self, code: grpc.StatusCode, sentence: str) -> None:
-        """End the sequence soon behind the answer to its request."""
-
-        async def end() -> None:
-            await asyncio.sleep(0.03)
-            await self._end(code, sentence)
-
-        self._ending = asyncio.ensure_future(end())
-
-    def end_stream(self, code: grpc.StatusCode, sentence: str) -> None:
-        """End the stream, with all its sequences."""
-        self._over.set_exception(Ended(code, sentence))
-
-    async def abort(self, code: grpc.StatusCode, sentence: str) -> None:
-        """End the sequence."""
-        raise Ended(code, sentence)
-
-
-async def _go_on(round_: int | None, context: FakeContext) -> None:
-    """Nothing happens."""
-
-
-def _leave(reply: Any) -> None:
-    """Nothing is changed."""
-
-
-class Fake:
-    """What both have.
-
-    Attributes:
-        opened: sequences so far.
-        ended: of those, the ones that are over.
-        streams: so far.
-        interfere: called before each answer, with its round (None for the open's) and a
-            context; may raise, abort or hang.
-        alter: called with each answer; may change it.
-    """
-
-    message: Any
-    answer: Any
-
-    def __init__(self, **changes: Any) -> None:
-        fields: dict[str, Any] = {
-            "model": "fake",
-            "protocol_version": 2,
-            "vocab_size": VOCAB_SIZE,
-            "max_length": 1000,
-            "max_gamma": 8,
-            "max_sequences": 8,
-            "dtype": "float32",
-            "device": "cpu",
-            "max_message_bytes": 1 << 20,
-        }
-        self.info = common_pb2.ModelInfo(**(fields | changes))
-        self.opened = self.ended = self.streams = 0
-        self.interfere: Callable[[int | None, FakeContext], Awaitable[None]] = _go_on
-        self.alter: Callable[[Any], None] = _leave
-        self._writing = asyncio.Lock()
-
-    async def serve(self, context: Any) -> None:
-        """Answer the sequences of a stream, each for itself."""
-        self.streams += 1
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        open_: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
-        reading = asyncio.create_task(self._read(context, open_, over))
-        try:
-            await over
-        except Ended as end:
-            await context.abort(*end.args)
-        finally:
-            reading.cancel()
-            for task, _ in open_.values():
-                task.cancel()
-
-    async def _read(self, context: Any, open_: dict[int, Any], over: asyncio.Future[None]) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            for request in message.requests:
-                await self._hear(request, open_, context, over)
-        if not over.done():
-            over.set_result(None)
-
-    async def _hear(
-        self, request: Any, open_: dict[int, Any], context: Any, over: asyncio.Future[None]
-    ) -> None:
-        number = request.sequence
-        if request.HasField("close"):
-            task, _ = open_.pop(number)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            await self._say(context, number, ended=common_pb2.SequenceEnd())
-            return
-        if number not in open_:
-            assert request.HasField("open")
-            inbox: asyncio.Queue[Any] = asyncio.Queue()
-            task = asyncio.create_task(self._converse(number, inbox, context, over))
-            open_[number] = task, inbox
-        open_[number][1].put_nowait(request)
-
-    async def _converse(
-        self,
-        number: int,
-        inbox: asyncio.Queue[Any],
-        context: Any,
-        over: asyncio.Future[None],
-    ) -> None:
-        tokens: list[int] = []
-        last = -1
-        self.opened += 1
-
-        async def end(code: grpc.StatusCode, sentence: str) -> None:
-            ended = common_pb2.SequenceEnd(code=code.value[0], sentence=sentence)
-            await self._say(context, number, ended=ended)
-
-        try:
-            while True:
-                request = await inbox.get()
-                round_ = self.round_of(request)
-                assert round_ is None or round_ > last, "a round that was used already"
-                last = request.open.first_round if round_ is None else round_
-                await self.interfere(round_, FakeContext(over, end))
-                reply = self.answer_to(request, tokens)
-                self.alter(reply)
-                reply.sequence = number
-                await self._write(context, reply)
-        except Ended as failure:
-            await end(*failure.args)
-        except Exception as error:
-            await end(grpc.StatusCode.UNKNOWN, str(error))
-            raise
-        finally:
-            self.ended += 1
-
-    async def _say(self, context: Any, number: int, **result: Any) -> None:
-        await self._write(context, self.answer(sequence=number, **result))
-
-    async def _write(self, context: Any, reply: Any) -> None:
-        async with self._writing:
-            await context.write(self.message(responses=[reply]))
-
-    def round_of(self, request: Any) -> int | None:
-        """Of a step; None of an open."""
-        raise NotImplementedError
-
-    def answer_to(self, request: Any, tokens: list[int]) -> Any:
-        """The answer to a request of a sequence that holds tokens."""
-        raise NotImplementedError
 
 
 class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):

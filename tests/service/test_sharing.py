@@ -13,7 +13,8 @@ from tandem.rpc import call as call_module
 from tandem.rpc import link
 from tandem.rpc.call import SequenceCall
 from tandem.target.v1 import target_pb2
-from tests.service.fakes import FakeContext, FakeDrafter, FakeTarget, orchestrate, request
+from tests.service.fake_carrier import FakeContext
+from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 Code = grpc.StatusCode
 

@@ -19,6 +19,7 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
 from tests.architectures import (
     DOCUMENT,
+    LLAMA,
     REFUSED,
     SUPPORTED,
     Architecture,
@@ -58,7 +59,7 @@ def test_the_llama_family_runs_as_plain_operators() -> None:
 
 def test_the_rotations_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "_FIRST_TURNS", 16)
-    assert worst_difference(next(row for row in SUPPORTED if row.model_type == "llama")) < TOLERANCE
+    assert worst_difference(LLAMA) < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tandem.inference import choice, record
 from tandem.inference.choice import choose_backend
 from tandem.inference.record import Record
-from tests.architectures import SUPPORTED, build
+from tests.architectures import LLAMA, build
 from tests.tiny import random_llama
 
 
@@ -81,7 +81,7 @@ def test_what_was_clear_is_not_measured_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float, engine: str
 ) -> None:
     pytest.importorskip("openvino")
-    model = build(next(row for row in SUPPORTED if row.model_type == "llama"))
+    model = build(LLAMA)
     Record(model, torch.get_num_threads()).measured(gain)
     monkeypatch.setattr(choice, "_gain", None)
     monkeypatch.setattr(choice, "_by_openvino" if engine == "torch" else "_by_torch", None)
