@@ -47,6 +47,8 @@ class DraftCall:
         self._max_bytes = max_bytes
         self._waits = waits
         self._traceparent = traceparent
+        # The opening may outlast the target's, and is beside it: a part of the text.
+        self._text = traceparent()
         self._vocab_size = 0
         self.close = call.close
         self.cancel = call.cancel
@@ -62,7 +64,7 @@ class DraftCall:
             first_round=prompt.first_round,
             max_new_tokens=prompt.max_new_tokens,
         )
-        message = drafter_pb2.SequenceRequest(traceparent=self._traceparent(), open=request)
+        message = drafter_pb2.SequenceRequest(traceparent=self._text, open=request)
         reply = await self._call.open(message, "opened", self._waits.open_seconds)
         return messages.times_from(reply.opened.times)
 
