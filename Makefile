@@ -10,6 +10,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 
+# A file's tests share its services, so that they stay together; the long files are in the middle.
+ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers
 
@@ -35,7 +38,7 @@ up: setup ## Start the three services with the embedded pair
 	$(BIN)/tandem up
 
 test: setup lint types ## Lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
 lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check
