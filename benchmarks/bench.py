@@ -57,7 +57,7 @@ class Plan:
     Attributes:
         shape: of the expanded target.
         gammas: draft lengths.
-        dtypes: that transformers tries; Tandem takes the faster of them.
+        dtypes: that transformers tries; Tandem's target takes the faster one.
         temperatures: of the texts.
         new_tokens: of each text.
         repeats: texts of each method and temperature, at most.
@@ -131,17 +131,19 @@ def run(plan: Plan, with_sweeps: bool, progress: Progress) -> Outcome:
         target = f"{folder}/target"
         parameters = expand(Path(embedded("target")), plan.shape, Path(target))
         floor = faster(
-            [Floor(drafter, target, dtype, (0, *plan.gammas)) for dtype in plan.dtypes],
+            [
+                Floor(drafter, target, dtype, (0, *plan.gammas))
+                for dtype in dict.fromkeys(dtypes_of(each)[0] for each in plan.dtypes)
+            ],
             4,
             _CHOOSING_ROUNDS,
         )
         baselines = {dtype: Baseline(drafter, target, dtype) for dtype in plan.dtypes}
         methods = (
             *baseline_methods(plan.gammas, plan.dtypes),
-            *tandem_methods(plan.gammas, floor.dtype),
+            *tandem_methods(plan.gammas, f"{floor.dtype}/auto"),
         )
-        target_dtype, drafter_dtype = dtypes_of(floor.dtype)
-        pair = Pair(target, drafter, dtype=target_dtype, drafter_dtype=drafter_dtype)
+        pair = Pair(target, drafter, dtype=floor.dtype, drafter_dtype="auto")
         with serving(pair) as stack:
             with connected(stack.addresses["orchestrator"]) as (loop, tandem):
                 contest = Contest(

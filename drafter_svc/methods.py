@@ -35,12 +35,12 @@ def _load_model(settings: DrafterSettings) -> LoadedDrafter:
     from tandem.engine.asks import Truncation
     from tandem.serving.model import engine_over, info_of, load_decoder
 
-    decoder = load_decoder(settings)
+    decoder = load_decoder(settings, drafts=True)
     truncation = Truncation(settings.draft_mass, settings.draft_support)
     return LoadedDrafter(
         engine_over(decoder, settings, "drafter-engine"),
         info_of(decoder, settings),
-        lambda: (decoder.forward_passes, decoder.fed_tokens),
+        decoder,
         ModelDrafter(decoder, truncation),
     )
 
@@ -60,7 +60,7 @@ def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
         max_message_bytes=settings.max_message_mib * MIB,
     )
     drafter = LookupDrafter(settings.lookup_ngram, settings.lookup_window)
-    return LoadedDrafter(engine, info, lambda: (0, 0), drafter)
+    return LoadedDrafter(engine, info, None, drafter)
 
 
 METHODS: dict[str, Callable[[DrafterSettings], LoadedDrafter]] = {

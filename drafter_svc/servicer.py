@@ -58,7 +58,7 @@ class DrafterServicer(
         async with status_boundary(context):
             loaded = self.loaded
             return drafter_pb2.GetModelInfoResponse(
-                info=loaded.info,
+                info=loaded.described(),
                 stats=loaded.stats(),
                 drafter=loaded.drafter.name,
                 draft_support=self.settings.draft_support,

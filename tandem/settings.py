@@ -69,8 +69,9 @@ class ModelSettings(ServiceSettings):
     )
     engine: Literal["auto", "torch", "openvino"] = Field(
         "auto",
-        description="what computes the model on a CPU: auto takes OpenVINO's runtime where it runs"
-        " the model, gives the same logits and is measured to be faster than torch",
+        description="what computes the model on a CPU: auto begins with torch and goes over to"
+        " OpenVINO's runtime, where that gives the same logits and is measured to be faster; the"
+        " next start begins with what was",
     )
     threads: int = Field(
         0,

@@ -52,7 +52,7 @@ class TargetServicer(
         return LoadedTarget(
             engine_over(decoder, self.settings, "target-engine"),
             info_of(decoder, self.settings),
-            lambda: (decoder.forward_passes, decoder.fed_tokens),
+            decoder,
             decoder,
         )
 
@@ -79,7 +79,7 @@ class TargetServicer(
         async with status_boundary(context):
             loaded = self.loaded
             return target_pb2.GetModelInfoResponse(
-                info=loaded.info, stats=loaded.stats(), verifiers=verifier_infos()
+                info=loaded.described(), stats=loaded.stats(), verifiers=verifier_infos()
             )
 
     async def GetTokenizer(

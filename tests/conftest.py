@@ -14,9 +14,11 @@ from tests.tiny import save_random_llama
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
 torch.set_num_threads(1)
-# Services of tests start by the hundred: they compute by torch unless a test is about what does.
+# Services of tests start by the hundred: they compute by torch, in float32, unless a test is
+# about what does.
 for _service in ("DRAFTER", "TARGET"):
     os.environ.setdefault(f"TANDEM_{_service}_ENGINE", "torch")
+    os.environ.setdefault(f"TANDEM_{_service}_DTYPE", "float32")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,9 +23,10 @@ LENGTHS = (3, WINDOW, 21, 40)
 
 
 def load(model: PreTrainedModel, engine: EngineName = "openvino") -> tuple[Decoder, list[str]]:
-    """A decoder of a model, and the reasons in the warnings of its start."""
+    """A decoder of a model, by what computes it fastest, and the reasons in its warnings."""
     with capture_logs() as logs:
         decoder = Decoder(model, "tiny", cache_tokens=512, engine=engine)
+        decoder.improve()
     return decoder, [str(line["reason"]) for line in logs if line["log_level"] == "warning"]
 
 
@@ -53,7 +54,7 @@ def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict
     """Rows of the same by position, from batches of some of the texts, some tokens of each,
     some rows of them, and rejected drafts."""
     rng = random.Random(2)
-    caches = [decoder.pool.reserve(len(text)) for text in texts]
+    caches = [decoder.reserve(len(text)) for text in texts]
     rows: list[dict[int, Tensor]] = [{} for _ in texts]
     while True:
         unfinished = [
@@ -62,6 +63,8 @@ def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict
             if cache is not None and cache.length < len(text)
         ]
         if not unfinished:
+            for cache in filter(None, caches):
+                decoder.release(cache)
             return rows
         feeds, kept = [], []
         every_row = rng.random() < 0.5

@@ -60,7 +60,7 @@ class TargetEngine(Engine):
     """A target's engine with its model, and its rounds as awaitables."""
 
     def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
-        admission = Admission((decoder.pool,), places)
+        admission = Admission((decoder,), places)
         super().__init__("target-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
 
@@ -76,7 +76,7 @@ class DrafterEngine(Engine):
     """A drafter's engine with its model, and its drafts as awaitables."""
 
     def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
-        admission = Admission((decoder.pool,), places)
+        admission = Admission((decoder,), places)
         super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
         self.drafter = ModelDrafter(decoder, Truncation(0.999, 512))

@@ -9,7 +9,6 @@ from statistics import median
 
 import torch
 
-from benchmarks.contest.method import dtypes_of
 from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
@@ -43,23 +42,23 @@ class Floor:
     """A pair in this process, its rounds timed bare. The in-process floor of a round.
 
     Attributes:
-        dtype: one of `method.DTYPES`.
+        dtype: the target's; the drafter's is the fastest.
         rounds: by gamma; each call of `measure` adds to them.
         target_bytes: of the target's weights.
 
     Args:
         drafter: folder of its checkpoint.
         target: folder of its checkpoint.
+        dtype: the target's.
         gammas: draft lengths, 0 for plain decoding.
     """
 
     def __init__(self, drafter: str, target: str, dtype: str, gammas: Sequence[int]) -> None:
         self.dtype = dtype
         self.rounds = {gamma: BareRound() for gamma in gammas}
-        target_dtype, drafter_dtype = dtypes_of(dtype)
-        self._drafter = Decoder.load(drafter, "cpu", drafter_dtype, _CACHE_TOKENS)
-        self._target = Decoder.load(target, "cpu", target_dtype, _CACHE_TOKENS)
-        size = getattr(torch, target_dtype).itemsize
+        self._drafter = _fastest(drafter, "auto", drafts=True)
+        self._target = _fastest(target, dtype)
+        size = getattr(torch, dtype).itemsize
         self.target_bytes = self._target.parameters * size
         self._drafter_cache = self._prefilled(self._drafter)
         self._target_cache = self._prefilled(self._target)
@@ -101,12 +100,20 @@ def copy_bandwidth(repeats: int = 3) -> float:
 
 
 def faster(floors: Sequence[Floor], gamma: int, repeats: int) -> Floor:
-    """The pair whose rounds are shorter; the dtype to serve in on this machine.
+    """The pair whose rounds are shorter, taking turns; the target's dtype for this machine.
 
     What was measured for the choice is forgotten: figures come from between the texts.
     """
-    for floor in floors:
-        floor.measure(repeats)
+    for _ in range(repeats):
+        for floor in floors:
+            floor.measure(1)
     chosen = min(floors, key=lambda floor: floor.rounds[gamma].round_s)
     chosen.rounds = {gamma: BareRound() for gamma in chosen.rounds}
     return chosen
+
+
+def _fastest(model: str, dtype: str, drafts: bool = False) -> Decoder:
+    """A decoder as a service ends up with."""
+    decoder = Decoder.load(model, "cpu", dtype, _CACHE_TOKENS, engine="auto", drafts=drafts)
+    decoder.improve()
+    return decoder

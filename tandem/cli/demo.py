@@ -67,6 +67,8 @@ def demo(
             err.out("starting drafter, target and orchestrator", style="dim", highlight=False)
             with err.status("starting") as status:
                 stack.start(progress=status.update)
+                status.update("finding what computes the models fastest")
+                stack.settle()
             with Client(stack.addresses["orchestrator"]) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)

@@ -14,7 +14,9 @@ from tandem.errors import Exhausted, InvalidRequest, Unavailable
 class Pool(Protocol):
     """Memory that sequences reserve a part of."""
 
-    positions: int
+    @property
+    def positions(self) -> int:
+        """That all sequences may hold together."""
 
     def reserve(self, capacity: int) -> Any:
         """A part, or None where there is no room now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -23,6 +24,10 @@ class Pool(Protocol):
     @property
     def positions(self) -> int:
         """That all sequences may hold together."""
+
+    @property
+    def free_positions(self) -> int:
+        """Of them, those that no sequence has reserved."""
 
     @property
     def bytes_per_position(self) -> int:
@@ -48,18 +53,37 @@ class Pass(Protocol):
 class Backend:
     """A pass with its pool.
 
-    Args:
-        name: for people: "torch" or "openvino".
-        compute: the pass.
+    Attributes:
+        engine: for people: "torch" or "openvino".
+        dtype: of weights and passes.
         pool: its own kind.
+        busy: held while the pass computes: it takes one batch at a time.
+
+    Args:
+        compute: the pass.
         device: where tokens and logits are.
     """
 
-    def __init__(self, name: str, compute: Pass, pool: Pool, device: torch.device) -> None:
-        self.name = name
+    def __init__(
+        self, engine: str, dtype: torch.dtype, compute: Pass, pool: Pool, device: torch.device
+    ) -> None:
+        self.engine = engine
+        self.dtype = dtype
         self.pool: Any = pool
+        self.busy = threading.RLock()
         self._compute = compute
         self._device = device
+
+    def __str__(self) -> str:
+        return name_of(self.engine, self.dtype)
+
+    def beside(self, positions: int) -> Backend:
+        """The same pass with a pool of its own, to be tried while this one serves."""
+        other = Backend(
+            self.engine, self.dtype, self._compute, self.pool.resized(positions), self._device
+        )
+        other.busy = self.busy
+        return other
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """Feed new tokens of different sequences; their caches grow.
@@ -68,10 +92,16 @@ class Backend:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
         """
         batch = PackedBatch.of(feeds, self._device)
-        logits = self._compute(batch, self.pool)
+        with self.busy:
+            logits = self._compute(batch, self.pool)
         for feed in feeds:
             feed.cache.length += len(feed.token_ids)
         return logits
+
+
+def name_of(engine: str, dtype: torch.dtype) -> str:
+    """For people and records: "torch float32"."""
+    return f"{engine} {str(dtype).removeprefix('torch.')}"
 
 
 def probe(backend: Backend, text: Sequence[int]) -> Tensor:

@@ -1,58 +1,100 @@
-"""Which back end computes a model's pass: by what each can do, and then by measurement."""
+"""Which back end computes a model's pass: one that is sure at once, then the fastest one.
+
+A model that starts for the first time is served by torch while the other ways are made and
+measured beside it (`Trial`). The fastest is remembered, and the next start begins with it.
+"""
 
 from __future__ import annotations
 
-import math
-import os
-import time
 from collections.abc import Sequence
-from statistics import median
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
-from tandem.errors import StartupError, Unsupported, first_line
-from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, probe
-from tandem.inference.cache import KVPool
-from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
-from tandem.inference.feed import Feed
-from tandem.inference.layout import choose_layout
-from tandem.inference.llama import LlamaPass
-from tandem.inference.modules import ModulePass
+from tandem.errors import StartupError, first_line
+from tandem.inference import speed
+from tandem.inference.backend import Backend
+from tandem.inference.candidates import Way, by_openvino, by_torch, in_dtype, sharing_weights
 from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)
 
 EngineName = Literal["auto", "torch", "openvino"]
-# The probe as often as reaches into a third block of the other back end's cache.
-_LONGER = 6
-# What is timed: sequences, and the rows of each in passes one after the other. Drafts, whose
-# first pass catches up with what was emitted, and verifications; alone and together.
-_SHAPES = (
-    (1, (3, 1, 1, 1)),
-    (1, (5,)),
-    (1, (17,)),
-    (4, (3, 1, 1, 1)),
-    (4, (5,)),
-)
-_CONTEXT = 64
-# Times as large as what a pool is to hold: extents are whole blocks.
-_SPARE = 3
-_MOST_ROWS = 17
-_WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
-_MEASURING_SECONDS = 0.6
 
 
-def choose_backend(model: PreTrainedModel, engine: EngineName) -> Backend:
-    """The back end of a model, its pool large enough for the probe.
+@dataclass(frozen=True)
+class Choice:
+    """How a model is computed.
+
+    Attributes:
+        backend: from now on; its pool is large enough for the probe.
+        trial: of what may be faster; None where nothing is left to try.
+    """
+
+    backend: Backend
+    trial: Trial | None = None
+
+
+class Trial:
+    """Makes what may be faster, and measures it beside what serves. Slow; runs once, anywhere.
 
     Args:
-        model: in its final dtype, on its device; whichever back end takes its weights.
-        engine: `auto` measures; with `openvino`, what that cannot run is one warning and runs
-            by torch.
+        model: shares its weights with the one that is served.
+        ways: to try.
+        record: of what is found out.
+        shapes: of the passes that count.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ways: Sequence[Way],
+        record: Record,
+        shapes: Sequence[speed.Shape],
+    ) -> None:
+        self._model = model
+        self._ways = ways
+        self._record = record
+        self._shapes = shapes
+
+    @torch.inference_mode()
+    def run(self, serving: Backend) -> Backend | None:
+        """A faster one than the one that serves; None where there is none."""
+        rivals = [serving]
+        failed: set[str] = set()
+        for way in self._ways:
+            if way.engine in failed:
+                continue
+            try:
+                rival = _made(way, in_dtype(self._model, way.dtype), self._record)
+            except StartupError as error:
+                _log.warning("a way to compute this model is left out", reason=first_line(error))
+                rival = None
+            if rival is None:
+                failed.add(way.engine)
+            else:
+                rivals.append(rival)
+        if len(rivals) == 1:
+            return None
+        speeds = speed.speeds_of(rivals, self._shapes)
+        order = sorted(range(len(rivals)), key=lambda i: -speeds[i])
+        best, second = order[:2]
+        self._record.measured(str(rivals[best]), speeds[best] / speeds[second])
+        return rivals[best] if best else None
+
+
+def choose_backend(model: PreTrainedModel, engine: EngineName, drafts: bool = False) -> Choice:
+    """How a model is computed.
+
+    Args:
+        model: on its device, in its dtype; whatever computes it takes its weights.
+        engine: `auto` takes the fastest; with `openvino`, what that cannot run is one warning
+            and runs by torch.
+        drafts: it drafts, which it may do in any dtype: only the time of drafts counts.
 
     Raises:
         StartupError: the model computes otherwise in a batch, or cannot be served at all;
@@ -61,151 +103,39 @@ def choose_backend(model: PreTrainedModel, engine: EngineName) -> Backend:
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
-    text = PROBE * _LONGER if engine != "torch" and cpu else PROBE
-    text = text[: max_positions(model.config.get_text_config())]
-    expected = plain_logits(model, text)
-    if engine == "torch" or not cpu:
-        return _by_torch(model, expected[: len(PROBE)])
-    return _of_two(model, engine, text, expected)
+    if not cpu:
+        return Choice(by_torch(model))
+    ways = _ways(engine, model.dtype, drafts)
+    record = Record(model, torch.get_num_threads(), engine, drafts)
+    first = {str(way): way for way in ways}.get(record.best, ways[0])
+    others = [] if record.clear else [way for way in ways if way != first]
+    rest = sharing_weights(model) if others else None
+    served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
+    backend = _made(first, served, record)
+    if backend is None:  # one warning is enough: nothing else is tried
+        return Choice(by_torch(model))
+    if rest is not None:
+        shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
+        return Choice(backend, Trial(rest, others, record, shapes))
+    if backend.engine == "openvino":
+        _forget_weights(model)
+    return Choice(backend)
 
 
-def _of_two(
-    model: PreTrainedModel, engine: EngineName, text: Sequence[int], expected: Tensor
-) -> Backend:
-    """OpenVINO's back end, if it is asked for or the faster one; else torch's."""
-    record = Record(model, torch.get_num_threads())
-    gain = record.clear_gain if engine == "auto" else math.inf
-    kept = _by_openvino(model, text, expected, record) if gain is None or gain > 1 else None
-    if kept is None or gain is None:
-        by_torch = _by_torch(model, expected[: len(PROBE)])
-        if kept is None:
-            return by_torch
-        gain = _gain(kept, by_torch)
-        record.measured(gain)
-        if gain <= 1:
-            return by_torch
-    _forget_weights(model)
-    return kept
+def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
+    """What may compute a model on a CPU; the first one is sure, or was asked for."""
+    engines = ("torch", "openvino") if engine == "auto" else (engine,)
+    dtypes = [dtype]
+    if drafts and torch.cpu._is_avx512_bf16_supported():
+        dtypes.append(torch.bfloat16)
+    return [Way(name, kind) for kind in dtypes for name in engines]
 
 
-def _by_torch(model: PreTrainedModel, expected: Tensor) -> Backend:
-    """Any model's back end, held to `expected` [n, V] of the probe."""
-    device = model.device
-    try:
-        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
-        if device.type == "cpu":
-            choose_layout(compute)
-        backend = Backend("torch", compute, KVPool(PROBE_TOKENS), device)
-        found = probe(backend, PROBE)
-    except StartupError:
-        raise
-    except Exception as error:  # a model's own code, whatever it raises
-        raise cannot_serve(model, error) from error
-    compare(model, expected, found)
-    return backend
-
-
-def _by_openvino(
-    model: PreTrainedModel, text: Sequence[int], expected: Tensor, record: Record
-) -> Backend | None:
-    """OpenVINO's back end; None, and one warning, where there is none for this model."""
-    if record.crashes:
-        _log.warning(
-            "OpenVINO seems to end the process with this model, torch computes it",
-            remove_to_try_again=str(record.path),
-        )
-        return None
-    record.begin()
-    try:
-        backend = _converted(model, 2 * _SPARE * len(text))
-        compare(model, expected, probe(backend, text))
-        record.end()
-    except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        _log.warning("OpenVINO does not run this model, torch does", reason=reason)
-        record.end()
-        return None
-    return backend
-
-
-def _converted(model: PreTrainedModel, positions: int) -> Backend:
-    if model.dtype not in (torch.float32, torch.bfloat16):
-        raise Unsupported(f"OpenVINO's pass in {model.dtype}")
-    threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
-    if model.dtype == torch.bfloat16 and threads == 1:
-        # On a CPU with AMX its fused MLP splits the work of half as many threads: the process
-        # would end with a division by zero.
-        raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
-    # Here, since OpenVINO need not be installed and takes half a second to import.
-    from tandem.inference.openvino_graph import complete, precision_of
-    from tandem.inference.openvino_pass import OpenVinoPass
-    from tandem.inference.openvino_store import kept
-    from tandem.inference.openvino_trace import trace, weights_of
-
-    graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
-    compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
-    return Backend("openvino", compute, compute.pool(positions), model.device)
-
-
-def _gain(kept: Backend, torch_backend: Backend) -> float:
-    """Time of torch's passes over that of OpenVINO's, all shapes alike; taken by turns."""
-    backends = (torch_backend, kept)
-    pools = [backend.pool for backend in backends]
-    try:
-        texts = [_begun(backend) for backend in backends]
-        gains = {
-            f"{count}x{'+'.join(map(str, rows))}": _gain_at(backends, texts, count, rows)
-            for count, rows in _SHAPES
-        }
-    finally:
-        for backend, pool in zip(backends, pools, strict=True):
-            backend.pool = pool
-    gain = math.prod(gains.values()) ** (1 / len(gains))
-    rounded = {shape: round(value, 2) for shape, value in gains.items()}
-    _log.info("engine", openvino_is_faster_by=rounded, chosen="openvino" if gain > 1 else "torch")
-    return gain
-
-
-def _gain_at(
-    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], count: int, rows: Sequence[int]
-) -> float:
-    """The same for passes of so many rows of `count` texts, again and again: a pass of another
-    size than the last one takes OpenVINO longer."""
-    spent: tuple[list[float], ...] = tuple([] for _ in backends)
-    started = time.perf_counter()
-    for repeat in range(_WARM_UP + _MAX_REPEATS):
-        for backend, caches, times in zip(backends, texts, spent, strict=True):
-            times.append(_timed(backend, caches[:count], rows))
-        enough = repeat >= _WARM_UP + _MIN_REPEATS - 1
-        if enough and time.perf_counter() - started > _MEASURING_SECONDS / len(_SHAPES):
-            break
-    ours, theirs = (median(times[_WARM_UP:]) for times in spent)
-    return ours / theirs
-
-
-def _begun(backend: Backend) -> list[Any]:
-    """Sequences with some context each, in a pool of their own."""
-    count, capacity = max(texts for texts, _ in _SHAPES), _CONTEXT + _MOST_ROWS
-    backend.pool = backend.pool.resized(_SPARE * count * capacity)
-    caches = [backend.pool.reserve(capacity) for _ in range(count)]
-    for cache in caches:
-        backend.forward([Feed(cache, _tokens(_CONTEXT), 0)])
-    return caches
-
-
-def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> float:
-    """Seconds of passes of some rows of each sequence, which are then forgotten."""
-    started = time.perf_counter()
-    for count in rows:
-        backend.forward([Feed(cache, _tokens(count), count) for cache in caches])
-    spent = time.perf_counter() - started
-    for cache in caches:
-        cache.rollback(_CONTEXT)
-    return spent
-
-
-def _tokens(count: int) -> tuple[int, ...]:
-    return (PROBE * (1 + count // len(PROBE)))[:count]
+def _made(way: Way, model: PreTrainedModel, record: Record) -> Backend | None:
+    """A back end; None, and one warning, where OpenVINO has none for this model."""
+    if way.engine == "openvino":
+        return by_openvino(model, record)
+    return by_torch(model)
 
 
 def _forget_weights(model: nn.Module) -> None:

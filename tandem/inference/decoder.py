@@ -9,18 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.backend import Backend
+from tandem.inference.backends import Backends
 from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
-from tandem.inference.memory import cache_size
+from tandem.inference.memory import cache_size, free_memory
 from tandem.inference.threads import use_threads
+
+_log = structlog.get_logger(__name__)
 
 # transformers patches its own classes while it loads, which two threads must not do at once.
 _LOADING = threading.Lock()
@@ -34,7 +39,8 @@ class Decoder:
         name: the checkpoint's name, for people.
         vocab_size: rows of the logits.
         max_length: the most positions that the model was made for.
-        pool: the KV cache of all sequences, of the kind that the back end fills.
+        eos_token_ids: ids that end a text.
+        improving: `improve` may still find something faster.
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
@@ -49,20 +55,20 @@ class Decoder:
         cache_tokens: int = 0,
         at_most: int = 4096,
         engine: EngineName = "torch",
+        drafts: bool = False,
     ) -> None:
-        self._model = model.eval()
         self.name = name
         self.tokenizer = tokenizer
         config = model.config.get_text_config()
         self.vocab_size = int(config.vocab_size)
         self.max_length = max_positions(config)
         self.device = next(model.parameters()).device
-        self.dtype = str(model.dtype).removeprefix("torch.")
         self.parameters = sum(p.numel() for p in model.parameters())
+        self.eos_token_ids = _eos_token_ids(model)
         self.forward_passes = 0
         self.fed_tokens = 0
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
-        self._start(cache_tokens, at_most, engine)
+        self._start(model.eval(), cache_tokens, at_most, engine, drafts)
 
     @classmethod
     def load(
@@ -75,18 +81,21 @@ class Decoder:
         at_most: int = 4096,
         threads: int | None = None,
         engine: EngineName = "torch",
+        drafts: bool = False,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
         Args:
             model: directory or hub id.
             device: as torch names it ("cpu", "cuda", "cuda:1").
-            dtype: "auto" (float32 on a CPU, else the checkpoint's), or a name.
+            dtype: a name; "auto" is float32 on a CPU, from which a drafter may come off, else
+                the checkpoint's.
             cache_tokens: positions that all sequences may hold together; 0 takes `at_most`,
                 or what fits into half of the free memory.
             at_most: see there.
             threads: of this process, as the settings have them; None leaves them alone.
             engine: what computes the pass; see `choose_backend`.
+            drafts: it drafts, and "auto" may be any dtype that is faster.
 
         Raises:
             StartupError: one sentence on what is missing, broken or too large.
@@ -120,44 +129,95 @@ class Decoder:
             cache_tokens=cache_tokens,
             at_most=at_most,
             engine=engine,
+            drafts=drafts and dtype == "auto",
         )
 
-    def _start(self, cache_tokens: int, at_most: int, engine: EngineName) -> None:
+    def _start(
+        self,
+        model: PreTrainedModel,
+        cache_tokens: int,
+        at_most: int,
+        engine: EngineName,
+        drafts: bool,
+    ) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
-        check_support(self._model)
+        check_support(model)
         with torch.inference_mode():
-            self._backend = choose_backend(self._model, engine)
-            pool = self._backend.pool
-            positions = cache_size(self.device, pool.bytes_per_position, cache_tokens, at_most)
+            choice = choose_backend(model, engine, drafts)
+            backend = choice.backend
+            positions = cache_size(
+                self.device, backend.pool.bytes_per_position, cache_tokens, at_most
+            )
             try:
-                self.pool = self._backend.pool = pool.resized(positions)
+                backend.pool = backend.pool.resized(positions)
             except (RuntimeError, MemoryError) as error:
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
                 ) from error
+        self._backends = Backends(backend)
+        self._trial = choice.trial
+        self.improving = choice.trial is not None
+
+    def improve(self) -> None:
+        """Find out what computes the model fastest; new sequences get it from then on.
+
+        Takes seconds, beside whatever is computed meanwhile; from any thread, once.
+        """
+        trial, self._trial = self._trial, None
+        if trial is None:
+            return
+        try:
+            with torch.inference_mode():
+                self._succeed(trial.run(self._backends.current))
+        except Exception as error:  # what serves goes on
+            _log.warning(
+                "no faster pass can be had",
+                reason=f"{type(error).__name__}: {first_line(error)}",
+            )
+        self.improving = False
+
+    def _succeed(self, faster: Backend | None) -> None:
+        """Give new sequences to a faster back end.
+
+        Raises:
+            MemoryError: there is no room for its KV pool beside the present one.
+        """
+        if faster is None:
+            return
+        positions, each = self.positions, faster.pool.bytes_per_position
+        if positions * each > free_memory(self.device) // 2:
+            raise MemoryError(f"no room for a second KV cache of {positions} tokens")
+        faster.pool = faster.pool.resized(positions)
+        self._backends.succeed(faster)
 
     @property
     def engine(self) -> str:
-        """What computes the pass: "torch" or "openvino"."""
-        return self._backend.name
+        """What computes the pass of new sequences: "torch" or "openvino"."""
+        return self._backends.current.engine
+
+    @property
+    def dtype(self) -> str:
+        """Of its weights and passes."""
+        return str(self._backends.current.dtype).removeprefix("torch.")
+
+    @property
+    def pool(self) -> Any:
+        """The KV cache of new sequences, of the kind that the back end fills."""
+        return self._backends.current.pool
+
+    @property
+    def positions(self) -> int:
+        """That all sequences may hold together."""
+        positions: int = self.pool.positions
+        return positions
 
     def reserve(self, capacity: int) -> SequenceCache | None:
         """Room for a sequence of up to `capacity` positions; None where there is none now."""
-        cache: SequenceCache | None = self.pool.reserve(capacity)
-        return cache
+        return self._backends.reserve(capacity)
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back. It must not be in a batch any more."""
-        self.pool.release(cache)
-
-    @property
-    def eos_token_ids(self) -> list[int]:
-        """Ids that end a text, of the generation config or else the model's."""
-        for config in (self._model.generation_config, self._model.config):
-            eos = getattr(config, "eos_token_id", None)
-            if eos is not None:
-                return sorted({eos} if isinstance(eos, int) else set(eos))
-        return []
+        self._backends.release(cache)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """Feed new tokens of several sequences in one pass.
@@ -168,7 +228,7 @@ class Decoder:
         Returns:
             [R, V] logits in the back end's dtype: the rows asked for, feed by feed.
         """
-        logits = self._backend.forward(feeds)
+        logits = self._backends.forward(feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return logits
@@ -183,6 +243,15 @@ class Decoder:
         """The checkpoint's Jinja template; empty where it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
+
+
+def _eos_token_ids(model: PreTrainedModel) -> list[int]:
+    """Ids that end a text, of the generation config or else the model's."""
+    for config in (model.generation_config, model.config):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return sorted({eos} if isinstance(eos, int) else set(eos))
+    return []
 
 
 def _fingerprint(tokenizer: Any) -> str:

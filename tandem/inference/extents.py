@@ -12,11 +12,13 @@ class SequenceCache:
     """One sequence's extent of the pool.
 
     Attributes:
+        pool: whose part it is.
         start: first position in the pool.
         capacity: positions reserved.
         length: positions in use.
     """
 
+    pool: Extents
     start: int
     capacity: int
     length: int = 0
@@ -48,7 +50,7 @@ class Extents:
                 if size >= capacity:
                     left = [(start + capacity, size - capacity)] if size > capacity else []
                     self._free[i : i + 1] = left
-                    return SequenceCache(start, capacity)
+                    return SequenceCache(self, start, capacity)
         return None
 
     def release(self, cache: SequenceCache) -> None:

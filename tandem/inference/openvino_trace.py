@@ -9,7 +9,6 @@ numbers in its name; `openvino_graph.py` puts weights and attention in.
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import threading
 import warnings
@@ -29,6 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
+from tandem.inference.candidates import sharing_weights
 from tandem.inference.modules import refuse_what_is_unknown
 
 MARK = "tandem_attention"
@@ -153,7 +153,7 @@ class _Traced:
 
 def _structure(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of everything but the weights."""
-    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    copied = sharing_weights(model)
     if hasattr(copied, "set_experts_implementation"):
         with contextlib.suppress(ValueError):  # the model has none
             copied.set_experts_implementation("batched_mm")  # the others look at their data

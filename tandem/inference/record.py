@@ -9,7 +9,7 @@ import os
 import platform
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _LIBRARIES = ("openvino", "torch", "transformers")
 # have crashed, and it is left alone for a day.
 _TRIES = 3
 _TRIES_SECONDS = 86_400.0
-# A choice is remembered if it was this clear; a closer one is measured at each start.
+# What was not this much faster than the next way is measured again at the next start.
 _CLEAR = 1.15
 
 
@@ -58,21 +58,23 @@ def _versions() -> dict[str, str]:
 class _Found:
     tries: int = 0
     tried_at: float = 0.0
-    gain: float = 0.0
+    best: str = ""
+    clear: bool = False
 
 
 class Record:
-    """What was found out about OpenVINO and a model, in a small file.
+    """What was found out about the ways to compute a model, in a small file.
 
     Nothing is remembered where it cannot be written.
 
     Args:
         model: with its weights, in its precision.
         threads: that compute.
+        question: what was asked besides: of other ways the answer is another one.
     """
 
-    def __init__(self, model: PreTrainedModel, threads: int) -> None:
-        parts = [structure_key(model), str(model.dtype), threads, _processor()]
+    def __init__(self, model: PreTrainedModel, threads: int, *question: object) -> None:
+        parts = [structure_key(model), str(model.dtype), threads, _processor(), str(question)]
         name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
         try:
             self.path = cache_folder() / f"{name}.json"
@@ -86,28 +88,33 @@ class Record:
         return found.tries >= _TRIES and time.time() - found.tried_at < _TRIES_SECONDS
 
     @property
-    def clear_gain(self) -> float | None:
-        """OpenVINO's speed over torch's, where it was clear."""
-        gain = self._read().gain
-        return gain if gain and not 1 / _CLEAR < gain < _CLEAR else None
+    def best(self) -> str:
+        """Name of the fastest way; empty where it is not known."""
+        return self._read().best
+
+    @property
+    def clear(self) -> bool:
+        """Whether it was so by so much that nothing need be measured again."""
+        return self._read().clear
 
     def begin(self) -> None:
         """OpenVINO is about to be tried."""
         found = self._read()
-        self._write(_Found(found.tries % _TRIES + 1, time.time(), found.gain))
+        self._write(replace(found, tries=found.tries % _TRIES + 1, tried_at=time.time()))
 
     def end(self) -> None:
         """It was tried, and we are still here."""
-        self._write(_Found(gain=self._read().gain))
+        self._write(replace(self._read(), tries=0))
 
-    def measured(self, gain: float) -> None:
-        """Keep a measurement."""
-        self._write(_Found(gain=gain))
+    def measured(self, best: str, lead: float) -> None:
+        """Keep which way was the fastest, and how clearly: its speed over the next one's."""
+        self._write(_Found(best=best, clear=lead >= _CLEAR))
 
     def _read(self) -> _Found:
         try:
             found = json.loads(self.path.read_text())
-            return _Found(int(found["tries"]), float(found["tried_at"]), float(found["gain"]))
+            tries, tried_at = int(found["tries"]), float(found["tried_at"])
+            return _Found(tries, tried_at, str(found["best"]), bool(found["clear"]))
         except (OSError, ValueError, TypeError, KeyError):
             return _Found()
 

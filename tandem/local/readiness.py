@@ -5,8 +5,10 @@ from __future__ import annotations
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _CALL_SECONDS = 2.0
 _HEALTH_NAMES = {
@@ -25,6 +27,21 @@ def is_ready(name: str, address: str) -> bool:
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def is_improving(name: str, address: str) -> bool:
+    """Whether a drafter or a target still looks for what computes its model fastest."""
+    with grpc.insecure_channel(address) as channel:
+        try:
+            if name == "drafter":
+                drafter = drafter_pb2_grpc.DrafterServiceStub(channel)
+                asked = drafter_pb2.GetModelInfoRequest()
+                return drafter.GetModelInfo(asked, timeout=_CALL_SECONDS).info.improving
+            target = target_pb2_grpc.TargetServiceStub(channel)
+            request = target_pb2.GetModelInfoRequest()
+            return target.GetModelInfo(request, timeout=_CALL_SECONDS).info.improving
+        except grpc.RpcError:
+            return False
 
 
 def refusal(address: str) -> str | None:

@@ -13,7 +13,7 @@ from threading import Event
 
 from tandem.failure import Failure, Misconfigured
 from tandem.local.process import ServiceProcess
-from tandem.local.readiness import is_ready, refusal
+from tandem.local.readiness import is_improving, is_ready, refusal
 
 _POLL_SECONDS = 0.1
 # A ready pair that the orchestrator still refuses after this long does not fit.
@@ -21,6 +21,8 @@ _FIT_SECONDS = 5.0
 # What a service may take beside its drain: stopping its engine, writing its last spans.
 _MARGIN_SECONDS = 10.0
 _KILL_SECONDS = 2.0
+# A model of 90 M parameters takes some ten seconds on a slow machine.
+_SETTLE_SECONDS = 120.0
 # The environment comes before these: it is the user's.
 _DEFAULTS = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "30", "LOG_LEVEL": "info"}
 _TELLING_LEVELS = ("info", "debug")
@@ -101,6 +103,25 @@ class Stack:
         self._wait(stopping, lambda: self._processes["orchestrator"].port is not None)
         fit_by = time.monotonic() + _FIT_SECONDS
         self._wait(stopping, lambda: self._is_matched(fit_by))
+
+    def settle(self, stopping: Event | None = None) -> None:
+        """Return when no service looks for a faster pass any more: what is measured from then on
+        is what stays. Gives up after two minutes.
+
+        Raises:
+            Failure: a service has ended.
+            Interrupted: `stopping` was set.
+        """
+        settled_by = time.monotonic() + _SETTLE_SECONDS
+        for name in _MODELS:
+            if name in self._processes:
+                address = self._processes[name].address
+                self._wait(
+                    stopping or Event(),
+                    lambda name=name, address=address: (  # type: ignore[misc]
+                        time.monotonic() > settled_by or not is_improving(name, address)
+                    ),
+                )
 
     def restart(self, name: str) -> None:
         """Start a service that has ended once more, on its old port; return when it is ready.
@@ -235,7 +256,8 @@ class Stack:
 
 @contextmanager
 def running(settings: StackSettings) -> Iterator[Stack]:
-    """A stack that is ready; it is drained at the end, and ended at once after an error.
+    """A stack that is ready and as fast as it gets; it is drained at the end, and ended at once
+    after an error.
 
     Raises:
         Failure: a service cannot start, or the pair does not fit.
@@ -243,6 +265,7 @@ def running(settings: StackSettings) -> Iterator[Stack]:
     stack = Stack(settings)
     try:
         stack.start()
+        stack.settle()
         yield stack
         stack.drain()
     finally:

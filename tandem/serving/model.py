@@ -24,8 +24,12 @@ _DEVICE_CHUNK = 512
 _CHUNKS_ALONE = 4
 
 
-def load_decoder(settings: ModelSettings) -> Decoder:
+def load_decoder(settings: ModelSettings, drafts: bool = False) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
+
+    Args:
+        settings: of the service.
+        drafts: it may do so in any dtype.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -38,8 +42,9 @@ def load_decoder(settings: ModelSettings) -> Decoder:
         at_most=settings.max_sequences * settings.max_length,
         threads=settings.threads,
         engine=settings.engine,
+        drafts=drafts,
     )
-    positions, longest = decoder.pool.positions, max_length(decoder, settings)
+    positions, longest = decoder.positions, max_length(decoder, settings)
     if positions < longest:
         raise StartupError(
             f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
@@ -60,7 +65,7 @@ def engine_over(decoder: Decoder, settings: ModelSettings, name: str) -> Engine:
     usual = _CPU_CHUNK if decoder.device.type == "cpu" else _DEVICE_CHUNK
     chunk = settings.prefill_chunk or usual
     limits = BatchLimits(settings.token_budget, chunk, _CHUNKS_ALONE * chunk, settings.gather)
-    admission = Admission((decoder.pool,), admission_limits(settings))
+    admission = Admission((decoder,), admission_limits(settings))
     return Engine(name, admission, limits, Stepper(decoder.device))
 
 
@@ -75,7 +80,6 @@ def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:
         max_length=max_length(decoder, settings),
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
-        dtype=decoder.dtype,
         device=decoder.device.type,
         parameters=decoder.parameters,
         max_message_bytes=settings.max_message_mib * MIB,

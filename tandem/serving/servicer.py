@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
@@ -19,27 +18,55 @@ M = TypeVar("M", bound=ModelSettings)
 L = TypeVar("L", bound="Loaded")
 
 
+class Model(Protocol):
+    """What a service scores with."""
+
+    forward_passes: int
+    fed_tokens: int
+    improving: bool
+
+    @property
+    def engine(self) -> str:
+        """What computes its passes."""
+
+    @property
+    def dtype(self) -> str:
+        """In which they are computed."""
+
+    def improve(self) -> None:
+        """Look for something faster. Slow; from any thread."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What a service is, once it is ready.
 
     Attributes:
         engine: runs the sequences.
-        info: the handshake's message.
-        work: passes and positions computed so far.
+        info: the handshake's message, but for what changes.
+        model: that scores, if one does.
     """
 
     engine: Engine
     info: common_pb2.ModelInfo
-    work: Callable[[], tuple[int, int]]
+    model: Model | None
+
+    def described(self) -> common_pb2.ModelInfo:
+        """The handshake's message, now."""
+        info = common_pb2.ModelInfo()
+        info.CopyFrom(self.info)
+        if self.model is not None:
+            info.dtype, info.engine = self.model.dtype, self.model.engine
+            info.improving = self.model.improving
+        return info
 
     def stats(self) -> common_pb2.EngineStats:
         """The work done since the start."""
-        passes, tokens = self.work()
+        model = self.model
         return common_pb2.EngineStats(
             open_sequences=self.engine.admission.open_sequences,
-            forward_passes=passes,
-            fed_tokens=tokens,
+            forward_passes=model.forward_passes if model else 0,
+            fed_tokens=model.fed_tokens if model else 0,
             opened_sequences=self.engine.admission.opened,
         )
 
@@ -59,6 +86,7 @@ class EngineServicer(ABC, Generic[M, L]):
         self.settings = settings
         self._role = role
         self._loaded: L | None = None
+        self._improving: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
 
     @property
@@ -77,6 +105,8 @@ class EngineServicer(ABC, Generic[M, L]):
         self._loaded = await in_daemon_thread(self._load)
         self._loaded.engine.on_device_lost = self.lost.set
         self._loaded.engine.start()
+        if (model := self._loaded.model) is not None:
+            self._improving = asyncio.create_task(in_daemon_thread(model.improve))
 
     @abstractmethod
     def _load(self) -> L:
@@ -84,6 +114,8 @@ class EngineServicer(ABC, Generic[M, L]):
 
     async def stop(self) -> None:
         """Stop the engine."""
+        if self._improving is not None:
+            self._improving.cancel()  # nobody waits for it; its thread ends with the process
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.engine.stop)
 

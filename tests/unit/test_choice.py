@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from tandem.errors import StartupError
-from tandem.inference import choice
+from tandem.inference import choice, speed
+from tandem.inference import decoder as decoder_module
+from tandem.inference.backend import Backend
 from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
 from tests.architectures import LLAMA, SUPPORTED, build
 from tests.parity import (
     TOLERANCE,
@@ -136,12 +140,13 @@ def test_on_another_device_it_is_refused() -> None:
 @pytest.mark.parametrize(("gain", "engine"), [(1.5, "openvino"), (0.9, "torch")])
 @pytest.mark.usefixtures("empty_cache")
 def test_the_faster_one_is_taken(gain: float, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either then gives the plain logits: the other one has left it its weights."""
-    monkeypatch.setattr(choice, "_gain", lambda *_: gain)
+    monkeypatch.setattr(speed, "speeds_of", lambda *_: [1.0, gain])
     texts = random_texts()
     expected = plain_logits(build(LLAMA), texts)
     decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto")
-    assert decoder.engine == engine
+    assert (decoder.engine, decoder.improving) == ("torch", True), "it serves at once"
+    decoder.improve()
+    assert (decoder.engine, decoder.improving) == (engine, False)
     assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
 
 
@@ -154,8 +159,102 @@ def test_the_measurement_sees_a_slow_pass(monkeypatch: pytest.MonkeyPatch) -> No
             right(self, *args)
         return right(self, *args)
 
-    monkeypatch.setattr(choice, "_MEASURING_SECONDS", 0.05)
+    monkeypatch.setattr(speed, "_MEASURING_SECONDS", 0.05)
     monkeypatch.setattr(OpenVinoPass, "__call__", slow)
-    decoder = Decoder(build(LLAMA), "tiny", engine="auto")
+    decoder, _ = load(build(LLAMA), "auto")
     assert decoder.engine == "torch"
     assert decoder.forward_passes == decoder.fed_tokens == 0
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last way that is tried is the fastest."""
+
+    def speeds_of(backends: Sequence[Backend], _: Any) -> list[float]:
+        return [1.0 + i for i in range(len(backends))]
+
+    monkeypatch.setattr(speed, "speeds_of", speeds_of)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
+@pytest.mark.usefixtures("empty_cache", "faster")
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
+@torch.inference_mode()
+def test_a_sequence_stays_where_it_began(model_type: str) -> None:
+    """Beside later ones, in one batch with them; then nothing is left of the first back end."""
+    row = next(row for row in SUPPORTED if row.model_type == model_type)
+    text = random_texts()[-1]
+    (expected,) = plain_logits(build(row), [text])
+    decoder = Decoder(build(row), "tiny", cache_tokens=128, engine="auto")
+    first, (earlier,) = decoder.reserve(64), decoder._backends._all
+    assert first is not None
+    decoder.forward([Feed(first, text[:10], 0)])
+    decoder.improve()
+    assert decoder.engine == "openvino"
+    later = decoder.reserve(64)
+    assert later is not None
+    assert first.pool is earlier.pool is not later.pool
+    decoder.forward([Feed(later, text[:20], 0)])
+    found = decoder.forward([Feed(first, text[10:20], 3), Feed(later, text[20:], 5)])
+    assert torch.allclose(found, torch.cat((expected[17:20], expected[-5:])), atol=TOLERANCE)
+    found = decoder.forward([Feed(first, text[20:], 2)])
+    assert torch.allclose(found, expected[-2:], atol=TOLERANCE)
+    decoder.release(first)
+    assert decoder._backends._all == (decoder._backends.current,)
+    decoder.release(later)
+    assert decoder.pool.free_positions == decoder.positions
+
+
+@pytest.mark.usefixtures("empty_cache", "faster")
+@pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
+def test_a_drafter_takes_the_fastest_dtype(
+    engine: choice.EngineName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    assert decoder.dtype == "float32"
+    decoder.improve()
+    assert decoder.dtype == "bfloat16"
+    texts = random_texts()
+    expected = plain_logits(build(LLAMA), texts)
+    rounding = differences(expected, ragged_logits(decoder, texts)).mean()
+    assert 0 < rounding < 0.1 * torch.cat(expected).std()
+    again = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine=engine, drafts=True)
+    assert (again.dtype, again.engine) == ("bfloat16", decoder.engine), "it is remembered"
+    assert not again.improving
+
+
+@pytest.mark.usefixtures("empty_cache", "faster")
+def test_without_bfloat16_units_no_other_dtype_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="torch", drafts=True)
+    assert not decoder.improving
+
+
+@pytest.mark.usefixtures("empty_cache", "faster")
+@pytest.mark.parametrize("fault", ["measurement", "memory"])
+def test_a_trial_that_fails_leaves_what_serves(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fault == "measurement":
+        monkeypatch.setattr(speed, "speeds_of", None)
+    else:
+        monkeypatch.setattr(decoder_module, "free_memory", lambda _: 0)
+    decoder, (_,) = load(build(LLAMA), "auto")
+    assert (decoder.engine, decoder.improving) == ("torch", False)
+    texts = random_texts()
+    found = ragged_logits(decoder, texts)
+    assert differences(plain_logits(build(LLAMA), texts), found).max() < TOLERANCE
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_it_serves_while_it_is_tried() -> None:
+    texts = random_texts()
+    expected = plain_logits(build(LLAMA), texts)
+    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto")
+    trial = threading.Thread(target=decoder.improve)
+    trial.start()
+    rounds = 0
+    while trial.is_alive() or rounds < 2:
+        assert differences(expected, ragged_logits(decoder, texts)).max() < TOLERANCE
+        rounds += 1
+    trial.join()
+    assert not decoder.improving

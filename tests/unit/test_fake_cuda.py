@@ -27,6 +27,7 @@ from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference import attention
 from tandem.inference.backend import Backend
+from tandem.inference.backends import Backends
 from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
@@ -76,12 +77,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     for module in (draws, decisions):
         monkeypatch.setattr(module, "to_host", host.take)
 
-    def start(self: Decoder, cache_tokens: int, at_most: int, engine: str) -> None:
+    def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
-        model: Any = self._model
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
-        self.pool = KVPool(256)
-        self._backend = Backend("torch", compute, self.pool, self.device)
+        backend = Backend("torch", model.dtype, compute, KVPool(256), self.device)
+        self._backends = Backends(backend)
 
     monkeypatch.setattr(Decoder, "_start", start)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from structlog.testing import capture_logs
 
 from tandem.inference import choice, record
 from tandem.inference.choice import choose_backend
+from tandem.inference.decoder import Decoder
 from tandem.inference.record import Record
 from tests.architectures import LLAMA, build
 from tests.tiny import random_llama
@@ -22,15 +24,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record.cache_folder()
 
 
-def test_a_clear_measurement_is_remembered_and_a_close_one_is_not(folder: Path) -> None:
+def test_the_fastest_way_is_remembered_and_how_clearly(folder: Path) -> None:
     model = random_llama(1)
-    assert Record(model, 1).clear_gain is None
-    for gain, remembered in ((1.5, 1.5), (1.1, None), (0.5, 0.5), (0.9, None)):
-        Record(model, 1).measured(gain)
-        assert Record(model, 1).clear_gain == remembered
-    Record(model, 1).measured(2.0)
-    assert Record(model, 2).clear_gain is None, "other threads, another measurement"
-    assert Record(model.to(torch.bfloat16), 1).clear_gain is None
+    assert (Record(model, 1).best, Record(model, 1).clear) == ("", False)
+    for best, lead, clear in (("a", 1.5, True), ("b", 1.1, False), ("a", 1.2, True)):
+        Record(model, 1).measured(best, lead)
+        assert (Record(model, 1).best, Record(model, 1).clear) == (best, clear)
+    assert not Record(model, 2).best, "other threads, another measurement"
+    assert not Record(model, 1, "drafts").best, "other ways, another measurement"
+    assert not Record(model.to(torch.bfloat16), 1).best
 
 
 def test_tries_that_never_end_are_crashes_for_a_day(
@@ -56,12 +58,12 @@ def test_a_try_that_ends_is_no_crash(folder: Path) -> None:
     assert not Record(model, 1).crashes
 
 
-@pytest.mark.parametrize("content", ["", "null", "[1]", '{"tries": 3, "tried_at": 0, "gain": "x"}'])
+@pytest.mark.parametrize("content", ["", "null", "[1]", '{"tries": 3, "tried_at": "x"}'])
 def test_a_broken_record_is_none(folder: Path, content: str) -> None:
     found = Record(random_llama(1), 1)
-    found.measured(2.0)
+    found.measured("torch float32", 2.0)
     found.path.write_text(content)
-    assert found.clear_gain is None
+    assert not found.best
     assert not found.crashes
 
 
@@ -72,30 +74,51 @@ def test_without_a_place_nothing_is_remembered(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     found = Record(random_llama(1), 1)
     found.begin()
-    found.measured(2.0)
-    assert found.clear_gain is None
+    found.measured("torch float32", 2.0)
+    assert not found.best
 
 
-@pytest.mark.parametrize(("gain", "engine"), [(2.0, "openvino"), (0.5, "torch")])
+def record_of(model: Any, engine: str = "auto", drafts: bool = False) -> Record:
+    """As a start asks for it."""
+    return Record(model, torch.get_num_threads(), engine, drafts)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_what_was_clear_is_not_measured_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float, engine: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     pytest.importorskip("openvino")
     model = build(LLAMA)
-    Record(model, torch.get_num_threads()).measured(gain)
-    monkeypatch.setattr(choice, "_gain", None)
-    monkeypatch.setattr(choice, "_by_openvino" if engine == "torch" else "_by_torch", None)
+    record_of(model).measured(f"{engine} float32", 2.0)
+    monkeypatch.setattr(choice, "by_openvino" if engine == "torch" else "by_torch", None)
     with torch.inference_mode():
-        assert choose_backend(model, "auto").name == engine
+        chosen = choose_backend(model, "auto")
+    assert (chosen.backend.engine, chosen.trial) == (engine, None)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_what_was_close_begins_and_is_measured_again(folder: Path, engine: str) -> None:
+    pytest.importorskip("openvino")
+    model = build(LLAMA)
+    found = record_of(model)
+    found.measured(f"{engine} float32", 1.05)
+    with torch.inference_mode():
+        chosen = choose_backend(model, "auto")
+        assert chosen.backend.engine == engine
+        assert chosen.trial is not None
+        chosen.trial.run(chosen.backend)
+    assert found.best in ("torch float32", "openvino float32")
 
 
 @pytest.mark.parametrize("engine", ["auto", "openvino"])
 def test_what_crashed_is_left_to_torch(folder: Path, engine: choice.EngineName) -> None:
     model = random_llama(1)
-    found = Record(model, torch.get_num_threads())
+    found = record_of(model, engine)
     for _ in range(3):
         found.begin()
-    with capture_logs() as logs, torch.inference_mode():
-        assert choose_backend(model, engine).name == "torch"
+    with capture_logs() as logs:
+        decoder = Decoder(model, "tiny", engine=engine)
+        decoder.improve()
+    assert decoder.engine == "torch"
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["remove_to_try_again"] == str(found.path)

@@ -29,7 +29,7 @@ class TandemServices:
 
     def load(self, load: Load) -> dict[str, str]:
         """Start the services; the drafter computes in float32, its default on a CPU."""
-        pair = Pair(load.target, load.drafter, dtype=load.dtype, drafter_dtype="float32")
+        pair = Pair(load.target, load.drafter, dtype=load.dtype, drafter_dtype="auto")
         stack = self._open.enter_context(serving(pair))
         self._loop = self._open.enter_context(asyncio.Runner())
         self._stub: Any = self._loop.run(self._connected(stack.addresses["orchestrator"]))

@@ -299,6 +299,8 @@ class ModelInfo(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
+    IMPROVING_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
@@ -324,7 +326,9 @@ class ModelInfo(google.protobuf.message.Message):
     waits for a moment, then gets RESOURCE_EXHAUSTED.
     """
     dtype: builtins.str
-    """dtype of the weights and the forward pass ("float32", "bfloat16", ...)."""
+    """dtype of the weights and the forward pass ("float32", "bfloat16", ...), now: a drafter's
+    may change while `improving`.
+    """
     device: builtins.str
     """device the model runs on ("cpu", "cuda", ...)."""
     parameters: builtins.int
@@ -332,6 +336,14 @@ class ModelInfo(google.protobuf.message.Message):
     max_message_bytes: builtins.int
     """max_message_bytes is the largest request that the service takes. A drafter whose draft
     would be larger than the target takes is left behind.
+    """
+    engine: builtins.str
+    """engine is what computes the forward pass of new sequences, now ("torch", "openvino");
+    empty where nothing does.
+    """
+    improving: builtins.bool
+    """improving: the service serves, and still looks for what computes its model fastest, for
+    some seconds after its start. Who measures waits until it no longer does.
     """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -352,8 +364,10 @@ class ModelInfo(google.protobuf.message.Message):
         device: builtins.str = ...,
         parameters: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
+        engine: builtins.str = ...,
+        improving: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -1,0 +1,69 @@
+"""The back ends of a model over time: each sequence stays with the one that it began with."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.inference.backend import Backend
+from tandem.inference.extents import SequenceCache
+from tandem.inference.feed import Feed
+
+
+class Backends:
+    """The one that new sequences get, and earlier ones as long as they have sequences.
+
+    Args:
+        first: its pool is empty.
+    """
+
+    def __init__(self, first: Backend) -> None:
+        self._lock = threading.Lock()
+        self._all: tuple[Backend, ...] = (first,)  # the last one is the present one
+
+    @property
+    def current(self) -> Backend:
+        """Whom new sequences get."""
+        return self._all[-1]
+
+    def succeed(self, successor: Backend) -> None:
+        """Give new sequences to another one. From any thread."""
+        with self._lock:
+            self._all = (*self._all, successor)
+            self._retire()
+
+    def reserve(self, capacity: int) -> SequenceCache | None:
+        """Room for a sequence; None where there is none now."""
+        with self._lock:
+            cache: SequenceCache | None = self.current.pool.reserve(capacity)
+        return cache
+
+    def release(self, cache: SequenceCache) -> None:
+        """Give a sequence's room back; from any thread."""
+        with self._lock:
+            cache.pool.release(cache)
+            if len(self._all) > 1:
+                self._retire()
+
+    def _retire(self) -> None:
+        """Forget earlier ones that hold no sequence any more, with their weights and pools."""
+        *earlier, current = self._all
+        left = [b for b in earlier if b.pool.free_positions < b.pool.positions]
+        self._all = (*left, current)
+
+    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+        """[R, V] logits of the rows asked for, feed by feed; see `Backend.forward`."""
+        backends = self._all
+        if len(backends) == 1:
+            return backends[0].forward(feeds)
+        parts: dict[int, Tensor] = {}
+        for backend in backends:
+            own = [i for i, feed in enumerate(feeds) if feed.cache.pool is backend.pool]
+            if own:
+                logits = backend.forward([feeds[i] for i in own])
+                rows = torch.split(logits, [feeds[i].rows for i in own])
+                parts.update(zip(own, rows, strict=True))
+        return torch.cat([parts[i].float() for i in range(len(feeds))])

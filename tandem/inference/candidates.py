@@ -1,0 +1,132 @@
+"""The ways to compute a model's pass, each made and held to the model's own logits."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, name_of, probe
+from tandem.inference.cache import KVPool
+from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
+from tandem.inference.layout import choose_layout
+from tandem.inference.llama import LlamaPass
+from tandem.inference.modules import ModulePass
+from tandem.inference.record import Record
+
+_log = structlog.get_logger(__name__)
+
+# The probe as often as reaches into a third block of OpenVINO's cache.
+_LONGER = 6
+# Times as large as what a pool is to hold: extents are whole blocks.
+SPARE = 3
+
+
+class Way(NamedTuple):
+    """What computes a pass, and in which precision."""
+
+    engine: str
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return name_of(self.engine, self.dtype)
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
+    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    return copied
+
+
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy with its weights in a dtype, and nothing else: rotations stay as precise."""
+    if model.dtype == dtype:
+        return sharing_weights(model)
+    copied = copy.deepcopy(model)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.to(dtype)
+    copied.config.dtype = dtype
+    return copied
+
+
+def by_torch(model: PreTrainedModel) -> Backend:
+    """Any model's back end; its weights are laid out anew.
+
+    Args:
+        model: in its final dtype, on its device.
+
+    Raises:
+        StartupError: it computes otherwise in a batch, or cannot be served at all.
+    """
+    text = PROBE[: max_positions(model.config.get_text_config())]
+    expected = plain_logits(model, text)
+    device, dtype = model.device, model.dtype
+    try:
+        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
+        if device.type == "cpu":
+            choose_layout(compute)
+        backend = Backend("torch", dtype, compute, KVPool(PROBE_TOKENS), device)
+        found = probe(backend, text)
+    except StartupError:
+        raise
+    except Exception as error:  # a model's own code, whatever it raises
+        raise cannot_serve(model, error) from error
+    compare(model, expected, found)
+    return backend
+
+
+def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
+    """OpenVINO's back end; None, and one warning, where there is none for this model.
+
+    Args:
+        model: in its final dtype, on a CPU.
+        record: of tries.
+    """
+    if record.crashes:
+        _log.warning(
+            "OpenVINO seems to end the process with this model, torch computes it",
+            remove_to_try_again=str(record.path),
+        )
+        return None
+    record.begin()
+    try:
+        text = (PROBE * _LONGER)[: max_positions(model.config.get_text_config())]
+        backend = _converted(model, 2 * SPARE * len(text))
+        compare(model, _plain(model, text), probe(backend, text))
+    except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        _log.warning("OpenVINO does not run this model, torch does", reason=reason)
+        backend = None
+    record.end()
+    return backend
+
+
+def _plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    """By a copy: another back end may be computing by the model's own modules."""
+    return plain_logits(sharing_weights(model), text)
+
+
+def _converted(model: PreTrainedModel, positions: int) -> Backend:
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        raise Unsupported(f"OpenVINO's pass in {model.dtype}")
+    threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+    if model.dtype == torch.bfloat16 and threads == 1:
+        # On a CPU with AMX its fused MLP splits the work of half as many threads: the process
+        # would end with a division by zero.
+        raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
+    # Here, since OpenVINO need not be installed and takes half a second to import.
+    from tandem.inference.openvino_graph import complete, precision_of
+    from tandem.inference.openvino_pass import OpenVinoPass
+    from tandem.inference.openvino_store import kept
+    from tandem.inference.openvino_trace import trace, weights_of
+
+    graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
+    compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
+    return Backend("openvino", model.dtype, compute, compute.pool(positions), model.device)

@@ -1,0 +1,91 @@
+"""How fast back ends are beside each other: the same passes, taken by turns."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import structlog
+
+from tandem.inference.backend import PROBE, Backend
+from tandem.inference.candidates import SPARE
+from tandem.inference.feed import Feed
+
+_log = structlog.get_logger(__name__)
+
+# Sequences, and the rows of each in passes one after the other.
+Shape = tuple[int, tuple[int, ...]]
+# Drafts: the first pass catches up with what was emitted. Alone and together.
+DRAFTS: tuple[Shape, ...] = ((1, (3, 1, 1, 1)), (4, (3, 1, 1, 1)))
+VERIFICATIONS: tuple[Shape, ...] = ((1, (5,)), (1, (17,)), (4, (5,)))
+_CONTEXT = 64
+_MOST_ROWS = 17
+_WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
+_MEASURING_SECONDS = 0.6
+
+
+def speeds_of(backends: Sequence[Backend], shapes: Sequence[Shape]) -> list[float]:
+    """Each one's speed over the first one's, all shapes alike (geometric mean).
+
+    Args:
+        backends: one that serves meanwhile is measured beside its own sequences.
+        shapes: what is timed.
+    """
+    count = max(texts for texts, _ in shapes)
+    positions = SPARE * count * (_CONTEXT + _MOST_ROWS)
+    apart = [backend.beside(positions) for backend in backends]
+    texts = [_begun(backend, count) for backend in apart]
+    logs = [0.0] * len(apart)
+    for texts_at_once, rows in shapes:
+        times = _times(apart, [own[:texts_at_once] for own in texts], rows, len(shapes))
+        for i, own_time in enumerate(times):
+            logs[i] += math.log(times[0] / own_time)
+    speeds = [math.exp(total / len(shapes)) for total in logs]
+    _log.info(
+        "speed of passes",
+        **{str(b): round(speed, 2) for b, speed in zip(apart, speeds, strict=True)},
+    )
+    return speeds
+
+
+def _times(
+    backends: Sequence[Backend], texts: Sequence[Sequence[Any]], rows: Sequence[int], shares: int
+) -> list[float]:
+    """Each one's median seconds for passes of so many rows of its texts, again and again: a pass
+    of another size than the last one takes OpenVINO longer."""
+    spent: tuple[list[float], ...] = tuple([] for _ in backends)
+    started = time.perf_counter()
+    for repeat in range(_WARM_UP + _MAX_REPEATS):
+        for backend, caches, times in zip(backends, texts, spent, strict=True):
+            times.append(_timed(backend, caches, rows))
+        enough = repeat >= _WARM_UP + _MIN_REPEATS - 1
+        if enough and time.perf_counter() - started > _MEASURING_SECONDS / shares:
+            break
+    return [median(times[_WARM_UP:]) for times in spent]
+
+
+def _begun(backend: Backend, count: int) -> list[Any]:
+    """Sequences with some context each."""
+    caches = [backend.pool.reserve(_CONTEXT + _MOST_ROWS) for _ in range(count)]
+    for cache in caches:
+        backend.forward([Feed(cache, _tokens(_CONTEXT), 0)])
+    return caches
+
+
+def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> float:
+    """Seconds of passes of some rows of each sequence, which are then forgotten."""
+    with backend.busy:  # who waits for a pass that serves would measure that one
+        started = time.perf_counter()
+        for count in rows:
+            backend.forward([Feed(cache, _tokens(count), count) for cache in caches])
+        spent = time.perf_counter() - started
+    for cache in caches:
+        cache.rollback(_CONTEXT)
+    return spent
+
+
+def _tokens(count: int) -> tuple[int, ...]:
+    return (PROBE * (1 + count // len(PROBE)))[:count]
