@@ -66,7 +66,8 @@ def engine_over(decoder: Decoder, settings: ModelSettings, name: str) -> Engine:
     chunk = settings.prefill_chunk or usual
     limits = BatchLimits(settings.token_budget, chunk, _CHUNKS_ALONE * chunk, settings.gather)
     admission = Admission((decoder,), admission_limits(settings))
-    return Engine(name, admission, limits, Stepper(decoder.device))
+    stepper = Stepper(decoder.device, lambda: decoder.engine == "openvino")
+    return Engine(name, admission, limits, stepper)
 
 
 def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:

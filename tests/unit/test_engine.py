@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.engine import engine as engine_module
 from tandem.engine import schedule
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits
+from tandem.engine.stepper import Stepper
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
 from tests.engines import (
@@ -177,3 +179,14 @@ async def test_a_small_token_budget_starves_nobody() -> None:
         texts = await asyncio.gather(*(speculate(None, engine, [1], 20) for _ in range(5)))
     assert [len(text.token_ids) for text in texts] == [20] * 5
     assert max(fed) <= 1 + CHUNK
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_numbers_wake_no_threads_beside_those_of_another_runtime(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    Stepper(torch.device("cpu"), lambda: elsewhere).step([])
+    assert told == ([1] if elsewhere else [])
