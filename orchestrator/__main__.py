@@ -9,7 +9,7 @@ from tandem.rpc.server import run
 
 def main() -> None:
     """Serve an orchestrator until SIGTERM."""
-    run("orchestrator", OrchestratorSettings, make_service)
+    run("orchestrator", OrchestratorSettings, lambda: make_service)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from tandem.inference.threads import spin_less
+
+if TYPE_CHECKING:
+    from tandem.rpc.server import Service
+    from target_svc.settings import TargetSettings
 
 spin_less()
 
@@ -10,10 +17,15 @@ spin_less()
 def main() -> None:
     """Serve a target until SIGTERM."""
     from tandem.rpc.server import run
-    from target_svc.servicer import make_service
     from target_svc.settings import TargetSettings
 
-    run("target", TargetSettings, make_service)
+    run("target", TargetSettings, _service)
+
+
+def _service() -> Callable[[TargetSettings], Service]:
+    from target_svc.servicer import make_service
+
+    return make_service
 
 
 if __name__ == "__main__":

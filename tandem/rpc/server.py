@@ -132,17 +132,23 @@ class RunningServer:
         await self._server.stop(None)
 
 
-def run(name: str, kind: type[S], make_service: Callable[[S], Service]) -> NoReturn:
+def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) -> NoReturn:
     """Run a service as a process, from its environment to its exit code.
 
     0 after SIGTERM or SIGINT, in a hurry too; 2 and one line where it cannot start as configured.
+
+    Args:
+        name: of the service, for people.
+        kind: of its settings.
+        find: gives what makes the service. Called when the settings are known to be good, for
+            it may import what takes seconds.
     """
     try:
         settings = read_settings(kind)
         logs.configure(name, settings.log_level, settings.log_format)
         provider = tracing.configure(name, settings.trace_file)
         try:
-            uvloop.run(serve(settings, make_service))
+            uvloop.run(serve(settings, find()))
         finally:
             if provider is not None:
                 provider.shutdown()
