@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -153,13 +154,20 @@ def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) ->
             if provider is not None:
                 provider.shutdown()
     except StartupError as error:
-        sys.exit(_one_line(name, error))
-    sys.exit(0)
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        _exit(2)
+    _exit(0)
 
 
-def _one_line(name: str, error: StartupError) -> int:
-    print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-    return 2
+def _exit(code: int) -> NoReturn:
+    """End the process here and now.
+
+    A thread may still be loading or compiling a model: native code that meets the end of the
+    interpreter aborts the process, which would look like a crash.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def serve(settings: S, make_service: Callable[[S], Service]) -> None:

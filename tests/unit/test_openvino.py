@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from itertools import product
 from typing import Any
 
@@ -169,3 +171,22 @@ def law_of(model: PreTrainedModel, prompt: list[int], length: int) -> Any:
     logits = model(torch.cat((prompts, texts), 1)).logits
     rows = logits[:, len(prompt) - 1 : -1].log_softmax(-1)
     return rows.gather(2, texts[..., None])[..., 0].sum(1).exp().numpy()
+
+
+def test_nothing_is_sent_and_nothing_forked_by_its_import() -> None:
+    program = """
+import sys
+import torch
+import tandem.inference.candidates
+asked = []
+watched = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
+sys.addaudithook(lambda event, _: asked.append(event) if event in watched else None)
+import tandem.inference.openvino_pass
+import time
+time.sleep(0.5)
+sys.exit(", ".join(asked) or None)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
