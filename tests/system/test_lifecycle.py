@@ -16,8 +16,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tandem.local.process import ServiceProcess
+from tandem.local.readiness import is_improving, is_ready
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import ROOT, Trio, generation, is_serving, trio
+from tests.processes import READY_SECONDS, ROOT, Trio, generation, is_serving, trio
 
 LONG = 200
 
@@ -93,6 +95,24 @@ def test_sigterm_drains(services: Trio, victim: str) -> None:
     assert [summary.new_tokens for summary in finished] == [LONG] * 4
     assert not any(summary.drafter_lost for summary in finished)
     services.restart(victim)
+
+
+def test_sigterm_while_a_faster_pass_is_looked_for(
+    embedded_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves meanwhile, and what is compiled does not abort the process."""
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = {"MODEL": str(embedded_pair[1]), "ENGINE": "auto", "LOG_FORMAT": "json"}
+    environment = {f"TANDEM_TARGET_{name}": value for name, value in settings.items()}
+    service = ServiceProcess("target", "target_svc", "127.0.0.1", environment)
+    deadline = time.monotonic() + READY_SECONDS
+    while service.port is None or not is_ready("target", service.address):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert is_improving("target", service.address)
+    time.sleep(1.0)  # into the compilation
+    assert service.stop(10) == 0
 
 
 def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
