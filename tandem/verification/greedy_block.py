@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
+from tandem.verification.fused_greedy import decide_greedy_block
 from tandem.verification.verifier import (
     MAX_RATIO,
     Verifier,
@@ -64,6 +65,7 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
     needs_pure = True
     fixed_gamma = True
     resumable = False
+    fused = staticmethod(decide_greedy_block)
 
     def carry_from(self, levels: Sequence[tuple[float, int]], gamma: int) -> Tensor | None:
         """At most gamma - 1 levels, of finite ratios and counts below gamma."""
