@@ -164,7 +164,7 @@ class Verdicts:
         rule: of them all.
         carries: the rule's state of each, on the device.
         numbers: [B, N] float64, all that goes to the host.
-        carried: how many of the N are the rule's state.
+        carried: how many of the N, the last ones, are the rule's state.
     """
 
     rule: Verifier[Any]

@@ -17,7 +17,8 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
 from tandem.verification.fused import decide_all
 
-# Of `Verdicts.numbers`: tokens kept, next token, a number that is finite if all rows are.
+# Of `Verdicts.numbers`: tokens kept, next token, a number that is finite if all rows are. Then
+# come the overlaps, then the rule's state.
 _HEAD = 3
 
 
@@ -94,24 +95,25 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     kernel = None if probs.is_cuda or probs.dtype != torch.float32 else rule.kernel
     if kernel is not None:
         drafts, own = [ask.draft for ask in asks], _uniforms(asks, gamma)
-        fused = decide_all(kernel, probs.numpy(), starts, drafts, own)
-        return Verdicts(rule, [None] * len(asks), torch.from_numpy(fused), 0)
+        states = rule.pack([ask.carry for ask in asks], gamma).numpy()
+        numbers = torch.from_numpy(decide_all(kernel, probs.numpy(), starts, drafts, own, states))
+        packed = numbers[:, _HEAD + gamma :]
+        return Verdicts(rule, rule.unpack(packed), numbers, packed.shape[1])
     target_probs = _stack(probs, starts, lengths, gamma)
     proposal = Proposal.from_drafts([ask.draft for ask in asks], probs.device)
     uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
     verdict = rule.verify(proposal, target_probs, uniforms, [ask.carry for ask in asks])
+    packed = rule.pack(verdict.carry, gamma)
     columns = [
         verdict.num_accepted[:, None],
         verdict.next_token[:, None],
         # A logit that is no number makes its whole row so.
         target_probs[:, :, 0].sum(1, keepdim=True),
+        proposal.overlaps(target_probs),
+        packed.to(probs.device, non_blocking=True),  # there already, unless there are none
     ]
-    carried = rule.pack(verdict.carry)
-    if carried is not None:
-        columns.append(carried)
-    columns.append(proposal.overlaps(target_probs))
     numbers = torch.cat([column.double() for column in columns], dim=1)
-    return Verdicts(rule, verdict.carry, numbers, 0 if carried is None else carried.shape[1])
+    return Verdicts(rule, verdict.carry, numbers, packed.shape[1])
 
 
 def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: int) -> Tensor:
@@ -153,11 +155,10 @@ def _decision(decided: Decided, row: list[float]) -> Decision | None:
     if not np.isfinite(check):
         return None
     verdicts = decided.verdicts
-    overlaps = _HEAD + verdicts.carried
     return Decision(
         int(accepted),
         int(token),
-        row[overlaps : overlaps + decided.length],
+        row[_HEAD : _HEAD + decided.length],
         verdicts.carries[decided.index],
-        verdicts.rule.levels_of(row[_HEAD:overlaps]),
+        verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
     )

@@ -25,7 +25,7 @@ def kernel(
     the first start takes seconds. Where neither can be written, each start does.
 
     Args:
-        signature: numba's, of what is called from outside.
+        signature: numba's, of what is called from outside; others are called by kernels alone.
         any_order: whether its sums may be added up in another order than written.
     """
 
@@ -42,8 +42,11 @@ def kernel(
 def _jit(function: Callable[..., Any], signature: Any, any_order: bool, cache: bool) -> Any:
     fastmath = _ANY_ORDER if any_order else False
     options: dict[str, Any] = {"fastmath": fastmath, "nogil": True, "cache": cache}
-    jit = numba.njit(**options) if signature is None else numba.njit(signature, **options)
-    return jit(function)
+    if signature is not None:
+        return numba.njit(signature, **options)(function)
+    # What Python and C would call takes time to compile.
+    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(**options)(function)
 
 
 def readonly(dtype: Any, dimensions: int = 1) -> Any:

@@ -21,11 +21,11 @@ from tandem.speculation.kernel import kernel, readonly
 _MAX_RATIO = np.float32(1e18)
 _ONE, _NOTHING = np.float32(1), np.float32(0)
 
-# decide(p, tokens, sizes, ids, weights, uniforms, row, joints, out):
+# decide(p, tokens, sizes, ids, weights, uniforms, row, state, out):
 #   p [G+1, V] float32; the draft: tokens, sizes [G] int64, ids [N] uint32, weights [N] uint16;
 #   uniforms [G+1] float64 as a rule has them; row [V] float32 of zeros, zeros again afterwards;
-#   joints [G+1] float32, used up; out [3 + G] float64: kept, next token, a number that is finite
-#   if all rows are, overlaps.
+#   state [S] float64, the rule's as `Verifier.pack` has it, becomes the next round's;
+#   out [3 + G] float64: kept, next token, a number that is finite if all rows are, overlaps.
 FusedVerdict = Callable[..., None]
 
 
@@ -141,7 +141,7 @@ def _follow(
     return max(token, 0)  # weights that are no numbers: whoever drew has to notice
 
 
-_SIGNATURE = void(
+SIGNATURE = void(
     readonly(float32, 2),
     readonly(int64),
     readonly(int64),
@@ -149,12 +149,12 @@ _SIGNATURE = void(
     readonly(uint16),
     readonly(float64),
     float32[::1],
-    float32[::1],
+    float64[::1],
     float64[::1],
 )
 
 
-@kernel(_SIGNATURE)
+@kernel(SIGNATURE)
 def decide_token(
     p: Any,
     tokens: Any,
@@ -163,7 +163,7 @@ def decide_token(
     weights: Any,
     uniforms: Any,
     row: Any,
-    joints: Any,
+    state: Any,
     out: Any,
 ) -> None:
     """Of `TokenVerifier`: keep up to the first token whose uniform is not below p / q."""
@@ -179,7 +179,7 @@ def decide_token(
     out[1] = _follow(p, kept, _ONE, tokens, sizes, ids, weights, uniforms[len(tokens)], row)
 
 
-@kernel(_SIGNATURE)
+@kernel(SIGNATURE)
 def decide_block(
     p: Any,
     tokens: Any,
@@ -188,12 +188,12 @@ def decide_block(
     weights: Any,
     uniforms: Any,
     row: Any,
-    joints: Any,
+    state: Any,
     out: Any,
 ) -> None:
     """Of `BlockVerifier`: the last row that passes counts; see there for the equations."""
     kept, first, gamma = 0, 0, len(tokens)
-    joints[0] = _ONE
+    joints = np.ones(gamma + 1, np.float32)
     for i in range(gamma):
         end = first + sizes[i]
         ratio, out[3 + i] = _ratio_and_overlap(p[i], tokens[i], ids, weights, first, end)
@@ -223,6 +223,7 @@ def decide_all(
     starts: Sequence[int],
     drafts: Sequence[Draft],
     uniforms: npt.NDArray[np.float64],
+    states: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
     """Verdicts of one rule for several drafts.
 
@@ -233,14 +234,15 @@ def decide_all(
         drafts: checked.
         uniforms: [B, G+1], as the rule has them for drafts up to G: the last column draws what
             follows.
+        states: [B, S], the rule's, as `Verifier.pack` has them.
 
     Returns:
-        [B, 3 + G] float64: tokens kept, next token, a number that is finite if all rows are,
-        overlaps.
+        [B, 3 + G + S] float64: tokens kept, next token, a number that is finite if all rows are,
+        overlaps, the state for the next round.
     """
-    batch, longest = uniforms.shape
-    out = np.zeros((batch, longest + 2))
-    row, joints = np.zeros(p.shape[1], np.float32), np.empty(longest, np.float32)
+    longest = uniforms.shape[1]
+    numbers = np.hstack((np.zeros((len(states), longest + 2)), states))
+    row = np.zeros(p.shape[1], np.float32)
     for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
         length = len(draft)
         own = uniforms[b]
@@ -254,7 +256,7 @@ def decide_all(
             draft.weights,
             own,
             row,
-            joints,
-            out[b],
+            numbers[b, longest + 2 :],
+            numbers[b, : longest + 2],
         )
-    return out
+    return numbers

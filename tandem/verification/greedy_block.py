@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
+from tandem.verification.fused_greedy import decide_greedy_block
 from tandem.verification.verifier import (
     MAX_RATIO,
     Verifier,
@@ -31,34 +32,6 @@ from tandem.verification.verifier import (
 )
 
 _MAX_LOG_RATIO = math.log(MAX_RATIO)
-
-
-@dataclass(frozen=True, slots=True)
-class GreedyBlockCarry:
-    """The modifications that still apply to a sequence, oldest first.
-
-    Attributes:
-        log_ratios: [J], ln of the joint p/q since the start of the block that made the
-            level; p is the target as the older levels left it.
-        counts: [J] int64, coming positions still modified; 0 marks an unused level.
-    """
-
-    log_ratios: Tensor
-    counts: Tensor
-
-    @classmethod
-    def from_levels(
-        cls,
-        levels: Sequence[tuple[float, int]],
-        gamma: int,
-        device: torch.device | str = "cpu",
-    ) -> GreedyBlockCarry:
-        """From (log ratio, count) pairs, as they travel; `gamma` is the request's."""
-        padded = [*levels, *[(0.0, 0)] * (gamma - 1 - len(levels))]
-        return cls(
-            torch.tensor([ratio for ratio, _ in padded], dtype=torch.float64, device=device),
-            torch.tensor([count for _, count in padded], dtype=torch.int64, device=device),
-        )
 
 
 @dataclass(frozen=True)
@@ -79,17 +52,22 @@ class _GreedyView(View):
 
 
 class GreedyBlockVerifier(Verifier[_GreedyView]):
-    """Keeps each prefix with probability min(p, q) of the whole prefix, then mends the law."""
+    """Keeps each prefix with probability min(p, q) of the whole prefix, then mends the law.
+
+    Its carry is [2, J] float64, the modifications that still apply to a sequence, oldest first:
+    their log ratios, ln of the joint p/q since the start of the block that made the level (p is
+    the target as the older levels left it); and their counts of coming positions still modified,
+    0 for an unused level.
+    """
 
     name = "greedy_block"
     lossless = True
     needs_pure = True
     fixed_gamma = True
     resumable = False
+    fused = staticmethod(decide_greedy_block)
 
-    def carry_from(
-        self, levels: Sequence[tuple[float, int]], gamma: int
-    ) -> GreedyBlockCarry | None:
+    def carry_from(self, levels: Sequence[tuple[float, int]], gamma: int) -> Tensor | None:
         """At most gamma - 1 levels, of finite ratios and counts below gamma."""
         if len(levels) >= max(gamma, 1):
             raise ValueError(f"holds {len(levels)} levels, gamma allows fewer")
@@ -100,12 +78,18 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
                     f"log_ratio must be within {_MAX_LOG_RATIO:.1f} of 0 and count"
                     f" 1..{gamma - 1}, got {log_ratio} and {count}"
                 )
-        return GreedyBlockCarry.from_levels(levels, gamma) if levels else None
+        if not levels:
+            return None
+        return _padded(torch.tensor(levels, dtype=torch.float64).T, gamma - 1)
 
-    def pack(self, carry: Sequence[GreedyBlockCarry]) -> Tensor:
+    def pack(self, carry: Sequence[Tensor | None], gamma: int) -> Tensor:
         """[B, 2J]: the log ratios, then the counts."""
-        ratios_ = torch.stack([c.log_ratios for c in carry]).double()
-        return torch.cat((ratios_, torch.stack([c.counts for c in carry]).double()), 1)
+        device = next((c.device for c in carry if c is not None), torch.device("cpu"))
+        return _stack(carry, gamma - 1, device).flatten(1)
+
+    def unpack(self, packed: Tensor) -> list[Tensor]:
+        """Views of the numbers."""
+        return list(packed.view(len(packed), 2, packed.shape[1] // 2))
 
     def levels_of(self, packed: Sequence[float]) -> list[tuple[float, int]]:
         """Unused levels left out."""
@@ -123,7 +107,9 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         """Apply the carried levels to the target's rows, along the drafted tokens."""
         q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
         q_drafted = of_drafted_tokens(q, proposal)
-        log_ratio, counts = _stack(carry, target_probs)
+        carries = carry or [None] * len(target_probs)
+        log_ratio, counts = _stack(carries, 0, target_probs.device).unbind(1)
+        log_ratio, counts = log_ratio.to(target_probs.dtype), counts.long()
         joint = target_probs.new_ones(target_probs.shape[0])
         rows, joints, log_ratios, steps = [], [joint], [log_ratio], []
         for i in range(q.shape[1]):
@@ -203,18 +189,18 @@ def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[T
     return stages
 
 
-def _stack(carry: Sequence[Any] | None, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Carries of any depth as log ratios and counts [B, J], in the dtype of `like`."""
-    batch = like.shape[0]
-    carries = list(carry) if carry is not None else [None] * batch
-    depth = max((len(c.counts) for c in carries if c is not None), default=0)
-    log_ratios = like.new_zeros(batch, depth)
-    counts = torch.zeros(batch, depth, dtype=torch.int64, device=like.device)
-    for b, c in enumerate(carries):
-        if c is not None:
-            log_ratios[b, : len(c.counts)] = c.log_ratios
-            counts[b, : len(c.counts)] = c.counts
-    return log_ratios, counts
+def _stack(carry: Sequence[Tensor | None], depth: int, device: torch.device) -> Tensor:
+    """[B, 2, J], as deep as the deepest carry, and `depth` at least."""
+    depth = max(depth, *(c.shape[1] for c in carry if c is not None), 0)
+    unused = torch.zeros(2, depth, dtype=torch.float64, device=device)
+    carries = [unused if c is None else _padded(c, depth) for c in carry]
+    return torch.stack([c.to(device, non_blocking=True) for c in carries])
+
+
+def _padded(carry: Tensor, depth: int) -> Tensor:
+    """With unused levels, up to `depth`."""
+    missing = depth - carry.shape[1]
+    return torch.nn.functional.pad(carry, (0, missing)) if missing else carry
 
 
 def _compact(log_ratios: Tensor, counts: Tensor, depth: int) -> list[Any]:
@@ -230,4 +216,4 @@ def _compact(log_ratios: Tensor, counts: Tensor, depth: int) -> list[Any]:
     order = (counts <= 0).long().argsort(dim=1, stable=True)[:, :depth]
     counts = counts.gather(1, order)
     log_ratios = torch.where(counts > 0, log_ratios.gather(1, order), 0.0)
-    return [GreedyBlockCarry(r, c) for r, c in zip(log_ratios, counts, strict=True)]
+    return list(torch.stack((log_ratios.double(), counts.double()), 1))

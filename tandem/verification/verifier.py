@@ -159,12 +159,20 @@ class Verifier(ABC, Generic[W]):
             raise ValueError(f"{self.name} has no state to go on from")
         return None
 
-    def pack(self, carry: Sequence[Any]) -> Tensor | None:
-        """[B, N] float64: a batch's states as numbers, to reach the host with the verdict.
+    def pack(self, carry: Sequence[Any], gamma: int) -> Tensor:
+        """[B, N] float64: a batch's states as numbers, for the host and for a kernel.
 
-        None for a rule without state.
+        None of them, N = 0, for a rule without state.
+
+        Args:
+            carry: one entry a sequence; None for one at the start.
+            gamma: longest draft of the round, whose levels have to fit as well.
         """
-        return None
+        return torch.zeros(len(carry), 0, dtype=torch.float64)
+
+    def unpack(self, packed: Tensor) -> list[Any]:
+        """The states again, one a row of `pack`."""
+        return [None] * len(packed)
 
     def levels_of(self, packed: Sequence[float]) -> list[tuple[float, int]]:
         """One sequence's (log ratio, count) pairs, from its row of `pack`."""

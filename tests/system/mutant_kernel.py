@@ -13,11 +13,11 @@ from target_svc.verifiers import VERIFIERS
 
 def decide(p: Any, tokens: Any, sizes: Any, ids: Any, weights: Any, *rest: Any) -> None:
     """Block's number of kept tokens, and behind as many what plain decoding would draw."""
-    uniforms, row, joints, out = rest
+    uniforms, row, state, out = rest
     decide_block(p, tokens, sizes, ids, weights, *rest)
     kept, own = int(out[0]), np.zeros(3)
     none = tokens[:0], sizes[:0], ids[:0], weights[:0]
-    decide_block(p[kept : kept + 1], *none, uniforms[-1:], row, joints, own)
+    decide_block(p[kept : kept + 1], *none, uniforms[-1:], row, state, own)
     out[1] = own[1]
 
 

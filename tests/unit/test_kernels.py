@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from numba import int64
 
 from tandem.engine import decisions
 from tandem.engine.asks import Decide, Scored
@@ -24,6 +25,7 @@ from tandem.verification.block import BlockVerifier
 from tandem.verification.fused import decide_all, decide_token
 
 FUSED = [name for name, rule in VERIFIERS.items() if rule.kernel is not None]
+STATEFUL = [name for name in FUSED if VERIFIERS[name].pack([None], 3).numel()]
 ALMOST_ONE = 1 - 2.0**-53
 _Rng = np.random.Generator
 
@@ -42,8 +44,8 @@ def rows_of(rng: _Rng, count: int, vocab_size: int, zeros: float) -> npt.NDArray
     return rows
 
 
-def test_both_rules_without_state_have_a_kernel() -> None:
-    assert sorted(FUSED) == ["block", "token"]
+def test_every_rule_has_a_kernel() -> None:
+    assert sorted(FUSED) == sorted(VERIFIERS)
 
 
 def test_a_rule_made_of_another_has_not_its_kernel() -> None:
@@ -74,12 +76,13 @@ def test_a_sample_is_bit_for_bit_the_plain_one(
     assert not weights[3].any()
 
 
-def draft_of(rng: _Rng, gamma: int, vocab_size: int) -> Draft:
-    """Rows that share few tokens with anything; some are certain."""
+def draft_of(rng: _Rng, gamma: int, vocab_size: int, *, whole: bool = False) -> Draft:
+    """Rows that share few tokens with anything, some of them certain; or all of `whole` ones."""
     token_ids, sizes = [], []
     ids, weights = [np.empty(0, np.uint32)], [np.empty(0, np.uint16)]
     for _ in range(gamma):
         size = 0 if rng.random() < 0.2 else int(rng.integers(1, vocab_size + 1))
+        size = vocab_size if whole else size
         row = rng.permutation(vocab_size)[: max(size, 1)]
         token_ids.append(int(rng.choice(row)))
         sizes.append(size)
@@ -94,12 +97,25 @@ def received(draft: Draft) -> Draft:
     return Draft(draft.token_ids, draft.sizes, ids, np.frombuffer(draft.weights.tobytes(), "<u2"))
 
 
-def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
+def decided(
+    name: str, p: Any, starts: list[int], drafts: list[Draft], numbers: Any, carry: Any = None
+) -> Any:
+    """What a rule's kernel makes of drafts as they were received."""
     rule = VERIFIERS[name]
     assert rule.kernel is not None
-    (out,) = decide_all(rule.kernel, p, [0], [received(draft)], np.asarray(numbers)[None])
+    states = rule.pack(carry or [None] * len(drafts), numbers.shape[1] - 1).numpy()
+    return decide_all(rule.kernel, p, starts, [received(d) for d in drafts], numbers, states)
+
+
+def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
+    (out,) = decided(name, p, [0], [draft], np.asarray(numbers)[None])
     assert np.isfinite(out[2])
-    return int(out[0]), int(out[1]), out[3:]
+    return int(out[0]), int(out[1]), out[3 : 3 + len(draft)]
+
+
+def state(name: str, levels: list[tuple[float, int]], gamma: int) -> Any:
+    """Levels as a rule's state; a rule without any has none."""
+    return VERIFIERS[name].carry_from(levels, gamma) if name in STATEFUL else None
 
 
 def cases(rng: _Rng, count: int) -> Any:
@@ -164,8 +180,7 @@ def test_a_wrong_rule_is_caught(rng: _Rng, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("name", FUSED)
 def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
     """Each gets what it gets alone, and leaves the buffers as it found them."""
-    rule, vocab_size, longest = VERIFIERS[name], 7, 5
-    assert rule.kernel is not None
+    vocab_size, longest = 7, 5
     drafts = [draft_of(rng, gamma, vocab_size) for gamma in (3, 0, 5, 1)]
     rows = [rows_of(rng, len(draft) + 1, vocab_size, 0.3) for draft in drafts]
     starts = np.cumsum([0, *map(len, rows[:-1])]).tolist()
@@ -175,20 +190,29 @@ def test_drafts_of_many_lengths_share_a_call(rng: _Rng, name: str) -> None:
         own = rng.random(len(draft) + 1)
         numbers[b, : len(draft)], numbers[b, -1] = own[:-1], own[-1]
         alone.append(fused(name, rows[b], draft, own))
-    together = decide_all(rule.kernel, np.concatenate(rows), starts, drafts, numbers)
+    together = decided(name, np.concatenate(rows), starts, drafts, numbers)
     for out, (kept, token, overlaps) in zip(together, alone, strict=True):
         assert (out[0], out[1]) == (kept, token)
         np.testing.assert_array_equal(out[3 : 3 + len(overlaps)], overlaps)
 
 
-def test_a_row_that_is_no_number_is_noticed(rng: _Rng) -> None:
-    rule = VERIFIERS["block"]
-    assert rule.kernel is not None
-    p, draft = rows_of(rng, 4, 6, 0.0), draft_of(rng, 3, 6)
-    p[2] = np.nan
-    (out,) = decide_all(rule.kernel, p, [0], [draft], rng.random((1, 4)))
-    assert not np.isfinite(out[2])
-    assert 0 <= out[1] < 6
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("broken", [[0], [2], [3], [0, 1, 2, 3]])
+def test_a_row_that_is_no_number_is_noticed(rng: _Rng, name: str, broken: list[int]) -> None:
+    """And whoever shares its call does not notice."""
+    p, drafts = rows_of(rng, 8, 6, 0.0), [draft_of(rng, 3, 6), draft_of(rng, 3, 6)]
+    sound = p.copy()
+    p[broken] = np.nan
+    for levels in ([], [(0.5, 2), (-0.3, 2)]):
+        carry = [state(name, levels, 3), state(name, levels, 3)]
+        numbers = rng.random((2, 4))
+        first, second = decided(name, p, [0, 4], drafts, numbers, carry)
+        assert not np.isfinite(first[2])
+        assert 0 <= first[0] <= 3
+        assert 0 <= first[1] < 6
+        np.testing.assert_array_equal(
+            second, decided(name, sound, [0, 4], drafts, numbers, carry)[1]
+        )
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -197,6 +221,7 @@ def test_the_engine_decides_alike_with_and_without(
 ) -> None:
     rule, vocab_size = VERIFIERS[name], 40
     drafts = [draft_of(rng, gamma, vocab_size) for gamma in (4, 4, 2, 0, 4)]
+    carries: list[Any] = [None] * len(drafts)
     logits = torch.from_numpy(rng.normal(size=(19, vocab_size)).astype(np.float32) * 3)
 
     def verdicts(round_: int) -> list[Any]:
@@ -208,13 +233,12 @@ def test_the_engine_decides_alike_with_and_without(
             scored = Scored(logits, first, len(draft) + 1)
             first += len(draft) + 1
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
-            asks.append(Decide(rule, draft, scored, sampling, None, accepting, following, round_))
-        decided: Any = decide(asks)
-        return [
-            (one.num_accepted, one.next_token, one.overlaps)
-            for one in decisions_of(decided)
-            if one is not None
-        ]
+            numbers = accepting, following
+            asks.append(Decide(rule, draft, scored, sampling, carries[seed], *numbers, round_))
+        answers: Any = decide(asks)
+        decisions = [one for one in decisions_of(answers) if one is not None]
+        carries[:] = [one.carry for one in decisions]
+        return [(d.num_accepted, d.next_token, d.overlaps, d.levels) for d in decisions]
 
     calls = 0
 
@@ -227,10 +251,14 @@ def test_the_engine_decides_alike_with_and_without(
     compiled = [verdict for round_ in range(50) for verdict in verdicts(round_)]
     assert calls >= 50
     monkeypatch.setattr(type(rule), "fused", None)
+    carries[:] = [None] * len(drafts)
     plain = [verdict for round_ in range(50) for verdict in verdicts(round_)]
     assert [one[:2] for one in compiled] == [one[:2] for one in plain]
     for one, other in zip(compiled, plain, strict=True):
         np.testing.assert_allclose(one[2], other[2], atol=1e-5)
+        assert [count for _, count in one[3]] == [count for _, count in other[3]]
+        np.testing.assert_allclose(one[3], other[3], atol=1e-3)
+    assert any(one[3] for one in compiled) == (name in STATEFUL)
 
 
 def test_without_a_place_for_the_cache_it_is_compiled_all_the_same(
@@ -244,5 +272,5 @@ def test_without_a_place_for_the_cache_it_is_compiled_all_the_same(
         return jit(function, signature, any_order, cache)
 
     monkeypatch.setattr(kernel_module, "_jit", refusing)
-    doubled = kernel_module.kernel()(lambda number: 2 * number)
+    doubled = kernel_module.kernel(int64(int64))(lambda number: 2 * number)
     assert doubled(21) == 42

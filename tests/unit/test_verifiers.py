@@ -32,9 +32,7 @@ def random_batch(batch: int, seed: int) -> tuple[Proposal, torch.Tensor, torch.T
 
 def levels_of(rule: Verifier[Any], carry: Any) -> list[tuple[float, int]]:
     """A state as it travels."""
-    packed = rule.pack([carry])
-    assert packed is not None
-    return rule.levels_of(packed[0].tolist())
+    return rule.levels_of(rule.pack([carry], GAMMA)[0].tolist())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -101,9 +101,9 @@ class TokenResidualInBlock(BlockVerifier):
 class NewestModificationOnly(GreedyBlockVerifier):
     def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         carries = super().next_carry(proposal, target_probs, verdict)
-        newest = [max((i for i, n in enumerate(c.counts) if n), default=0) for c in carries]
+        newest = [max((i for i, n in enumerate(c[1]) if n), default=0) for c in carries]
         for carry, last in zip(carries, newest, strict=True):
-            carry.counts[:last] = 0
+            carry[1, :last] = 0
         return carries
 
 
