@@ -53,13 +53,24 @@ class Backend:
         compute: the pass.
         pool: its own kind.
         device: where tokens and logits are.
+        in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
+            are then those of `tiles.py`.
     """
 
-    def __init__(self, name: str, compute: Pass, pool: Pool, device: torch.device) -> None:
+    def __init__(
+        self,
+        name: str,
+        compute: Pass,
+        pool: Pool,
+        device: torch.device,
+        *,
+        in_one_call: bool = False,
+    ) -> None:
         self.name = name
         self.pool: Any = pool
         self._compute = compute
         self._device = device
+        self._in_one_call = in_one_call
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
         """Feed new tokens of different sequences; their caches grow.
@@ -67,7 +78,11 @@ class Backend:
         Returns:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
         """
-        batch = PackedBatch.of(feeds, self._device)
+        if self._in_one_call:
+            for feed in feeds:
+                if not feed.cache.length:
+                    self.pool.clear(feed.cache)
+        batch = PackedBatch.of(feeds, self._device, self._in_one_call)
         logits = self._compute(batch, self.pool)
         for feed in feeds:
             feed.cache.length += len(feed.token_ids)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
-from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, probe
+from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, Pass, probe
 from tandem.inference.cache import KVPool
 from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
 from tandem.inference.feed import Feed
@@ -23,6 +23,7 @@ from tandem.inference.layout import choose_layout
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
 from tandem.inference.record import Record
+from tandem.inference.tiles import BLOCK, FEW
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +43,10 @@ _CONTEXT = 64
 # Times as large as what a pool is to hold: extents are whole blocks.
 _SPARE = 3
 _MOST_ROWS = 17
+# Batches for which attention in one call is compiled. Where two sizes happen to be equal the
+# compiler takes that for a law, so there are two of each; blocks are counted in fours (`tiles.py`).
+_TOGETHER = (3, 5)
+_MANY_BLOCKS = 5
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
 
@@ -61,11 +66,11 @@ def choose_backend(model: PreTrainedModel, engine: EngineName) -> Backend:
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
-    text = PROBE * _LONGER if engine != "torch" and cpu else PROBE
+    text = PROBE * _LONGER if engine != "torch" or not cpu else PROBE
     text = text[: max_positions(model.config.get_text_config())]
     expected = plain_logits(model, text)
     if engine == "torch" or not cpu:
-        return _by_torch(model, expected[: len(PROBE)])
+        return _by_torch(model, text, expected)
     return _of_two(model, engine, text, expected)
 
 
@@ -77,7 +82,7 @@ def _of_two(
     gain = record.clear_gain if engine == "auto" else math.inf
     kept = _by_openvino(model, text, expected, record) if gain is None or gain > 1 else None
     if kept is None or gain is None:
-        by_torch = _by_torch(model, expected[: len(PROBE)])
+        by_torch = _by_torch(model, text, expected)
         if kept is None:
             return by_torch
         gain = _gain(kept, by_torch)
@@ -88,21 +93,64 @@ def _of_two(
     return kept
 
 
-def _by_torch(model: PreTrainedModel, expected: Tensor) -> Backend:
-    """Any model's back end, held to `expected` [n, V] of the probe."""
-    device = model.device
+def _by_torch(model: PreTrainedModel, text: Sequence[int], expected: Tensor) -> Backend:
+    """Any model's back end, held to `expected` [n, V] of a text that begins with the probe."""
+    device, head = model.device, text[: len(PROBE)]
     try:
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
         if device.type == "cpu":
             choose_layout(compute)
         backend = Backend("torch", compute, KVPool(PROBE_TOKENS), device)
-        found = probe(backend, PROBE)
+        found = probe(backend, head)
     except StartupError:
         raise
     except Exception as error:  # a model's own code, whatever it raises
         raise cannot_serve(model, error) from error
-    compare(model, expected, found)
+    compare(model, expected[: len(head)], found)
+    if not _batches(device):
+        return backend
+    return _in_one_call(model, compute, text, expected) or backend
+
+
+def _batches(device: torch.device) -> bool:
+    """Whether attention of many sequences in one call may be worth its compiler's time."""
+    return device.type == "cuda"
+
+
+def _in_one_call(
+    model: PreTrainedModel, compute: Pass, text: Sequence[int], expected: Tensor
+) -> Backend | None:
+    """A back end whose attention takes all sequences of a batch at once.
+
+    None, and one warning, where that fails: flex attention takes no heads below 16, and needs a
+    device that Triton knows.
+    """
+    try:
+        pool = KVPool(max(_TOGETHER) * (_MANY_BLOCKS + 1) * BLOCK, BLOCK)
+        backend = Backend("torch", compute, pool, model.device, in_one_call=True)
+        for part in (text[: len(PROBE)], text):
+            compare(model, expected[: len(part)], probe(backend, part))
+        _compile(backend, max_positions(model.config.get_text_config()) - 1)
+    except Exception as error:  # of a compiler, which raises what it likes
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        _log.warning("attention takes one call a text and layer, not one a layer", reason=reason)
+        return None
     return backend
+
+
+def _compile(backend: Backend, at_most: int) -> None:
+    """Feed batches of all kinds, so that no later one waits for the compiler: few rows and many of
+    a text, of few blocks and many, several times."""
+    longest = min(_MANY_BLOCKS * BLOCK, at_most)
+    for count in _TOGETHER:
+        caches = [backend.pool.reserve(longest + 1) for _ in range(count)]
+        for length in (longest, min(longest, FEW + 1)):
+            for rows in (length, 1):
+                backend.forward([Feed(cache, _tokens(rows), 1) for cache in caches])
+            for cache in caches:
+                cache.rollback(0)
+        for cache in caches:
+            backend.pool.release(cache)
 
 
 def _by_openvino(
