@@ -17,7 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
@@ -25,12 +32,13 @@ from tandem.engine import decisions, draws
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference import attention
+from tandem.inference import attention, flex, tiles
 from tandem.inference.backend import Backend
 from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
+from tandem.inference.tiles import BLOCK, Tiles
 from tandem.speculation import distribution
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
@@ -49,6 +57,8 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
+_HEADS = {"head_dim": 8, "sliding_window": 4}
+GEMMA, MISTRAL = Gemma2Config(**_SIZES, **_HEADS), MistralConfig(**_SIZES, **_HEADS)
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(seed=1)
 SHAPED = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, seed=2)
@@ -69,8 +79,45 @@ class Host:
         return [np.ones(t.shape, kind) for t, kind in zip(tensors, kinds, strict=True)]
 
 
+@dataclass
+class Kernel:
+    """In place of the compiled attention: the same by operators, so that its arguments, the mask
+    and the table of blocks have to be where they belong."""
+
+    calls: int = 0
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        self.calls += 1
+        mask, device = options["block_mask"], query.device
+        none = torch.zeros((), dtype=torch.int32, device=device)
+        places = torch.arange(mask.seq_lengths[0], device=device)[:, None]
+        positions = torch.arange(mask.seq_lengths[1], device=device)[None]
+        read = (
+            torch.arange(mask.kv_indices.shape[-1], device=device) < mask.kv_num_blocks[..., None]
+        )
+        assert (mask.kv_indices * read).device == device
+        groups = query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
+        scores = query @ key.transpose(2, 3)
+        scores = scores.masked_fill(~mask.mask_mod(none, none, places, positions), -torch.inf)
+        return scores.softmax(-1) @ value
+
+
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
+    return kernel
+
+
+@pytest.fixture
+def in_one_call(request: pytest.FixtureRequest) -> bool:
+    """Whether attention takes all texts of a batch at once; so it is, but where that fails."""
+    return bool(getattr(request, "param", True))
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, in_one_call: bool) -> Iterator[Host]:
     """A device that is not there, and what comes from it."""
     host = Host()
     for module in (draws, decisions):
@@ -80,8 +127,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
         """Without the probe, which compares numbers."""
         model: Any = self._model
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
-        self.pool = KVPool(256)
-        self._backend = Backend("torch", compute, self.pool, self.device)
+        self.pool = KVPool(512, BLOCK if in_one_call else 1)
+        self._backend = Backend("torch", compute, self.pool, self.device, in_one_call=in_one_call)
 
     monkeypatch.setattr(Decoder, "_start", start)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
@@ -187,15 +234,18 @@ def test_a_verification_waits_for_the_device_once(host: Host, mixture: str, rule
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
 
 
+@pytest.mark.parametrize("in_one_call", [False, True], indirect=True)
 @pytest.mark.parametrize("modules", [False, True])
-@pytest.mark.parametrize("config", [LLAMA, QWEN])
+@pytest.mark.parametrize("config", [LLAMA, QWEN, GEMMA, MISTRAL], ids=lambda one: one.model_type)
 def test_every_pass_stays_on_the_device(
-    host: Host, config: PreTrainedConfig, modules: bool
+    host: Host, kernel: Kernel, in_one_call: bool, config: PreTrainedConfig, modules: bool
 ) -> None:
     decoder = decoder_on_device(config, modules)
     draft(decoder, MIXTURES["mixed"], 16)
     verify(decoder, MIXTURES["mixed"], "block", [3, 1, 2])
     assert host.devices == {"cuda"}
+    # Openings and drafts, of three texts each, in both layers; a call for each text otherwise.
+    assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
 
 
 # Mutants: what a reader would overlook, and a GPU would pay for each round.
@@ -235,3 +285,29 @@ def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.Mon
     monkeypatch.setattr(attention, "_attend_one", misplacing)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN], 16)
+
+
+def test_a_count_of_blocks_that_is_asked_for_is_caught(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making = Tiles.mask
+
+    def asking(self: Tiles, *args: Any) -> Any:
+        mask = making(self, *args)
+        mask.kv_num_blocks.max().item()
+        return mask
+
+    monkeypatch.setattr(Tiles, "mask", asking)
+    with pytest.raises(DataDependentOutputException):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
+
+
+def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = tiles._sent
+
+    def staying(device: torch.device, kind: Any, *arrays: Any) -> list[Tensor]:
+        return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
+
+    monkeypatch.setattr(tiles, "_sent", staying)
+    with pytest.raises(RuntimeError, match="device"):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
