@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
@@ -43,9 +44,10 @@ _CONTEXT = 64
 # Times as large as what a pool is to hold: extents are whole blocks.
 _SPARE = 3
 _MOST_ROWS = 17
-# Batches for which attention in one call is compiled. Where two sizes happen to be equal the
-# compiler takes that for a law, so there are two of each; blocks are counted in fours (`tiles.py`).
-_TOGETHER = (3, 5)
+# Texts of the batches for which attention in one call is compiled. It is compiled apart from 128
+# rows on, eight small tiles; and where two sizes happen to be equal, which is taken for a law.
+_TOGETHER = (3, 9, 10)
+# More than four, since blocks are counted in fours (`tiles.py`).
 _MANY_BLOCKS = 5
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
@@ -126,7 +128,7 @@ def _in_one_call(
     device that Triton knows.
     """
     try:
-        pool = KVPool(max(_TOGETHER) * (_MANY_BLOCKS + 1) * BLOCK, BLOCK)
+        pool = KVPool((_MANY_BLOCKS + 2 * max(_TOGETHER)) * BLOCK, BLOCK)
         backend = Backend("torch", compute, pool, model.device, in_one_call=True)
         for part in (text[: len(PROBE)], text):
             compare(model, expected[: len(part)], probe(backend, part))
@@ -139,16 +141,15 @@ def _in_one_call(
 
 
 def _compile(backend: Backend, at_most: int) -> None:
-    """Feed batches of all kinds, so that no later one waits for the compiler: few rows and many of
-    a text, of few blocks and many, several times."""
-    longest = min(_MANY_BLOCKS * BLOCK, at_most)
-    for count in _TOGETHER:
-        caches = [backend.pool.reserve(longest + 1) for _ in range(count)]
-        for length in (longest, min(longest, FEW + 1)):
-            for rows in (length, 1):
-                backend.forward([Feed(cache, _tokens(rows), 1) for cache in caches])
-            for cache in caches:
-                cache.rollback(0)
+    """Feed batches of all kinds, so that no later one waits for the compiler: few rows of a text
+    and many, few blocks of a text and many, few tiles and many."""
+    longest, short = (min(length, at_most) for length in (_MANY_BLOCKS * BLOCK, FEW + 1))
+    for count, first in itertools.product(_TOGETHER, (longest, short)):
+        lengths = [first] + [short] * (count - 1)
+        caches = [backend.pool.reserve(length + 1) for length in lengths]
+        for fed in (lengths, [1] * count):
+            feeds = [Feed(cache, _tokens(rows), 1) for cache, rows in zip(caches, fed, strict=True)]
+            backend.forward(feeds)
         for cache in caches:
             backend.pool.release(cache)
 

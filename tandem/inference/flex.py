@@ -46,8 +46,8 @@ def _compiled() -> Callable[..., Any]:
     """The kernel of a device.
 
     Rows, tiles, blocks and positions are symbols in it (`dynamic`), since they change with every
-    batch; only the size of a tile is compiled apart. What would compile for ever raises
-    (`fullgraph`) instead of computing all scores of the pool.
+    batch; compiled apart are the sizes of a tile, and by torch itself 128 rows and more. What would
+    compile for ever raises (`fullgraph`) instead of computing all scores of the pool.
     """
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 

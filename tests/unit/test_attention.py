@@ -9,60 +9,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from structlog.testing import capture_logs
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
-from tandem.inference import choice, flex, tiles
+from tandem.inference import flex
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch, Segment
 from tandem.inference.cache import KVPool
-from tandem.inference.decoder import Decoder
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
 from tandem.inference.tiles import FEW, MANY, Tiles
-from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.parity import TOLERANCE, worst_difference
+from tests.flex import BLOCK, as_a_device_reads, without_compiler
 
-BLOCK = 16  # so that small texts have several
 HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def small_blocks_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tiles, flex, choice):
-        monkeypatch.setattr(module, "BLOCK", BLOCK)
-    name = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
-    monkeypatch.setattr(name, True)
-
-
-def as_a_device_reads(query: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
-    """Tile by tile: its blocks and all of them, whatever lies there."""
-    mask: BlockMask = options["block_mask"]
-    scale, score_mod = options["scale"] or query.shape[-1] ** -0.5, options["score_mod"]
-    size, block = mask.BLOCK_SIZE
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (states[0].repeat_interleave(groups, 0) for states in (keys, values))
-    parts = []
-    for tile, count in enumerate(mask.kv_num_blocks[0, 0].tolist()):
-        blocks = mask.kv_indices[0, 0, tile, :count]
-        positions = (blocks[:, None] * block + torch.arange(block)).flatten()
-        places = torch.arange(tile * size, (tile + 1) * size)
-        scores = query[0, :, places] @ keys[:, positions].transpose(1, 2) * scale
-        if score_mod is not None:
-            scores = score_mod(scores)
-        nothing = torch.tensor(0)
-        sees = mask.mask_mod(nothing, nothing, places[:, None], positions[None])
-        weights = scores.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0)
-        parts.append(weights @ values[:, positions])
-    return torch.cat(parts, 1)[None]
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiler(monkeypatch)
 
 
 def scattered(rng: random.Random, most: int) -> tuple[KVPool, list[SequenceCache]]:
@@ -227,97 +197,3 @@ def test_mutants_of_the_mask_are_caught(mutant: str, monkeypatch: pytest.MonkeyP
     assert (attend(tiled, query, keys, values, window=window) - expected).abs().max() < 1e-5
     MUTANTS[mutant](tiled)
     assert (attend(tiled, query, keys, values, window=window) - expected).abs().max() > 1e-2
-
-
-def test_what_a_former_holder_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text whose numbers were not finite must not reach whoever has its extent next."""
-    monkeypatch.setattr(choice, "_batches", lambda _: True)
-    monkeypatch.setattr(flex, "flex_attention", as_a_device_reads)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=4 * BLOCK)
-    caches = [decoder.reserve(BLOCK) for _ in range(2)]
-    feeds = [Feed(cache, [1, 2, 3], 3) for cache in caches if cache is not None]
-    with torch.inference_mode():
-        for states in (*decoder.pool.keys, *decoder.pool.values):
-            assert states.isfinite().all(), "a new pool"
-            states.fill_(torch.nan)
-        assert decoder.forward(feeds).isfinite().all()
-
-
-NAMES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode")
-
-
-@pytest.mark.parametrize(
-    "row", [row for row in SUPPORTED if row.model_type in NAMES], ids=lambda row: row.model_type
-)
-@pytest.mark.parametrize("kernel", [flex_attention, as_a_device_reads])
-def test_architectures_give_the_plain_logits(
-    row: Architecture, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-
-    def counting(*args: Any, **options: Any) -> Any:
-        calls.append(len(args))
-        return kernel(*args, **options)
-
-    monkeypatch.setattr(choice, "_batches", lambda _: True)
-    monkeypatch.setattr(flex, "flex_attention", counting)
-    assert worst_difference(row) < TOLERANCE
-    assert len(calls) > 20
-
-
-def test_what_does_not_compile_is_one_warning_and_one_call_a_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise NotImplementedError("NYI: at least 16\nand a page of others")
-
-    monkeypatch.setattr(choice, "_batches", lambda _: True)
-    monkeypatch.setattr(flex, "flex_attention", refuse)
-    with capture_logs() as logs:
-        assert worst_difference(LLAMA) < TOLERANCE
-    (warning,) = [line for line in logs if line["log_level"] == "warning"]
-    assert warning["reason"] == "NotImplementedError: NYI: at least 16"
-
-
-def test_what_computes_otherwise_is_one_warning_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*args: Any, **options: Any) -> Any:
-        return 2 * flex_attention(*args, **options)
-
-    monkeypatch.setattr(choice, "_batches", lambda _: True)
-    monkeypatch.setattr(flex, "flex_attention", wrong)
-    with capture_logs() as logs:
-        assert worst_difference(LLAMA) < TOLERANCE
-    (warning,) = [line for line in logs if line["log_level"] == "warning"]
-    assert "a ragged batch differs from a plain pass" in warning["reason"]
-
-
-def test_what_the_start_compiled_serves_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as on a device, by a compiler that only counts."""
-    compiled: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiled.append(len(inputs))
-        return graph.forward
-
-    torch._dynamo.reset()
-    kernel = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
-    monkeypatch.setattr(flex, "flex_attention", kernel)
-    monkeypatch.setattr(choice, "_batches", lambda _: True)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=64 * BLOCK)
-    at_start = len(compiled)
-    assert at_start >= 2  # one for each size of a tile
-    rng = random.Random(5)
-    caches = [cache for cache in (decoder.reserve(7 * BLOCK) for _ in range(9)) if cache]
-
-    @torch.inference_mode()
-    def serve() -> None:
-        for _ in range(30):
-            chosen = rng.sample(caches, rng.randint(2, 9))
-            most = rng.choice((1, FEW, MANY))
-            for cache in chosen:
-                cache.rollback(rng.randint(0, cache.capacity - most))
-            decoder.forward([Feed(cache, [1] * rng.randint(1, most), 1) for cache in chosen])
-
-    with ThreadPoolExecutor(1) as engine:  # the thread of the start is another one
-        engine.submit(serve).result()
-    assert len(compiled) == at_start

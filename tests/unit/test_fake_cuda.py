@@ -45,6 +45,7 @@ from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
+from tests.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
 _SIZES: dict[str, Any] = {
@@ -77,30 +78,6 @@ class Host:
         self.devices |= {tensor.device.type for tensor in tensors}
         kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
         return [np.ones(t.shape, kind) for t, kind in zip(tensors, kinds, strict=True)]
-
-
-@dataclass
-class Kernel:
-    """In place of the compiled attention: the same by operators, so that its arguments, the mask
-    and the table of blocks have to be where they belong."""
-
-    calls: int = 0
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        self.calls += 1
-        mask, device = options["block_mask"], query.device
-        none = torch.zeros((), dtype=torch.int32, device=device)
-        places = torch.arange(mask.seq_lengths[0], device=device)[:, None]
-        positions = torch.arange(mask.seq_lengths[1], device=device)[None]
-        read = (
-            torch.arange(mask.kv_indices.shape[-1], device=device) < mask.kv_num_blocks[..., None]
-        )
-        assert (mask.kv_indices * read).device == device
-        groups = query.shape[1] // key.shape[1]
-        key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
-        scores = query @ key.transpose(2, 3)
-        scores = scores.masked_fill(~mask.mask_mod(none, none, places, positions), -torch.inf)
-        return scores.softmax(-1) @ value
 
 
 @pytest.fixture
