@@ -1,4 +1,7 @@
-"""Attention of a packed batch over the pool: each sequence looks at its own extent, in place."""
+"""Attention of a packed batch over the pool: each sequence looks at its own extent, in place.
+
+On a CPU one call a sequence is the fastest there is. A device gets one call for all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.inference.batch import PackedBatch, Segment
+from tandem.inference.flex import attend_tiled
 
 
 def attend(
@@ -32,6 +36,8 @@ def attend(
     Returns:
         [T, Hq, Dv].
     """
+    if batch.tiles is not None:
+        return attend_tiled(batch.tiles, query, keys, values, scaling, window, softcap)
     # Views of the whole, once a layer: a text's part of it is then one narrowing each.
     query, keys, values = query[None], keys[None], values[None]
     parts = [

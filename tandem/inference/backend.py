@@ -62,10 +62,19 @@ class Backend:
     Args:
         compute: the pass.
         device: where tokens and logits are.
+        in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
+            are then those of `tiles.py`.
     """
 
     def __init__(
-        self, engine: str, dtype: torch.dtype, compute: Pass, pool: Pool, device: torch.device
+        self,
+        engine: str,
+        dtype: torch.dtype,
+        compute: Pass,
+        pool: Pool,
+        device: torch.device,
+        *,
+        in_one_call: bool = False,
     ) -> None:
         self.engine = engine
         self.dtype = dtype
@@ -73,6 +82,7 @@ class Backend:
         self.busy = threading.RLock()
         self._compute = compute
         self._device = device
+        self._in_one_call = in_one_call
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
@@ -80,7 +90,12 @@ class Backend:
     def beside(self, positions: int) -> Backend:
         """The same pass with a pool of its own, to be tried while this one serves."""
         other = Backend(
-            self.engine, self.dtype, self._compute, self.pool.resized(positions), self._device
+            self.engine,
+            self.dtype,
+            self._compute,
+            self.pool.resized(positions),
+            self._device,
+            in_one_call=self._in_one_call,
         )
         other.busy = self.busy
         return other
@@ -91,12 +106,21 @@ class Backend:
         Returns:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
         """
-        batch = PackedBatch.of(feeds, self._device)
+        if self._in_one_call:
+            for feed in feeds:
+                if not feed.cache.length:
+                    self.pool.clear(feed.cache)
+        batch = PackedBatch.of(feeds, self._device, self._in_one_call)
         with self.busy:
             logits = self._compute(batch, self.pool)
         for feed in feeds:
             feed.cache.length += len(feed.token_ids)
         return logits
+
+
+def some_tokens(count: int) -> tuple[int, ...]:
+    """The probe as often as makes so many."""
+    return (PROBE * (1 + count // len(PROBE)))[:count]
 
 
 def name_of(engine: str, dtype: torch.dtype) -> str:

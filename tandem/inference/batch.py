@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class PackedBatch:
         positions: [1, T] int64, of each token in its own sequence.
         places: [T] int64, of each token in the pool.
         rows: [R] int64, rows of the batch whose logits are wanted; None for all.
+        tiles: for attention in one call; None for one call a sequence.
     """
 
     segments: list[Segment]
@@ -45,10 +47,13 @@ class PackedBatch:
     positions: Tensor
     places: Tensor
     rows: Tensor | None
+    tiles: Tiles | None = None
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, feeds: Sequence[Feed], device: torch.device) -> PackedBatch:
+    def of(
+        cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
+    ) -> PackedBatch:
         """Pack feeds of different sequences."""
         segments: list[Segment] = []
         positions: list[int] = []
@@ -70,7 +75,10 @@ class PackedBatch:
         wanted = None
         if len(rows) < first:
             wanted = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
-        return cls(segments, _token_ids(feeds, device)[None], numbers[:1], numbers[1], wanted)
+        # One sequence alone is one call anyway, by a kernel that needs no tiles.
+        tiles = Tiles(segments, device) if in_one_call and len(segments) > 1 else None
+        token_ids = _token_ids(feeds, device)[None]
+        return cls(segments, token_ids, numbers[:1], numbers[1], wanted, tiles)
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor

@@ -25,10 +25,11 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     Args:
         positions: that all sequences may hold together.
+        block: positions that attention reads together, whether a sequence uses them or not.
     """
 
-    def __init__(self, positions: int) -> None:
-        Extents.__init__(self, positions)
+    def __init__(self, positions: int, block: int = 1) -> None:
+        Extents.__init__(self, positions, block)
         Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -37,7 +38,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     def resized(self, positions: int) -> KVPool:
         """An empty pool with the same layers, allocated at once: memory is short now or never."""
-        pool = KVPool(positions)
+        pool = KVPool(positions, self._block)
         for keys, values in zip(self.keys, self.values, strict=True):
             pool._allocate(keys, values)
         return pool
@@ -68,12 +69,21 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         all_values.index_copy_(1, self.places, values)
         return all_keys, all_values
 
+    def clear(self, cache: SequenceCache) -> None:
+        """Forget what an extent's former holder left.
+
+        A kernel multiplies what it reads and may not see with 0, and 0 times NaN is NaN.
+        """
+        for values in self.values:
+            values.narrow(1, cache.start, cache.capacity).zero_()
+
     def _allocate(self, *states: Tensor) -> None:
         """A layer for states like the first ones [heads, T, head_dim]."""
+        make = torch.empty if self._block == 1 else torch.zeros
         for layers, first in zip((self.keys, self.values), states, strict=True):
             heads, _, head_dim = first.shape
             layers.append(
-                torch.empty(heads, self.positions, head_dim, dtype=first.dtype, device=first.device)
+                make(heads, self.positions, head_dim, dtype=first.dtype, device=first.device)
             )
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference import one_call
 from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, name_of, probe
 from tandem.inference.cache import KVPool
 from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
@@ -23,7 +24,7 @@ from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)
 
-# The probe as often as reaches into a third block of OpenVINO's cache.
+# The probe as often as reaches into a third block of OpenVINO's cache, and a second tile's.
 _LONGER = 6
 # Times as large as what a pool is to hold: extents are whole blocks.
 SPARE = 3
@@ -65,20 +66,23 @@ def by_torch(model: PreTrainedModel) -> Backend:
     Raises:
         StartupError: it computes otherwise in a batch, or cannot be served at all.
     """
-    text = PROBE[: max_positions(model.config.get_text_config())]
-    expected = plain_logits(model, text)
     device, dtype = model.device, model.dtype
+    together = one_call.worthwhile(device)
+    text = _text(model, _LONGER if together else 1)
+    expected, head = plain_logits(model, text), text[: len(PROBE)]
     try:
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
         if device.type == "cpu":
             choose_layout(compute)
         backend = Backend("torch", dtype, compute, KVPool(PROBE_TOKENS), device)
-        found = probe(backend, text)
+        found = probe(backend, head)
     except StartupError:
         raise
     except Exception as error:  # a model's own code, whatever it raises
         raise cannot_serve(model, error) from error
-    compare(model, expected, found)
+    compare(model, expected[: len(head)], found)
+    if together:
+        return one_call.in_one_call(model, compute, text, expected) or backend
     return backend
 
 
@@ -97,7 +101,7 @@ def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
         return None
     record.begin()
     try:
-        text = (PROBE * _LONGER)[: max_positions(model.config.get_text_config())]
+        text = _text(model, _LONGER)
         backend = _converted(model, 2 * SPARE * len(text))
         compare(model, _plain(model, text), probe(backend, text))
     except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
@@ -106,6 +110,11 @@ def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
         backend = None
     record.end()
     return backend
+
+
+def _text(model: PreTrainedModel, times: int) -> Sequence[int]:
+    """The probe so many times, as far as the model reaches."""
+    return (PROBE * times)[: max_positions(model.config.get_text_config())]
 
 
 def _plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from tandem.inference.backend import PROBE, Backend
+from tandem.inference.backend import Backend, some_tokens
 from tandem.inference.candidates import SPARE
 from tandem.inference.feed import Feed
 
@@ -71,7 +71,7 @@ def _begun(backend: Backend, count: int) -> list[Any]:
     """Sequences with some context each."""
     caches = [backend.pool.reserve(_CONTEXT + _MOST_ROWS) for _ in range(count)]
     for cache in caches:
-        backend.forward([Feed(cache, _tokens(_CONTEXT), 0)])
+        backend.forward([Feed(cache, some_tokens(_CONTEXT), 0)])
     return caches
 
 
@@ -80,12 +80,8 @@ def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> floa
     with backend.busy:  # who waits for a pass that serves would measure that one
         started = time.perf_counter()
         for count in rows:
-            backend.forward([Feed(cache, _tokens(count), count) for cache in caches])
+            backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
         spent = time.perf_counter() - started
     for cache in caches:
         cache.rollback(_CONTEXT)
     return spent
-
-
-def _tokens(count: int) -> tuple[int, ...]:
-    return (PROBE * (1 + count // len(PROBE)))[:count]

@@ -17,7 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
@@ -25,19 +32,21 @@ from tandem.engine import decisions, draws
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference import attention
+from tandem.inference import attention, flex, tiles
 from tandem.inference.backend import Backend
 from tandem.inference.backends import Backends
 from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
+from tandem.inference.tiles import BLOCK, Tiles
 from tandem.speculation import distribution
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
+from tests.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
 _SIZES: dict[str, Any] = {
@@ -50,6 +59,8 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
+_HEADS = {"head_dim": 8, "sliding_window": 4}
+GEMMA, MISTRAL = Gemma2Config(**_SIZES, **_HEADS), MistralConfig(**_SIZES, **_HEADS)
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(seed=1)
 SHAPED = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, seed=2)
@@ -71,7 +82,20 @@ class Host:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    kernel = Kernel()
+    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
+    return kernel
+
+
+@pytest.fixture
+def in_one_call(request: pytest.FixtureRequest) -> bool:
+    """Whether attention takes all texts of a batch at once; so it is, but where that fails."""
+    return bool(getattr(request, "param", True))
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, in_one_call: bool) -> Iterator[Host]:
     """A device that is not there, and what comes from it."""
     host = Host()
     for module in (draws, decisions):
@@ -80,7 +104,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
-        backend = Backend("torch", model.dtype, compute, KVPool(256), self.device)
+        pool = KVPool(512, BLOCK if in_one_call else 1)
+        backend = Backend("torch", model.dtype, compute, pool, self.device, in_one_call=in_one_call)
         self._backends = Backends(backend)
 
     monkeypatch.setattr(Decoder, "_start", start)
@@ -187,15 +212,18 @@ def test_a_verification_waits_for_the_device_once(host: Host, mixture: str, rule
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
 
 
+@pytest.mark.parametrize("in_one_call", [False, True], indirect=True)
 @pytest.mark.parametrize("modules", [False, True])
-@pytest.mark.parametrize("config", [LLAMA, QWEN])
+@pytest.mark.parametrize("config", [LLAMA, QWEN, GEMMA, MISTRAL], ids=lambda one: one.model_type)
 def test_every_pass_stays_on_the_device(
-    host: Host, config: PreTrainedConfig, modules: bool
+    host: Host, kernel: Kernel, in_one_call: bool, config: PreTrainedConfig, modules: bool
 ) -> None:
     decoder = decoder_on_device(config, modules)
     draft(decoder, MIXTURES["mixed"], 16)
     verify(decoder, MIXTURES["mixed"], "block", [3, 1, 2])
     assert host.devices == {"cuda"}
+    # Openings and drafts, of three texts each, in both layers; a call for each text otherwise.
+    assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
 
 
 # Mutants: what a reader would overlook, and a GPU would pay for each round.
@@ -235,3 +263,29 @@ def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.Mon
     monkeypatch.setattr(attention, "_attend_one", misplacing)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN], 16)
+
+
+def test_a_count_of_blocks_that_is_asked_for_is_caught(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making = Tiles.mask
+
+    def asking(self: Tiles, *args: Any) -> Any:
+        mask = making(self, *args)
+        mask.kv_num_blocks.max().item()
+        return mask
+
+    monkeypatch.setattr(Tiles, "mask", asking)
+    with pytest.raises(DataDependentOutputException):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
+
+
+def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = tiles._sent
+
+    def staying(device: torch.device, kind: Any, *arrays: Any) -> list[Tensor]:
+        return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
+
+    monkeypatch.setattr(tiles, "_sent", staying)
+    with pytest.raises(RuntimeError, match="device"):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)

@@ -1,0 +1,68 @@
+"""Attention of a whole batch in one call: torch's flex attention, over the pool as it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from tandem.inference.tiles import BLOCK, Tiles
+
+# Of a device's shared memory, for keys and values on their way; the smallest have 99 KiB.
+_ON_THEIR_WAY = 64 * 1024
+_STAGES, _WARPS = 2, 4
+
+
+def attend_tiled(
+    tiles: Tiles,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """`attention.attend` for all sequences at once; its arguments and its result."""
+    kernel: Any = _compiled() if query.is_cuda else flex_attention
+    seen: Tensor = kernel(
+        query.index_select(1, tiles.rows)[None],
+        keys[None],
+        values[None],
+        score_mod=None if softcap is None else tiles.cap(softcap),
+        block_mask=tiles.mask(window, keys.shape[1]),
+        scale=scaling,
+        enable_gqa=True,
+        kernel_options=_options(tiles.size, keys, values),
+    )
+    return seen[0].transpose(0, 1).index_select(0, tiles.places)
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """The kernel of a device.
+
+    Rows, tiles, blocks and positions are symbols in it (`dynamic`), since they change with every
+    batch; compiled apart are the sizes of a tile, and by torch itself 128 rows and more. What would
+    compile for ever raises (`fullgraph`) instead of computing all scores of the pool.
+    """
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+
+def _options(rows: int, keys: Tensor, values: Tensor) -> dict[str, Any]:
+    """What the kernel is made for: a tile each of its programs, and blocks that fit."""
+    position = (keys.shape[-1] + values.shape[-1]) * keys.element_size()
+    block = BLOCK
+    while block > 16 and _STAGES * block * position > _ON_THEIR_WAY:
+        block //= 2
+    return {
+        # The other kernel, for few queries, wants tiles of a multiple of the heads that share one.
+        "FORCE_USE_FLEX_ATTENTION": True,
+        "BLOCK_M": rows,
+        "BLOCK_N": block,
+        "num_stages": _STAGES,
+        "num_warps": _WARPS,
+    }

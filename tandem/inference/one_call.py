@@ -1,0 +1,75 @@
+"""Attention of a batch in one call, tried and compiled at the start: which devices can do it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import structlog
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.errors import first_line
+from tandem.inference.backend import PROBE, Backend, Pass, probe, some_tokens
+from tandem.inference.cache import KVPool
+from tandem.inference.compatibility import compare, max_positions
+from tandem.inference.feed import Feed
+from tandem.inference.tiles import BLOCK, FEW
+
+_log = structlog.get_logger(__name__)
+
+# Texts of the batches for which attention in one call is compiled. It is compiled apart from 128
+# rows on, eight small tiles; and where two sizes happen to be equal, which is taken for a law.
+_TOGETHER = (3, 9, 10)
+# More than four, since blocks are counted in fours (`tiles.py`).
+_MANY_BLOCKS = 5
+
+
+def worthwhile(device: torch.device) -> bool:
+    """Whether attention of many sequences in one call may be worth its compiler's time."""
+    return device.type == "cuda"
+
+
+def in_one_call(
+    model: PreTrainedModel, compute: Pass, text: Sequence[int], expected: Tensor
+) -> Backend | None:
+    """A back end whose attention takes all sequences of a batch at once.
+
+    Args:
+        model: that is computed.
+        compute: its pass.
+        text: longer than a block, where the model can be.
+        expected: [n, V] logits of it.
+
+    Returns:
+        None, and one warning, where that fails: flex attention takes no heads below 16, and needs
+        a device that Triton knows.
+    """
+    try:
+        pool = KVPool((_MANY_BLOCKS + 2 * max(_TOGETHER)) * BLOCK, BLOCK)
+        backend = Backend("torch", model.dtype, compute, pool, model.device, in_one_call=True)
+        for part in (text[: len(PROBE)], text):
+            compare(model, expected[: len(part)], probe(backend, part))
+        _compile(backend, max_positions(model.config.get_text_config()) - 1)
+    except Exception as error:  # of a compiler, which raises what it likes
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        _log.warning("attention takes one call a text and layer, not one a layer", reason=reason)
+        return None
+    return backend
+
+
+def _compile(backend: Backend, at_most: int) -> None:
+    """Feed batches of all kinds, so that no later one waits for the compiler: few rows of a text
+    and many, few blocks of a text and many, few tiles and many."""
+    longest, short = (min(length, at_most) for length in (_MANY_BLOCKS * BLOCK, FEW + 1))
+    for count, first in itertools.product(_TOGETHER, (longest, short)):
+        lengths = [first] + [short] * (count - 1)
+        caches = [backend.pool.reserve(length + 1) for length in lengths]
+        for fed in (lengths, [1] * count):
+            feeds = [
+                Feed(cache, some_tokens(rows), 1) for cache, rows in zip(caches, fed, strict=True)
+            ]
+            backend.forward(feeds)
+        for cache in caches:
+            backend.pool.release(cache)

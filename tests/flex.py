@@ -1,0 +1,71 @@
+"""Kernels in place of flex attention's compiled one, which needs a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from tandem.inference import flex, one_call, tiles
+
+BLOCK = 16  # so that small texts have several
+
+
+def without_compiler(patch: pytest.MonkeyPatch) -> None:
+    """Flex attention by its own operators, and small blocks of the pool."""
+    for module in (tiles, flex, one_call):
+        patch.setattr(module, "BLOCK", BLOCK)
+    name = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    patch.setattr(name, True)
+
+
+def as_a_device_reads(query: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
+    """Tile by tile: its blocks and all of them, whatever lies there."""
+    mask: BlockMask = options["block_mask"]
+    scale, score_mod = options["scale"] or query.shape[-1] ** -0.5, options["score_mod"]
+    size, block = mask.BLOCK_SIZE
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (states[0].repeat_interleave(groups, 0) for states in (keys, values))
+    parts = []
+    for tile, count in enumerate(mask.kv_num_blocks[0, 0].tolist()):
+        blocks = mask.kv_indices[0, 0, tile, :count]
+        positions = (blocks[:, None] * block + torch.arange(block)).flatten()
+        places = torch.arange(tile * size, (tile + 1) * size)
+        scores = query[0, :, places] @ keys[:, positions].transpose(1, 2) * scale
+        if score_mod is not None:
+            scores = score_mod(scores)
+        nothing = torch.tensor(0)
+        sees = mask.mask_mod(nothing, nothing, places[:, None], positions[None])
+        weights = scores.masked_fill(~sees, -torch.inf).softmax(-1).nan_to_num(0)
+        parts.append(weights @ values[:, positions])
+    return torch.cat(parts, 1)[None]
+
+
+@dataclass
+class Kernel:
+    """In place of the compiled attention: the same by operators, so that its arguments, the mask
+    and the table of blocks have to be where they belong."""
+
+    calls: int = 0
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        self.calls += 1
+        mask, device = options["block_mask"], query.device
+        none = torch.zeros((), dtype=torch.int32, device=device)
+        places = torch.arange(mask.seq_lengths[0], device=device)[:, None]
+        positions = torch.arange(mask.seq_lengths[1], device=device)[None]
+        read = (
+            torch.arange(mask.kv_indices.shape[-1], device=device) < mask.kv_num_blocks[..., None]
+        )
+        assert (mask.kv_indices * read).device == device
+        groups = query.shape[1] // key.shape[1]
+        key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
+        scores = query @ key.transpose(2, 3) * (options["scale"] or 1)
+        if options["score_mod"] is not None:
+            scores = options["score_mod"](scores, none, none, places, positions)
+        scores = scores.masked_fill(~mask.mask_mod(none, none, places, positions), -torch.inf)
+        return scores.softmax(-1) @ value

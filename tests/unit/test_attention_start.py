@@ -1,0 +1,133 @@
+"""The start gives a device attention in one call, if it gives the plain logits and compiles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from tandem.inference import flex, one_call
+from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
+from tandem.inference.tiles import FEW, MANY, Tiles
+from tests.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.flex import BLOCK, as_a_device_reads, without_compiler
+from tests.parity import TOLERANCE, worst_difference
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compiler(monkeypatch)
+    monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
+
+
+def test_what_a_former_holder_left_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text whose numbers were not finite must not reach whoever has its extent next."""
+    monkeypatch.setattr(flex, "flex_attention", as_a_device_reads)
+    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=4 * BLOCK)
+    caches = [decoder.reserve(BLOCK) for _ in range(2)]
+    feeds = [Feed(cache, [1, 2, 3], 3) for cache in caches if cache is not None]
+    with torch.inference_mode():
+        for states in (*decoder.pool.keys, *decoder.pool.values):
+            assert states.isfinite().all(), "a new pool"
+            states.fill_(torch.nan)
+        assert decoder.forward(feeds).isfinite().all()
+
+
+NAMES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in SUPPORTED if row.model_type in NAMES], ids=lambda row: row.model_type
+)
+@pytest.mark.parametrize("kernel", [flex_attention, as_a_device_reads])
+def test_architectures_give_the_plain_logits(
+    row: Architecture, kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        calls.append(len(args))
+        return kernel(*args, **options)
+
+    monkeypatch.setattr(flex, "flex_attention", counting)
+    assert worst_difference(row) < TOLERANCE
+    assert len(calls) > 20
+
+
+def test_what_does_not_compile_is_one_warning_and_one_call_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("NYI: at least 16\nand a page of others")
+
+    monkeypatch.setattr(flex, "flex_attention", refuse)
+    with capture_logs() as logs:
+        assert worst_difference(LLAMA) < TOLERANCE
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert warning["reason"] == "NotImplementedError: NYI: at least 16"
+
+
+def test_what_computes_otherwise_is_one_warning_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: Any, **options: Any) -> Any:
+        return 2 * flex_attention(*args, **options)
+
+    monkeypatch.setattr(flex, "flex_attention", wrong)
+    with capture_logs() as logs:
+        assert worst_difference(LLAMA) < TOLERANCE
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "a ragged batch differs from a plain pass" in warning["reason"]
+
+
+def test_what_the_start_compiled_serves_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as on a device, by a compiler that only counts."""
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    kernel = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+    monkeypatch.setattr(flex, "flex_attention", kernel)
+    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=64 * BLOCK)
+    at_start = len(compiled)
+    assert at_start >= 2  # one for each size of a tile
+    rng = random.Random(5)
+    caches = [cache for cache in (decoder.reserve(7 * BLOCK) for _ in range(9)) if cache]
+
+    @torch.inference_mode()
+    def serve() -> None:
+        for _ in range(30):
+            chosen = rng.sample(caches, rng.randint(2, 9))
+            most = rng.choice((1, FEW, MANY))
+            for cache in chosen:
+                cache.rollback(rng.randint(0, cache.capacity - most))
+            decoder.forward([Feed(cache, [1] * rng.randint(1, most), 1) for cache in chosen])
+
+    with ThreadPoolExecutor(1) as engine:  # the thread of the start is another one
+        engine.submit(serve).result()
+    assert len(compiled) == at_start
+
+
+def test_the_start_feeds_what_is_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the size of a tile, from 128 rows on, and for more than one number of blocks."""
+    kinds = set()
+    making = Tiles.mask
+
+    def noting(self: Tiles, *args: Any) -> BlockMask:
+        mask = making(self, *args)
+        kinds.add((self.size, len(self.rows) >= 128, mask.kv_indices.shape[-1] > 4))
+        return mask
+
+    monkeypatch.setattr(Tiles, "mask", noting)
+    Decoder(build(LLAMA), "tiny", cache_tokens=BLOCK)
+    of_few = {(FEW, many_rows, many) for many_rows in (False, True) for many in (False, True)}
+    assert kinds == of_few | {(MANY, True, False), (MANY, True, True)}
