@@ -30,6 +30,11 @@ _LONGER = 6
 SPARE = 3
 
 
+# On a CPU with AMX its fused MLP splits the work of half as many threads: by one the process would
+# end with a division by zero.
+OPENVINO_BFLOAT16_THREADS = 2
+
+
 class Way(NamedTuple):
     """What computes a pass, and in which precision."""
 
@@ -122,13 +127,16 @@ def _plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
     return plain_logits(sharing_weights(model), text)
 
 
+def openvino_threads() -> int:
+    """That OpenVINO computes with: torch's, but no more than it would take by itself."""
+    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
+
+
 def _converted(model: PreTrainedModel, positions: int) -> Backend:
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"OpenVINO's pass in {model.dtype}")
-    threads = min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
-    if model.dtype == torch.bfloat16 and threads == 1:
-        # On a CPU with AMX its fused MLP splits the work of half as many threads: the process
-        # would end with a division by zero.
+    threads = openvino_threads()
+    if model.dtype == torch.bfloat16 and threads < OPENVINO_BFLOAT16_THREADS:
         raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
     # Here, since OpenVINO need not be installed and takes half a second to import.
     from tandem.inference.openvino_graph import complete, precision_of

@@ -18,7 +18,15 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError, first_line
 from tandem.inference import speed
 from tandem.inference.backend import Backend
-from tandem.inference.candidates import Way, by_openvino, by_torch, in_dtype, sharing_weights
+from tandem.inference.candidates import (
+    OPENVINO_BFLOAT16_THREADS,
+    Way,
+    by_openvino,
+    by_torch,
+    in_dtype,
+    openvino_threads,
+    sharing_weights,
+)
 from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)
@@ -125,10 +133,11 @@ def choose_backend(model: PreTrainedModel, engine: EngineName, drafts: bool = Fa
 def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
     """What may compute a model on a CPU; the first one is sure, or was asked for."""
     engines = ("torch", "openvino") if engine == "auto" else (engine,)
-    dtypes = [dtype]
+    ways = [Way(name, dtype) for name in engines]
     if drafts and torch.cpu._is_avx512_bf16_supported():
-        dtypes.append(torch.bfloat16)
-    return [Way(name, kind) for kind in dtypes for name in engines]
+        enough = openvino_threads() >= OPENVINO_BFLOAT16_THREADS
+        ways += [Way(name, torch.bfloat16) for name in engines if name == "torch" or enough]
+    return ways
 
 
 def _made(way: Way, model: PreTrainedModel, record: Record) -> Backend | None:

@@ -65,7 +65,7 @@ def test_architectures_give_the_plain_logits(
 def test_what_does_not_compile_is_one_warning_and_one_call_a_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:  # as torch does for heads that are too small
         raise NotImplementedError("NYI: at least 16\nand a page of others")
 
     monkeypatch.setattr(flex, "flex_attention", refuse)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 from torch import Tensor
 
 from tandem.errors import StartupError
@@ -34,6 +35,8 @@ from openvino import opset15 as ops
 
 from tandem.inference import openvino_graph
 from tandem.inference.openvino_pass import OpenVinoPass
+
+Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_what_it_cannot_do_is_one_warning_and_the_torch_pass() -> None:
@@ -64,30 +67,25 @@ def another_scale(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(openvino_graph, "_no_extras", wrong)
 
 
-def blocks_of_others(patch: pytest.MonkeyPatch) -> None:
-    from tandem.inference import openvino_pass
+def another_input(name: str, change: Callable[[list[int]], list[int]]) -> Fault:
+    """Of a batch, handed to OpenVINO."""
 
-    right = openvino_pass._values
+    def fault(patch: pytest.MonkeyPatch) -> None:
+        from tandem.inference import openvino_pass
 
-    def wrong(batch: Any) -> Any:
-        values = right(batch)
-        values["block_indices"] = [0] * len(values["block_indices"])
-        return values
+        right = openvino_pass._values
 
-    patch.setattr(openvino_pass, "_values", wrong)
+        def wrong(batch: Any) -> Any:
+            values: dict[str, Any] = dict(right(batch))
+            return values | {name: change(values[name])}
+
+        patch.setattr(openvino_pass, "_values", wrong)
+
+    return fault
 
 
-def stale_rollbacks(patch: pytest.MonkeyPatch) -> None:
-    from tandem.inference import openvino_pass
-
-    right = openvino_pass._values
-
-    def wrong(batch: Any) -> Any:
-        values = right(batch)
-        values["past_lens"] = [length + (length > 2) for length in values["past_lens"]]
-        return values
-
-    patch.setattr(openvino_pass, "_values", wrong)
+blocks_of_others = another_input("block_indices", lambda blocks: [0] * len(blocks))
+stale_rollbacks = another_input("past_lens", lambda lens: [n + (n > 2) for n in lens])
 
 
 def no_compiler(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +107,7 @@ def no_compiler(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_whatever_fails_is_one_warning_and_the_torch_pass(
-    fault: Callable[[pytest.MonkeyPatch], None],
+    fault: Fault,
     reason: str,
     engine: choice.EngineName,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,6 +227,16 @@ def test_without_bfloat16_units_no_other_dtype_is_tried(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="torch", drafts=True)
     assert not decoder.improving
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_small_drafter_is_not_warned_of_what_its_one_thread_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    with capture_logs() as logs:
+        Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="auto", drafts=True).improve()
+    assert not [line for line in logs if line["log_level"] == "warning"]
 
 
 @pytest.mark.usefixtures("empty_cache", "faster")
