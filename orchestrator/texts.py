@@ -79,6 +79,7 @@ class Texts:
                             outcome = event.finish_reason.name
                         elif not ledger.first_token_ns:
                             ledger.first_token_ns = ledger.elapsed_ns()
+                            spans.note_first_token()
         except BaseException as error:
             # An iterator that is closed early has a client that left.
             outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
@@ -114,10 +115,7 @@ class Texts:
         """A session over leased replicas, and what came of it."""
         pool, waits, rule = self._pool, self._settings, generation.rule
 
-        def traceparent() -> str:
-            return spans.traceparent
-
-        with LeasedPeers(pool, remaining, waits, ledger, traceparent) as peers:
+        with LeasedPeers(pool, remaining, waits, ledger, spans) as peers:
             emission = Emission(
                 generation.stopping,
                 pool.target.eos_token_ids,

@@ -14,6 +14,7 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.peers import Prompt
+from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
@@ -235,8 +236,8 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 left = 30 - (len(tokens) - 2)
                 return Prompt("r", list(tokens), Sampling(seed=seed), at, left, 5)
 
-            target = first.sequence(None, Waits, str, limit)
-            drafter = drafters.sequence(None, Waits, str, limit, limit)
+            target = first.sequence(None, Waits, TextSpans({}), limit)
+            drafter = drafters.sequence(None, Waits, TextSpans({}), limit, limit)
             await drafter.open(prompt(0))
             decided = await target.open(prompt(0), "greedy_block", 4, None)
             assert decided is not None
@@ -249,7 +250,7 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 carry, other = decided.carry, None
                 if carry is not None:
                     carries += 1
-                    successor = second.sequence(None, Waits, str, limit)
+                    successor = second.sequence(None, Waits, TextSpans({}), limit)
                     assert (
                         await successor.open(prompt(round_ + 2), "greedy_block", 4, carry) is None
                     )
