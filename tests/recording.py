@@ -64,7 +64,7 @@ class Recorder:
         """Of all of them."""
         return sum(recording.replays for recording in self.recordings)
 
-    def __call__(self, run: Callable[[], None], memory: Any) -> Callable[[], None]:
+    def __call__(self, run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:
         run()
         recording = Recording()
         with recording:

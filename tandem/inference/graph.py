@@ -25,6 +25,8 @@ _log = structlog.get_logger(__name__)
 _WARM_UPS = 2
 # Of a verification, at least; where they are fewer, a graph for as many texts as rows takes them.
 _ROWS_A_TEXT = 4
+# The compiler makes a kernel of its own for a single one.
+_FEWEST_TILES = 2
 
 
 class Graph:
@@ -74,7 +76,7 @@ class Graph:
         def run() -> None:
             self.logits[: room.rows].copy_(compute(self._batch, pool))
 
-        self._replay = capture(run, memory)
+        self._replay = capture(run, device, memory)
 
     def __call__(self, feeds: Sequence[Feed]) -> Tensor:
         """[R, V] logits of the rows that the feeds ask for. Their caches do not grow yet."""
@@ -96,26 +98,28 @@ class Graph:
         return texts <= self.room.tiles and rows <= self.room.rows
 
 
-def capture(run: Callable[[], None], memory: Any) -> Callable[[], None]:
+def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:
     """What does the same again, on the same memory.
 
     Args:
-        run: launches work on the present device, and waits for nothing.
+        run: launches work, and waits for nothing.
+        device: where.
         memory: as torch.cuda.graph_pool_handle() gives it.
 
     Raises:
         RuntimeError: it waits for the device, or does what cannot be captured otherwise.
     """
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(_WARM_UPS):
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on allocating: a model that loads beside, say.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
             run()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads go on allocating: a model that loads beside, say.
-    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-        run()
     replay: Callable[[], None] = graph.replay
     return replay
 
@@ -216,7 +220,7 @@ def rooms(rows: int, longest: int) -> list[Room]:
     count = 1
     while count <= rows:
         if count >= _ROWS_A_TEXT:
-            found.append(Room(count, count // _ROWS_A_TEXT, blocks))
-        found.append(Room(count, count, blocks))
+            found.append(Room(count, max(count // _ROWS_A_TEXT, _FEWEST_TILES), blocks))
+        found.append(Room(count, max(count, _FEWEST_TILES), blocks))
         count *= 2
     return found

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from pytest import approx
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
@@ -213,6 +214,11 @@ class Waits:
     open_seconds = draft_seconds = verify_seconds = 30.0
 
 
+def levels_of(carry: Any) -> list[tuple[float, int]]:
+    """Of a verdict's carry, which may be none."""
+    return [(level.log_ratio, level.count) for level in carry.levels] if carry else []
+
+
 async def test_a_real_successor_decides_as_the_lost_target_would(
     random_pair: tuple[Path, Path],
 ) -> None:
@@ -259,11 +265,14 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 round_ += 3
                 decided = await target.verify(round_, len(tokens), drafted)
                 if other is not None:
-                    assert (other.num_accepted, other.next_token, other.carry) == (
+                    assert (other.num_accepted, other.next_token) == (
                         decided.num_accepted,
                         decided.next_token,
-                        decided.carry,
                     )
+                    # Its prompt had other rows in a pass: the last bits of logits may differ.
+                    ours, its = (levels_of(one.carry) for one in (decided, other))
+                    assert [count for _, count in its] == [count for _, count in ours]
+                    assert [ratio for ratio, _ in its] == approx([r for r, _ in ours], rel=1e-5)
                 news = [*drafted.token_ids[: decided.num_accepted], decided.next_token]
                 tokens += news
             target.cancel()

@@ -129,7 +129,7 @@ def test_others_are_not_written_to(recorder: Recorder) -> None:
 
 def test_sizes_hold_plain_decoding_and_verifications() -> None:
     found = [(room.rows, room.tiles) for room in rooms(16, LONGEST)]
-    assert found == [(1, 1), (2, 2), (4, 1), (4, 4), (8, 2), (8, 8), (16, 4), (16, 16)]
+    assert found == [(1, 2), (2, 2), (4, 2), (4, 4), (8, 2), (8, 8), (16, 4), (16, 16)]
     assert {room.blocks for room in rooms(16, 2 * 64 + 1)} == {3}
     assert rooms(0, LONGEST) == []
 
@@ -153,10 +153,10 @@ def test_a_text_longer_than_promised_ends_the_graphs(recorder: Recorder) -> None
 def test_what_cannot_be_captured_is_one_warning(
     recorder: Recorder, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(run: Callable[[], None], memory: Any) -> Callable[[], None]:
+    def refuse(run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:
         if failing == "capture":
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand")
-        return recorder(lambda: None, memory)  # which changes nothing
+        return recorder(lambda: None, device, memory)  # which changes nothing
 
     monkeypatch.setattr(graph, "capture", refuse)
     with capture_logs() as logs:
