@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from pytest import approx
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
@@ -272,7 +271,9 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                     # Its prompt had other rows in a pass: the last bits of logits may differ.
                     ours, its = (levels_of(one.carry) for one in (decided, other))
                     assert [count for _, count in its] == [count for _, count in ours]
-                    assert [ratio for ratio, _ in its] == approx([r for r, _ in ours], rel=1e-5)
+                    assert [ratio for ratio, _ in its] == pytest.approx(
+                        [r for r, _ in ours], rel=1e-5
+                    )
                 news = [*drafted.token_ids[: decided.num_accepted], decided.next_token]
                 tokens += news
             target.cancel()
