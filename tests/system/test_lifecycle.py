@@ -155,7 +155,6 @@ def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_pa
             assert int(above["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
             assert int(span["endTimeUnixNano"]) <= int(above["endTimeUnixNano"])
 
-
     served = [link["spanId"] for span in every if span["name"] == "pass" for link in span["links"]]
     steps = {key for key, span in spans.items() if span["name"] in ("draft", "verify", "prefill")}
     assert set(served) == steps
