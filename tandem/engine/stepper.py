@@ -27,7 +27,8 @@ from tandem.engine.job import Job
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
-from tandem.telemetry.steps import record_pass
+from tandem.telemetry.spans import write
+from tandem.telemetry.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
@@ -95,8 +96,8 @@ class Stepper:
             for job in step.jobs:
                 job.times.computed(start_ns, passed_ns, end_ns)
                 job.times.batch_size = len(step.jobs)
-            served = [job.traced for job in step.jobs if job.traced is not None]
-            record_pass(served, start_ns, passed_ns, len(step.jobs), step.tokens)
+            if served := [job.traced for job in step.jobs if job.traced is not None]:
+                write(PassRecord(served, start_ns, passed_ns, len(step.jobs), step.tokens))
 
 
 @dataclass(slots=True)

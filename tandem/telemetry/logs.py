@@ -12,6 +12,7 @@ from opentelemetry.trace import SpanContext
 
 # Of OpenTelemetry's own, which tries a collector that is away again and again.
 _EXPORT_SECONDS = 600.0
+_SPAN = "span"
 
 
 def bind_request(request_id: str) -> None:
@@ -21,9 +22,14 @@ def bind_request(request_id: str) -> None:
 
 def bind_span(span: SpanContext) -> None:
     """Have a span's ids in every line that is logged for it from now on."""
-    structlog.contextvars.bind_contextvars(
-        trace_id=f"{span.trace_id:032x}", span_id=f"{span.span_id:016x}"
-    )
+    structlog.contextvars.bind_contextvars(**{_SPAN: span})
+
+
+def _tell_span(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Write the ids out, of lines that are written at all."""
+    if (span := event.pop(_SPAN, None)) is not None:
+        event["trace_id"], event["span_id"] = f"{span.trace_id:032x}", f"{span.span_id:016x}"
+    return event
 
 
 class _ExportFailures(logging.Filter):
@@ -58,6 +64,7 @@ def configure(service: str, level: str, style: Literal["auto", "json", "console"
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
+        _tell_span,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

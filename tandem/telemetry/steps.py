@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
@@ -17,7 +18,7 @@ from tandem.telemetry.spans import Span, below, write
 from tandem.telemetry.stages import FORWARD, READ, REPLY, StageTimes, span_of
 
 # A shorter wait or computation has no span of its own: it is a part of its step's.
-_SHORTEST_NS = 10_000
+_SHORTEST_NS = 50_000
 
 
 class StepSpan:
@@ -94,21 +95,35 @@ class StepSpan:
         return span
 
 
-def record_pass(
-    served: Sequence[SpanContext], start_ns: int, end_ns: int, sequences: int, tokens: int
-) -> None:
-    """Write a pass's span, which belongs to several traces: linked with the steps it served.
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """A pass's span, which belongs to several traces: linked with the steps that it served.
 
-    Args:
-        served: those of them that are traced; none writes nothing.
+    Attributes:
+        served: those of them that are traced, at least one.
         start_ns: of time.perf_counter_ns().
         end_ns: the same.
         sequences: that shared the pass.
         tokens: new ones that it was fed.
+        zero_ns: of the epoch, when that clock began.
     """
-    if not served:
-        return
-    at_ns = time.time_ns() - time.perf_counter_ns()
-    span = Span("pass", None, links=served, start_ns=at_ns + start_ns)
-    span.attributes.update({"tandem.batch_size": sequences, "tandem.tokens": tokens})
-    span.end(at_ns + end_ns)
+
+    served: Sequence[SpanContext]
+    start_ns: int
+    end_ns: int
+    sequences: int
+    tokens: int
+    zero_ns: int = field(default_factory=lambda: time.time_ns() - time.perf_counter_ns())
+
+    @property
+    def context(self) -> SpanContext:
+        """Of one that it served: recorded, and so is this."""
+        return self.served[0]
+
+    def spans(self) -> Iterable[Span]:
+        """See `spans.Record`."""
+        span = Span("pass", None, links=self.served, start_ns=self.zero_ns + self.start_ns)
+        span.attributes["tandem.batch_size"] = self.sequences
+        span.attributes["tandem.tokens"] = self.tokens
+        span.end_ns = self.zero_ns + self.end_ns
+        yield span

@@ -17,7 +17,7 @@ from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
 from tandem.telemetry.spans import Span
 from tandem.telemetry.stages import StageTimes
-from tandem.telemetry.steps import StepSpan, record_pass
+from tandem.telemetry.steps import PassRecord, StepSpan
 from tandem.telemetry.trace_file import TraceFile
 
 AWKWARD = 'a "quoted"\nline, \\ and ü'
@@ -98,7 +98,7 @@ def test_a_step_is_one_record_and_several_spans(path: Path) -> None:
     times = StageTimes(stamps=[])
     times.waited(at + ms, at + 2 * ms, at + 2 * ms + 9_000)  # the engine, others for 9 us
     times.computed(at + 3 * ms, at + 3 * ms + 5, at + 5 * ms)  # a pass of 5 ns
-    record_pass([step.context], at + 3 * ms, at + 3 * ms + 5, 1, 7)
+    spans.write(PassRecord([step.context], at + 3 * ms, at + 3 * ms + 5, 1, 7))
     step._end_ns = at + 6 * ms
     step.record("draft", times, {"tandem.round": 1})
     one_pass, own, *stages = read(path)
@@ -109,7 +109,7 @@ def test_a_step_is_one_record_and_several_spans(path: Path) -> None:
         stage["name"]: tuple(int(stage[f"{end}TimeUnixNano"]) - start for end in ("start", "end"))
         for stage in stages
     }
-    # What is shorter than 10 us has none, but for a pass.
+    # What is shorter than 50 us has none, but for a pass.
     assert laid == {
         "draft.read": (0, ms),
         "draft.queue": (ms, 2 * ms),
