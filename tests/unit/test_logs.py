@@ -14,7 +14,7 @@ from tandem.telemetry import logs
 
 
 @pytest.fixture(autouse=True)
-def as_a_service() -> Iterator[None]:
+def as_a_service(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
     before = structlog.get_config(), logging.getLogger().handlers[:], logging.getLogger().level
     logs.configure("target", "info", "json")
     yield
