@@ -23,6 +23,7 @@ class Job(Generic[T]):
         request_id: for the log.
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
+        opens: whether it is its sequence's first.
         result: what the steps returned.
         times: where the job's time went, filled in as it runs.
         done: resolved at the job's end.
@@ -34,6 +35,7 @@ class Job(Generic[T]):
     request_id: str = ""
     ask: Ask | None = None
     chunk: int = 0
+    opens: bool = False
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
     done: asyncio.Future[T] = field(init=False)
