@@ -52,8 +52,8 @@ class Meters:
         """Count a draft's kept tokens by their places."""
         kept_at = self._kept_at
         while len(kept_at) < accepted:
-            place = str(len(kept_at))
-            kept_at.append(self.instruments.counter(metrics.NUM_ACCEPTED_TOKENS_PER_POS, place))
+            position = str(len(kept_at))
+            kept_at.append(self.instruments.counter(metrics.NUM_ACCEPTED_TOKENS_PER_POS, position))
         for place in range(accepted):
             kept_at[place].inc()
 

@@ -118,8 +118,8 @@ def _look(
         except (OSError, ValueError) as error:
             failures[name] = error
     if must and not seen:
-        name, error = next(iter(failures.items()))
-        reason = (isinstance(error, OSError) and error.strerror) or error
+        name, failure = next(iter(failures.items()))
+        reason = (isinstance(failure, OSError) and failure.strerror) or failure
         raise Failure(f"no metrics at {name}: {reason}")
     return seen
 

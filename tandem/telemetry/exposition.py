@@ -28,7 +28,8 @@ class _Server(WSGIServer):
     def server_bind(self) -> None:
         """Bind, and ask no name server who we are."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:

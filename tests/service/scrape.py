@@ -31,7 +31,8 @@ def fetch(port: int, accept: str = "application/openmetrics-text") -> str:
 
 async def families(port: int) -> list[Family]:
     """What it says, read as a Prometheus would."""
-    return list(text_string_to_metric_families(await asyncio.to_thread(fetch, port)))
+    text = await asyncio.to_thread(fetch, port)
+    return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
 
 class Scraped:

@@ -129,7 +129,7 @@ async def has_a_target_that_fails(service: Metered, target: FakeTarget) -> None:
 
 async def meets_a_bug(service: Metered, target: FakeTarget) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Texts, "_describe", lambda *arguments: {}["no such thing"])
+        patch.delattr(Texts, "_describe")
         await fails(service, grpc.StatusCode.INTERNAL)
 
 
@@ -260,7 +260,8 @@ async def test_a_lost_drafter_is_counted_when_it_is_lost() -> None:
 
 
 async def test_a_draft_whose_round_is_redone_is_wasted() -> None:
-    targets, lost = (FakeTarget(), FakeTarget()), []
+    targets = FakeTarget(), FakeTarget()
+    lost: list[FakeContext] = []
 
     async def lose(context: FakeContext) -> None:
         if not lost:
