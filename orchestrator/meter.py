@@ -55,7 +55,7 @@ class Meters:
             position = str(len(kept_at))
             kept_at.append(self.instruments.counter(metrics.NUM_ACCEPTED_TOKENS_PER_POS, position))
         for place in range(accepted):
-            kept_at[place].inc()
+            kept_at[place].value += 1
 
 
 class TextMeter:
@@ -83,12 +83,12 @@ class TextMeter:
     def accept(self, prompt_tokens: int) -> None:
         """The request is valid, and its text begins."""
         if self._meters is not None:
-            self._meters.prompt_tokens.inc(prompt_tokens)
+            self._meters.prompt_tokens.value += prompt_tokens
 
     def lose_drafter(self) -> None:
         """The text goes on without its drafter, or ends."""
         if self._meters is not None:
-            self._meters.lost_drafters.inc()
+            self._meters.lost_drafters.value += 1
 
     def commit(self, round_: Round, tally: Tally) -> None:
         """A round was committed, and counted by the tally."""
@@ -98,26 +98,26 @@ class TextMeter:
         self._tally = tally
         if self._ledger.prefill_tokens > self._prefill_tokens:
             self._prefill_tokens = self._ledger.prefill_tokens
-            meters.from_prefill.inc()
+            meters.from_prefill.value += 1
             return
-        meters.rounds.inc()
+        meters.rounds.value += 1
         accepted, last = tally.accepted[-1], round_.tokens[-1].origin
         emitted = len(round_.tokens) - (last is not Origin.ACCEPTED)
         if emitted:
-            meters.from_origin[Origin.ACCEPTED].inc(emitted)
+            meters.from_origin[Origin.ACCEPTED].value += emitted
         if last is not Origin.ACCEPTED:
-            meters.from_origin[last].inc()
+            meters.from_origin[last].value += 1
         if not round_.gamma:
             return
-        meters.drafts.inc()
-        meters.draft_tokens.inc(round_.gamma)
-        meters.payload.inc(tally.draft_bytes - self._draft_bytes)
+        meters.drafts.value += 1
+        meters.draft_tokens.value += round_.gamma
+        meters.payload.value += tally.draft_bytes - self._draft_bytes
         self._draft_bytes = tally.draft_bytes
         if accepted:
-            meters.accepted_tokens.inc(accepted)
+            meters.accepted_tokens.value += accepted
             meters.keep(accepted)
         if accepted > emitted:
-            meters.behind_end.inc(accepted - emitted)
+            meters.behind_end.value += accepted - emitted
 
     def finish(self, reason: FinishReason) -> None:
         """The text came to its end, and the client has it."""
@@ -148,13 +148,13 @@ class TextMeter:
         exemplar = dict(metrics.exemplar_of(traceparent)) or None
         instruments = meters.instruments
         gen_ai = (_OPERATION, _PROVIDER, self._model)
-        instruments.counter(metrics.REQUESTS, self._status, self._finish_reason).inc()
+        instruments.counter(metrics.REQUESTS, self._status, self._finish_reason).value += 1
         failure = "" if self._status == "OK" else self._status
         duration = instruments.histogram(metrics.REQUEST_DURATION, *gen_ai, failure)
         duration.observe(elapsed_ns * _NS, exemplar)
         undecided = ledger.drafted_tokens - self._tally.drafted_tokens
         if undecided:
-            meters.undecided.inc(undecided)
+            meters.undecided.value += undecided
         if not first_ns:
             return
         first = instruments.histogram(metrics.TIME_TO_FIRST_TOKEN, *gen_ai)

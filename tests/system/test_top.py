@@ -36,7 +36,7 @@ def free_port() -> int:
 
 def test_a_plain_line_a_look_where_there_is_no_terminal() -> None:
     own = orchestrator()
-    own.counter(metrics.NUM_DRAFTS).inc()
+    own.counter(metrics.NUM_DRAFTS).value += 1
     with serving(own) as front, serving(target(25)) as back:
         away = f"127.0.0.1:{free_port()}"
         result = top(front, back, away, "--interval", "0.1", "--count", "3")

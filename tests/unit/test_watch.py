@@ -54,18 +54,18 @@ def looked_at(*all_instruments: Instruments, at: float) -> dict[str, Scrape]:
 def test_figures_are_of_the_time_between_two_looks() -> None:
     own, first, second = orchestrator(), target(25), target(75)
     counter = own.counter
-    counter(metrics.TOKENS_EMITTED, "accepted").inc(1000)
-    counter(metrics.NUM_DRAFTS).inc(100)
-    counter(metrics.REQUESTS, "OK", "eos").inc(7)
+    counter(metrics.TOKENS_EMITTED, "accepted").value += 1000
+    counter(metrics.NUM_DRAFTS).value += 100
+    counter(metrics.REQUESTS, "OK", "eos").value += 7
     before = looked_at(own, first, second, at=10.0)
-    counter(metrics.TOKENS_EMITTED, "accepted").inc(30)
-    counter(metrics.TOKENS_EMITTED, "bonus").inc(10)
-    counter(metrics.ROUNDS).inc(10)
-    counter(metrics.NUM_DRAFTS).inc(10)
-    counter(metrics.NUM_DRAFT_TOKENS).inc(40)
-    counter(metrics.NUM_ACCEPTED_TOKENS).inc(30)
-    counter(metrics.REQUESTS, "OK", "eos").inc(3)
-    counter(metrics.REQUESTS, "CANCELLED", "").inc(1)
+    counter(metrics.TOKENS_EMITTED, "accepted").value += 30
+    counter(metrics.TOKENS_EMITTED, "bonus").value += 10
+    counter(metrics.ROUNDS).value += 10
+    counter(metrics.NUM_DRAFTS).value += 10
+    counter(metrics.NUM_DRAFT_TOKENS).value += 40
+    counter(metrics.NUM_ACCEPTED_TOKENS).value += 30
+    counter(metrics.REQUESTS, "OK", "eos").value += 3
+    counter(metrics.REQUESTS, "CANCELLED", "").value += 1
     for size in (1, 2, 3):
         first.histogram(metrics.BATCH_SIZE, metrics.TARGET).observe(size)
     for stage, seconds in (("queue", 0.001), ("forward", 0.003)):
@@ -94,10 +94,10 @@ def test_nothing_happened() -> None:
 def test_a_service_that_is_back_has_made_what_it_counts() -> None:
     """Its counters begin at 0, and a rate is never negative."""
     own = orchestrator()
-    own.counter(metrics.TOKENS_EMITTED, "bonus").inc(500)
+    own.counter(metrics.TOKENS_EMITTED, "bonus").value += 500
     before = looked_at(own, at=1.0)
     again = orchestrator()
-    again.counter(metrics.TOKENS_EMITTED, "bonus").inc(8)
+    again.counter(metrics.TOKENS_EMITTED, "bonus").value += 8
     assert figures(before, looked_at(again, at=3.0)).tokens == 4
     # One that was away at the first look has no rate yet.
     assert figures({}, looked_at(again, at=3.0)).tokens == 0
