@@ -26,6 +26,8 @@ _MOST_ENDPOINTS = 64
 _ANSWER_SECONDS = 2.0
 # Rates are over the last so many seconds: a text of some seconds books its stages at its end.
 _WINDOW_SECONDS = 10.0
+# Of a step's time: a stage with less would push others off the screen.
+_LEAST_SHARE = 0.01
 _SERVICES = ("ORCHESTRATOR", "DRAFTER", "TARGET")
 
 _Endpoints = Annotated[
@@ -147,10 +149,12 @@ def _line(seen: Figures, away: Sequence[str]) -> str:
 
 
 def _screen(seen: Figures, away: Sequence[str]) -> Group:
+    from rich.box import SIMPLE
     from rich.console import Group
     from rich.table import Table
 
-    head = Table("tokens/s", "rounds/s", "acceptance", "block efficiency", "requests/s", "failed/s")
+    heads = "tokens/s", "rounds/s", "acceptance", "block efficiency", "requests/s", "failed/s"
+    head = Table(*heads, box=SIMPLE)
     head.add_row(
         f"{seen.tokens:.1f}",
         f"{seen.rounds:.1f}",
@@ -159,7 +163,7 @@ def _screen(seen: Figures, away: Sequence[str]) -> Group:
         f"{seen.requests:.1f}",
         f"{seen.failed:.1f}",
     )
-    services = Table("service", "replicas", "open", "waiting", "KV cache", "a batch")
+    services = Table("service", "replicas", "open", "waiting", "KV cache", "a batch", box=SIMPLE)
     for service in seen.services:
         services.add_row(
             service.role,
@@ -169,16 +173,17 @@ def _screen(seen: Figures, away: Sequence[str]) -> Group:
             _share(service.kv_share),
             _number(service.batch),
         )
-    stages = Table("stage", "each", "share", "")
+    stages = Table("stage", "each", "share", "", box=SIMPLE)
     for stage in seen.stages:
-        bar = "█" * round(stage.share * 20)
-        stages.add_row(stage.name, f"{stage.seconds * 1000:.2f} ms", _share(stage.share), bar)
+        if stage.share >= _LEAST_SHARE:
+            bar = "█" * round(stage.share * 20)
+            stages.add_row(stage.name, f"{stage.seconds * 1000:.2f} ms", _share(stage.share), bar)
     notes = [f"{name} is away" for name in away]
     return Group(head, services, stages, *notes, f"over the last {seen.seconds:.0f} s")
 
 
 def _share(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
+    return "-" if share is None else f"{share:.1%}"
 
 
 def _number(number: float | None) -> str:

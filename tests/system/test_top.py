@@ -45,7 +45,7 @@ def test_a_plain_line_a_look_where_there_is_no_terminal() -> None:
     assert len(lines) == 3
     for line in lines:
         assert line.startswith("0.0 tokens/s  0.0 rounds/s  acceptance -  ")
-        assert "orchestrator 3 open  target 2 open 1 waiting KV 25%" in line
+        assert "orchestrator 3 open  target 2 open 1 waiting KV 25.0%" in line
         assert line.endswith(f"{away} is away")
 
 
@@ -54,7 +54,7 @@ def test_tables_on_a_terminal() -> None:
         listen = {"TANDEM_ORCHESTRATOR_METRICS_LISTEN": front, "TANDEM_TARGET_METRICS_LISTEN": back}
         result = top("--interval", "0.1", "--count", "1", FORCE_COLOR="1", **listen)
     assert result.returncode == 0, result.stderr
-    for word in ("tokens/s", "orchestrator", "target", "25%", "over the last"):
+    for word in ("tokens/s", "orchestrator", "target", "25.0%", "over the last"):
         assert word in result.stdout
 
 
