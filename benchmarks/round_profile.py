@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -25,6 +25,7 @@ from benchmarks.measure.services import serving
 from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.telemetry.stages import STEP_STAGES, span_of
 
 _NEW_TOKENS = 250
 _SERVICES = ("drafter", "target", "orchestrator")
@@ -62,31 +63,39 @@ def read_spans(path: Path) -> Iterator[tuple[str, Span]]:
 
 def segments(spans: dict[str, Span]) -> dict[str, list[float]]:
     """Microseconds of each segment of a round's critical path, a value a drafted round."""
-    below: dict[str, dict[str, tuple[str, Span]]] = {}
+    below: dict[str, list[tuple[str, Span]]] = {}
     for span_id, span in spans.items():
-        below.setdefault(span.parent, {})[span.name] = (span_id, span)
+        below.setdefault(span.parent, []).append((span_id, span))
     found: dict[str, list[float]] = {}
-    rounds = [(i, s) for i, s in spans.items() if s.name == "round" and "draft" in below.get(i, {})]
+    rounds = [(i, s) for i, s in spans.items() if s.name == "round"]
     for round_id, round_ in sorted(rounds, key=lambda item: item[1].start_ns)[_WARM_UP:]:
-        (draft_id, draft), (verify_id, verify) = (below[round_id][n] for n in ("draft", "verify"))
-        drafter = {name: span.duration_ns for name, (_, span) in below[draft_id].items()}
-        target = {name: span.duration_ns for name, (_, span) in below[verify_id].items()}
+        steps = {
+            step.name: (step_id, step)
+            for call_id, _ in below.get(round_id, ())
+            for step_id, step in below.get(call_id, ())
+        }
+        if "draft" not in steps:
+            continue
+        (draft_id, draft), (verify_id, verify) = steps["draft"], steps["verify"]
         parts = {
             "orchestrator, to the drafter": draft.start_ns - round_.start_ns,
-            "drafter: queue": drafter["draft.queue"],
-            "drafter: the model's passes": drafter["draft.forward"],
-            "drafter: the rest": draft.duration_ns - sum(drafter.values()),
+            **_stages(draft, below.get(draft_id, ())),
             "back, and on to the target": verify.start_ns - draft.end_ns,
-            "target: queue": target["verify.queue"],
-            "target: the model's pass": target["verify.forward"],
-            "target: distributions and verifier": target["verify.accept"],
-            "target: the rest": verify.duration_ns - sum(target.values()),
+            **_stages(verify, below.get(verify_id, ())),
             "back, and the text": round_.end_ns - verify.end_ns,
             "whole round": round_.duration_ns,
         }
         for name, nanoseconds in parts.items():
             found.setdefault(name, []).append(nanoseconds / 1e3)
     return found
+
+
+def _stages(step: Span, stages: Iterable[tuple[str, Span]]) -> dict[str, int]:
+    """Nanoseconds of each stage of a step, and of what is in none."""
+    spent = {span_of(step.name, stage): 0 for stage in STEP_STAGES}
+    for _, span in stages:
+        spent[span.name] += span.duration_ns
+    return {**spent, f"{step.name}: the rest": step.duration_ns - sum(spent.values())}
 
 
 def record(folder: Path, pair: Pair, tokens: int, gamma: int) -> dict[str, Span]:

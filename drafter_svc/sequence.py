@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opentelemetry.trace import SpanContext
+
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.drafter import Drafter, DraftSequence
@@ -32,7 +34,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._end = 0
 
     async def _open(
-        self, message: drafter_pb2.SequenceRequest
+        self, message: drafter_pb2.SequenceRequest, traced: SpanContext | None
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
@@ -55,25 +57,25 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
-        _, times = await self._engine.open(sequence, steps, length, self.request_id)
+        _, times = await self._engine.open(sequence, steps, length, self.request_id, traced)
         return StepReply(
             drafter_pb2.SequenceResponse(
                 opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))
             ),
             "prefill",
-            {"queue": times.queue_ns, "forward": times.forward_ns},
-            {"tandem.prompt_tokens": prompt_tokens},
+            times,
+            {"tandem.prompt_tokens": prompt_tokens, "tandem.batch_size": times.batch_size},
         )
 
     async def _step(
-        self, message: drafter_pb2.SequenceRequest
+        self, message: drafter_pb2.SequenceRequest, traced: SpanContext | None
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
         assert sequence is not None  # no step comes before open
         news = self._news_of(request, sequence)
         steps = self._drafter.go_on(sequence, request.round, news, request.gamma)
-        draft, times = await self._engine.run(sequence, steps, self.request_id)
+        draft, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._progress = Progress(self._progress.length + len(news), request.round)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
@@ -84,7 +86,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         return StepReply(
             drafter_pb2.SequenceResponse(drafted=drafted),
             "draft",
-            {"queue": times.queue_ns, "forward": times.forward_ns},
+            times,
             {
                 "tandem.round": request.round,
                 "tandem.gamma": len(draft),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from orchestrator.handshake import AROUND_BYTES
 from orchestrator.peers import Decided, Drafted, Prompt
+from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.rpc import messages
 from tandem.rpc.call import SequenceCall
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
+
+DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
+VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 
 
 class Waits(Protocol):
@@ -32,7 +36,7 @@ class DraftCall:
     Args:
         call: carries it.
         waits: bounds on every wait.
-        traceparent: of the span that a message belongs to, now.
+        spans: the text's.
         max_bytes: that the target takes in a message.
     """
 
@@ -40,15 +44,13 @@ class DraftCall:
         self,
         call: SequenceCall[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse],
         waits: Waits,
-        traceparent: Callable[[], str],
+        spans: TextSpans,
         max_bytes: int,
     ) -> None:
         self._call = call
         self._max_bytes = max_bytes
         self._waits = waits
-        self._traceparent = traceparent
-        # The opening may outlast the target's, and is beside it: a part of the text.
-        self._text = traceparent()
+        self._spans = spans
         self._vocab_size = 0
         self.close = call.close
         self.cancel = call.cancel
@@ -64,8 +66,10 @@ class DraftCall:
             first_round=prompt.first_round,
             max_new_tokens=prompt.max_new_tokens,
         )
-        message = drafter_pb2.SequenceRequest(traceparent=self._text, open=request)
-        reply = await self._call.open(message, "opened", self._waits.open_seconds)
+        message = drafter_pb2.SequenceRequest(open=request)
+        # It may outlast the target's opening, and is beside it: a part of the text.
+        span = self._spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
+        reply = await self._call.open(message, "opened", self._waits.open_seconds, span)
         return messages.times_from(reply.opened.times)
 
     async def draft(
@@ -75,8 +79,9 @@ class DraftCall:
         step = drafter_pb2.DraftStep(
             round=round_, position=position, new_token_ids=new_token_ids, gamma=gamma
         )
-        message = drafter_pb2.SequenceRequest(traceparent=self._traceparent(), draft=step)
-        reply = await self._call.ask(message, "drafted", self._waits.draft_seconds)
+        message = drafter_pb2.SequenceRequest(draft=step)
+        span = self._spans.call("draft", DRAFT_METHOD, self._call.address)
+        reply = await self._call.ask(message, "drafted", self._waits.draft_seconds, span)
         drafted, expect = reply.drafted, self._call.expect
         expect("drafted.round", drafted.round, round_, round_)
         end = position + len(new_token_ids)
@@ -119,18 +124,18 @@ class VerifyCall:
     Args:
         call: carries it.
         waits: bounds on every wait.
-        traceparent: of the span that a message belongs to, now.
+        spans: the text's.
     """
 
     def __init__(
         self,
         call: SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse],
         waits: Waits,
-        traceparent: Callable[[], str],
+        spans: TextSpans,
     ) -> None:
         self._call = call
         self._waits = waits
-        self._traceparent = traceparent
+        self._spans = spans
         self._vocab_size = 0
         self.close = call.close
         self.cancel = call.cancel
@@ -148,8 +153,9 @@ class VerifyCall:
             max_new_tokens=prompt.max_new_tokens,
             carry=carry,
         )
-        message = target_pb2.SequenceRequest(traceparent=self._traceparent(), open=request)
-        opened = (await self._call.open(message, "opened", self._waits.open_seconds)).opened
+        message = target_pb2.SequenceRequest(open=request)
+        span = self._spans.call("prefill", VERIFY_METHOD, self._call.address)
+        opened = (await self._call.open(message, "opened", self._waits.open_seconds, span)).opened
         owes = carry is not None and len(carry.levels) > 0
         if opened.HasField("token_id") == owes:
             raise self._call.broken(f"opened.token_id must be {'unset' if owes else 'set'}")
@@ -163,8 +169,9 @@ class VerifyCall:
         step = target_pb2.VerifyStep(
             round=round_, position=position, draft=drafted.payload if drafted else None
         )
-        message = target_pb2.SequenceRequest(traceparent=self._traceparent(), verify=step)
-        reply = await self._call.ask(message, "verdict", self._waits.verify_seconds)
+        message = target_pb2.SequenceRequest(verify=step)
+        span = self._spans.call("verify", VERIFY_METHOD, self._call.address)
+        reply = await self._call.ask(message, "verdict", self._waits.verify_seconds, span)
         verdict, expect = reply.verdict, self._call.expect
         gamma = len(drafted.token_ids) if drafted else 0
         accepted = verdict.num_accepted

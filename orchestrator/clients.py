@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from orchestrator.calls import DraftCall, VerifyCall, Waits
+from orchestrator.calls import DRAFT_METHOD, VERIFY_METHOD, DraftCall, VerifyCall, Waits
+from orchestrator.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc.call import SequenceCall
 from tandem.rpc.channel import connect
@@ -48,7 +48,7 @@ class DrafterClient(_Peer):
             self._role,
             address,
             self._channel.stream_stream(
-                "/tandem.drafter.v1.DrafterService/Draft",
+                f"/{DRAFT_METHOD}",
                 response_deserializer=drafter_pb2.DraftResponse.FromString,
             ),
         )
@@ -65,14 +65,14 @@ class DrafterClient(_Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        traceparent: Callable[[], str],
+        spans: TextSpans,
         max_bytes: int,
         target_max_bytes: int,
     ) -> DraftCall:
         """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
         close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
         call = SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
-        return DraftCall(call, waits, traceparent, target_max_bytes)
+        return DraftCall(call, waits, spans, target_max_bytes)
 
 
 class TargetClient(_Peer):
@@ -87,7 +87,7 @@ class TargetClient(_Peer):
             self._role,
             address,
             self._channel.stream_stream(
-                "/tandem.target.v1.TargetService/Verify",
+                f"/{VERIFY_METHOD}",
                 response_deserializer=target_pb2.VerifyResponse.FromString,
             ),
         )
@@ -112,10 +112,10 @@ class TargetClient(_Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        traceparent: Callable[[], str],
+        spans: TextSpans,
         max_bytes: int,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
         call = SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds, max_bytes)
-        return VerifyCall(call, waits, traceparent)
+        return VerifyCall(call, waits, spans)

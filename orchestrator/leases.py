@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -13,6 +12,7 @@ from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool, Replica
+from orchestrator.spans import TextSpans
 from tandem.errors import DrafterLost, TandemError, Unavailable
 from tandem.rpc.link import is_name
 
@@ -25,7 +25,7 @@ class LeasedPeers:
         remaining: seconds until the caller's deadline; None for none.
         waits: bounds on every wait.
         ledger: books them.
-        traceparent: of the span that a message belongs to, now.
+        spans: the text's.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class LeasedPeers:
         remaining: float | None,
         waits: Waits,
         ledger: Ledger,
-        traceparent: Callable[[], str],
+        spans: TextSpans,
     ) -> None:
         self._pool = pool
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._waits = waits
         self._ledger = ledger
-        self._traceparent = traceparent
+        self._spans = spans
         # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
         # when it is lost, a target when its failure ends the text.
         self._targets, self._drafters = ExitStack(), ExitStack()
@@ -83,7 +83,7 @@ class LeasedPeers:
         self._used.append(replica)
         client = self._targets.enter_context(replica.lease())
         limit = self._pool.target.max_message_bytes
-        call = client.sequence(self._remaining, self._waits, self._traceparent, limit)
+        call = client.sequence(self._remaining, self._waits, self._spans, limit)
         return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
@@ -94,7 +94,7 @@ class LeasedPeers:
         client = self._drafters.enter_context(replica.lease())
         limit = self._pool.target.max_message_bytes
         own = self._pool.drafter.max_message_bytes if self._pool.drafter else limit
-        call = client.sequence(self._remaining, self._waits, self._traceparent, own, limit)
+        call = client.sequence(self._remaining, self._waits, self._spans, own, limit)
         return TimedDrafter(call, self._ledger)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.peers import Decided, Drafted, Drafter, Prompt, Target
-from tandem.telemetry.stages import StageClock, StageTimes
+from tandem.telemetry.stages import ENGINE_STAGES, StageClock, StageTimes, busy_of
 
 
 class Ledger(StageClock):
@@ -43,14 +43,11 @@ class Ledger(StageClock):
     def add_round(self, drafted: Drafted | None, decided: Decided) -> None:
         """Book a round's verdict, and its draft if it had one."""
         verify = decided.times
-        self._add("verify_queue", verify.queue_ns)
-        self._add("verify_forward", verify.forward_ns)
-        self._add("verify_accept", verify.accept_ns)
+        self._add_step("verify", verify)
         if drafted is None:
             return
         draft = drafted.times
-        self._add("draft_queue", draft.queue_ns)
-        self._add("draft_forward", draft.forward_ns)
+        self._add_step("draft", draft)
         self.round_wall_ns.append(time.perf_counter_ns() - self._round_started_ns)
         self.round_model_ns.append(draft.forward_ns + verify.forward_ns)
 
@@ -58,6 +55,10 @@ class Ledger(StageClock):
         """Time in each stage so far; they sum to the text's wall time."""
         self.switch(self._stage)
         return dict(self._spent)
+
+    def _add_step(self, step: str, times: StageTimes) -> None:
+        for stage in ENGINE_STAGES:
+            self._add(busy_of(step, stage), times.of(stage))
 
     def _add(self, name: str, nanoseconds: int) -> None:
         self.busy_ns[name] = self.busy_ns.get(name, 0) + nanoseconds

@@ -12,6 +12,7 @@ from orchestrator.terms import Terms
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
+from tandem.telemetry.stages import BUSY, WAITS
 
 _ORIGINS = {
     Origin.ACCEPTED: pb.TOKEN_ORIGIN_ACCEPTED,
@@ -99,25 +100,13 @@ def _effective(generation: Generation) -> pb.Effective:
 
 def _stages_to(clock: Ledger) -> pb.Stages:
     """The request's ledger, now."""
-    busy = clock.busy_ns
+    waits = {f"{name}_ns": clock.spent_ns(name) for name in WAITS}
+    busy = {f"{name}_busy_ns": clock.busy_ns.get(name, 0) for name in BUSY}
     return pb.Stages(
-        tokenize_ns=clock.spent_ns("tokenize"),
-        open_wait_ns=clock.spent_ns("open_wait"),
-        draft_wait_ns=clock.spent_ns("draft_wait"),
-        verify_wait_ns=clock.spent_ns("verify_wait"),
-        detokenize_ns=clock.spent_ns("detokenize"),
-        send_wait_ns=clock.spent_ns("send_wait"),
-        close_wait_ns=clock.spent_ns("close_wait"),
-        own_ns=clock.spent_ns("own"),
+        **waits,
+        **busy,
         total_ns=clock.elapsed_ns(),
         time_to_first_token_ns=clock.first_token_ns,
-        drafter_prefill_busy_ns=busy.get("drafter_prefill", 0),
-        target_prefill_busy_ns=busy.get("target_prefill", 0),
-        draft_queue_busy_ns=busy.get("draft_queue", 0),
-        draft_forward_busy_ns=busy.get("draft_forward", 0),
-        verify_queue_busy_ns=busy.get("verify_queue", 0),
-        verify_forward_busy_ns=busy.get("verify_forward", 0),
-        verify_accept_busy_ns=busy.get("verify_accept", 0),
         round_wall_ns=clock.round_wall_ns,
         round_model_ns=clock.round_model_ns,
     )

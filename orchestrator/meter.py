@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from opentelemetry.trace import SpanContext
+
 from orchestrator.ledger import Ledger
 from orchestrator.round import Origin, Round
 from orchestrator.summary import FinishReason
@@ -135,17 +137,17 @@ class TextMeter:
         else:
             self._status = "INTERNAL"
 
-    def end(self, traceparent: str) -> None:
+    def end(self, span: SpanContext | None) -> None:
         """Book the request, once and for all.
 
         Args:
-            traceparent: of its span; empty where it is not traced.
+            span: the request's; None where it is not traced.
         """
         meters, ledger = self._meters, self._ledger
         if meters is None:
             return
         elapsed_ns, first_ns = ledger.elapsed_ns(), ledger.first_token_ns
-        exemplar = dict(metrics.exemplar_of(traceparent)) or None
+        exemplar = metrics.exemplar_of(span)
         instruments = meters.instruments
         gen_ai = (_OPERATION, _PROVIDER, self._model)
         instruments.counter(metrics.REQUESTS, self._status, self._finish_reason).value += 1

@@ -156,7 +156,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         except TandemError as error:
             meter = TextMeter(self._meters, Ledger(), self._pool.target.model)
             meter.fail(error)
-            meter.end("")
+            meter.end(None)
             raise
         return texts.generate(asked, context.time_remaining(), metadata)
 

@@ -76,7 +76,7 @@ class Session:
                     self._describe(drafted, decided)
                     emitted = self._emit(drafted, decided)
                 yield emitted
-            with self._ledger.stage("close_wait"):
+            with self._spans.child("close"), self._ledger.stage("close_wait"):
                 await asyncio.gather(self._deciding.close(), self._drafting.close())
         finally:
             self._drafting.cancel()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.tracing import context_of, fail, traceparent, tracer
+from tandem.telemetry.logs import bind_span
+from tandem.telemetry.spans import Span, head
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -18,47 +17,75 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class TextSpans:
     """The span of a text, and of what is done for it, one below the other.
 
-    Attributes:
-        traceparent: of the span that is open now; empty where nothing is recorded.
-
     Args:
         metadata: of the call, which may name the caller's span.
     """
 
     def __init__(self, metadata: Mapping[str, str]) -> None:
-        self._text = tracer().start_span("generate", context_of(metadata), SpanKind.SERVER)
-        self._recording = self._text.is_recording()
-        self._innermost: Span = self._text
-        self.traceparent = traceparent(self._text)
+        self._text = self._innermost = head("generate", metadata)
+        if self._text is not None:
+            bind_span(self._text.context)
+
+    @property
+    def context(self) -> SpanContext | None:
+        """The text's; None where nothing is recorded."""
+        return None if self._text is None else self._text.context
 
     def describe(self, attributes: Mapping[str, AttributeValue]) -> None:
         """Attributes of the span that is open now."""
-        if self._recording:
-            self._innermost.set_attributes(attributes)
+        if self._innermost is not None:
+            self._innermost.attributes.update(attributes)
+
+    def note_first_token(self) -> None:
+        """The first token is on its way to the client."""
+        if self._text is not None:
+            self._text.event("first_token")
 
     def child(self, name: str) -> AbstractContextManager[None]:
         """A span for the block, below the one that is open now."""
-        return self._child(name) if self._recording else _NOTHING
+        return _NOTHING if self._innermost is None else self._child(name, self._innermost)
 
     @contextmanager
-    def _child(self, name: str) -> Iterator[None]:
-        outer = self._innermost
-        context: Context = trace.set_span_in_context(outer)
-        span = self._innermost = tracer().start_span(name, context)
-        self.traceparent = traceparent(span)
+    def _child(self, name: str, outer: Span) -> Iterator[None]:
+        span = self._innermost = Span(name, outer.context)
         try:
             yield
         except BaseException as error:
-            fail(span, error)
+            span.fail(error)
             raise
         finally:
             span.end()
-            self._innermost, self.traceparent = outer, traceparent(outer)
+            self._innermost = outer
+
+    def call(self, step: str, method: str, address: str, of_text: bool = False) -> Span | None:
+        """The span of an exchange with a service; None where nothing is recorded.
+
+        Args:
+            step: that it asks for.
+            method: fully qualified, without the leading slash.
+            address: of the peer.
+            of_text: it lies below the text, and not below the span that is open now.
+        """
+        outer = self._text if of_text else self._innermost
+        if outer is None:
+            return None
+        span = Span(f"call.{step}", outer.context, SpanKind.CLIENT)
+        host, _, port = address.rpartition(":")
+        span.attributes = {
+            "rpc.system.name": "grpc",
+            "rpc.method": method,
+            "server.address": host or address,
+        }
+        if port.isdecimal():
+            span.attributes["server.port"] = int(port)
+        return span
 
     def fail(self, error: BaseException) -> None:
         """Mark the text as failed."""
-        fail(self._text, error)
+        if self._text is not None:
+            self._text.fail(error)
 
     def end(self) -> None:
         """The text is over."""
-        self._text.end()
+        if self._text is not None:
+            self._text.end()

@@ -91,6 +91,7 @@ class Texts:
                             meter.finish(event.finish_reason)
                         elif not ledger.first_token_ns:
                             ledger.first_token_ns = ledger.elapsed_ns()
+                            spans.note_first_token()
         except BaseException as error:
             # An iterator that is closed early has a client that left.
             outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
@@ -98,7 +99,7 @@ class Texts:
             meter.fail(error)
             raise
         finally:
-            meter.end(spans.traceparent)
+            meter.end(spans.context)
             spans.end()
             _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
 
@@ -129,10 +130,7 @@ class Texts:
         """A session over leased replicas, and what came of it."""
         pool, waits, rule = self._pool, self._settings, generation.rule
 
-        def traceparent() -> str:
-            return spans.traceparent
-
-        with LeasedPeers(pool, remaining, waits, ledger, traceparent) as peers:
+        with LeasedPeers(pool, remaining, waits, ledger, spans) as peers:
             emission = Emission(
                 generation.stopping,
                 pool.target.eos_token_ids,

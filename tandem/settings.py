@@ -115,6 +115,13 @@ class ModelSettings(ServiceSettings):
         description="prompt tokens in one forward pass, which running sequences wait for (four"
         " times as many where none is running); 0 takes 32 on a CPU and 512 elsewhere",
     )
+    graph_rows: int = Field(
+        256,
+        ge=0,
+        le=4096,
+        description="new tokens of the largest forward pass that is captured as a CUDA graph, which"
+        " one launch runs: each size takes memory and a moment of the start; 0 captures none",
+    )
     gather: float = Field(
         1.0,
         ge=0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from opentelemetry.trace import SpanContext
+
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import Scorer
 from tandem.engine.engine import Engine
@@ -38,7 +40,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._end = 0
 
     async def _open(
-        self, message: target_pb2.SequenceRequest
+        self, message: target_pb2.SequenceRequest, traced: SpanContext | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
@@ -49,7 +51,9 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._end = len(sequence.token_ids) + request.max_new_tokens
         prompt_tokens = len(sequence.token_ids)
         steps = rounds.open_(self._scorer, sequence, request.first_round)
-        decision, times = await self._engine.open(sequence, steps, self._end, self.request_id)
+        decision, times = await self._engine.open(
+            sequence, steps, self._end, self.request_id, traced
+        )
         self._progress = Progress(sequence.length, request.first_round)
         opened = target_pb2.OpenedSequence(
             token_id=None if decision is None else decision.next_token,
@@ -60,8 +64,8 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
-            {"queue": times.queue_ns, "forward": times.forward_ns},
-            {"tandem.prompt_tokens": prompt_tokens},
+            times,
+            {"tandem.prompt_tokens": prompt_tokens, "tandem.batch_size": times.batch_size},
         )
 
     def _sequence_from(self, request: target_pb2.OpenSequence) -> TargetSequence:
@@ -89,14 +93,14 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
 
     async def _step(
-        self, message: target_pb2.SequenceRequest
+        self, message: target_pb2.SequenceRequest, traced: SpanContext | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request, sequence = message.verify, self._sequence
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(request.draft, self._vocab_size, self._max_gamma)
         self._check_length(len(draft))
         steps = rounds.verify(self._scorer, sequence, request.round, draft)
-        decision, times = await self._engine.run(sequence, steps, self.request_id)
+        decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._progress = Progress(sequence.length, request.round)
         verdict = target_pb2.Verdict(
             round=request.round,
@@ -111,11 +115,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",
-            {
-                "queue": times.queue_ns,
-                "forward": times.forward_ns,
-                "accept": times.accept_ns,
-            },
+            times,
             {
                 "tandem.round": request.round,
                 "tandem.gamma": len(draft),

@@ -58,14 +58,23 @@ class Kernel:
         none = torch.zeros((), dtype=torch.int32, device=device)
         places = torch.arange(mask.seq_lengths[0], device=device)[:, None]
         positions = torch.arange(mask.seq_lengths[1], device=device)[None]
-        read = (
-            torch.arange(mask.kv_indices.shape[-1], device=device) < mask.kv_num_blocks[..., None]
-        )
-        assert (mask.kv_indices * read).device == device
+        read = _blocks_read(mask, device)
         groups = query.shape[1] // key.shape[1]
         key, value = (states.repeat_interleave(groups, 1) for states in (key, value))
         scores = query @ key.transpose(2, 3) * (options["scale"] or 1)
         if options["score_mod"] is not None:
             scores = options["score_mod"](scores, none, none, places, positions)
-        scores = scores.masked_fill(~mask.mask_mod(none, none, places, positions), -torch.inf)
-        return scores.softmax(-1) @ value
+        seen = mask.mask_mod(none, none, places, positions) & read
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0) @ value
+
+
+def _blocks_read(mask: BlockMask, device: torch.device) -> Tensor:
+    """[N, positions] of whether a place's tile reads a position's block."""
+    size, block = mask.BLOCK_SIZE
+    places, positions = mask.seq_lengths
+    nth = torch.arange(mask.kv_indices.shape[-1], device=device)
+    counted = nth < mask.kv_num_blocks[0, 0][:, None]
+    blocks = torch.arange(-(-positions // block), device=device)
+    found = ((mask.kv_indices[0, 0][..., None] == blocks) & counted[..., None]).any(1)
+    tiles = torch.arange(places, device=device) // size
+    return found[tiles][:, torch.arange(positions, device=device) // block]

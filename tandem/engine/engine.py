@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
+from opentelemetry.trace import SpanContext
 
 from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
@@ -36,10 +37,6 @@ class StepRunner(Protocol):
 
     def answers(self) -> bool:
         """Whether the device still works."""
-
-    @property
-    def forward_ns(self) -> int:
-        """Time spent in passes so far."""
 
 
 class Engine:
@@ -102,7 +99,12 @@ class Engine:
             self._arrivals.put(None)
 
     async def open(
-        self, sequence: AdmittedSequence, steps: Steps[T], capacity: int, request_id: str = ""
+        self,
+        sequence: AdmittedSequence,
+        steps: Steps[T],
+        capacity: int,
+        request_id: str = "",
+        traced: SpanContext | None = None,
     ) -> tuple[T, StageTimes]:
         """Admit a sequence, then run its first steps; waiting for room counts as queueing.
 
@@ -111,14 +113,18 @@ class Engine:
             Exhausted: no room, and too many wait already or it waited for too long.
             Unavailable, TandemError: as `run`.
         """
-        job = Job(sequence, steps, request_id)
+        job = Job(sequence, steps, request_id, traced)
         job.arrive()
         job.opens = True
         await self.admission.admit(sequence, capacity)
         return await self._run_job(job)
 
     async def run(
-        self, sequence: AdmittedSequence, steps: Steps[T], request_id: str = ""
+        self,
+        sequence: AdmittedSequence,
+        steps: Steps[T],
+        request_id: str = "",
+        traced: SpanContext | None = None,
     ) -> tuple[T, StageTimes]:
         """Run an open sequence's next steps; their result, and where the time went.
 
@@ -126,7 +132,7 @@ class Engine:
             Unavailable: the engine is stopping, or its device is gone.
             TandemError: as the steps failed.
         """
-        job = Job(sequence, steps, request_id)
+        job = Job(sequence, steps, request_id, traced)
         job.arrive()
         return await self._run_job(job)
 
@@ -155,10 +161,11 @@ class Engine:
     def _run_steps(self) -> None:
         while not self._closed:
             self._jobs += self._take(0 if self._jobs else None)
+            gathering_ns = time.perf_counter_ns()
             self._gather()
             self._jobs = _going_on(self._jobs)
             if batch := select(self._jobs, self.admission.open_sequences, self._limits):
-                self._guarded_step(batch)
+                self._guarded_step(batch, gathering_ns)
                 self._jobs = _going_on(self._jobs)
 
     def _take(self, timeout: float | None) -> list[Job[Any]]:
@@ -183,7 +190,7 @@ class Engine:
             job.resume()
             (through if job.over else arrived).append(job)
         for job in through:
-            job.start()
+            job.start(job.idle_ns)
         self._leave(through, time.perf_counter())
         self._reclaim()
         return arrived
@@ -212,14 +219,14 @@ class Engine:
         if reclaimed:
             self._on_loop(self.admission.admit_waiting)
 
-    def _guarded_step(self, jobs: Sequence[Job[Any]]) -> None:
+    def _guarded_step(self, jobs: Sequence[Job[Any]], gathering_ns: int) -> None:
         """A failure of the model ends this batch, and no other sequence."""
         stepper = self._stepper
         assert stepper is not None  # or no job would have asked
         self.on_step(len(jobs))
         for job in jobs:
-            job.start()
-        before, started = stepper.forward_ns, time.perf_counter()
+            job.start(gathering_ns)
+        started = time.perf_counter()
         try:
             stepper.step(jobs)
         except Exception as error:
@@ -229,11 +236,11 @@ class Engine:
             for job in jobs:
                 job.end(error)
             self._check_device(stepper)
-        spent, ended = stepper.forward_ns - before, time.perf_counter()
+        ended_ns = time.perf_counter_ns()
+        ended = ended_ns / 1e9
         self._step_seconds = ended - started
         for job in jobs:
-            job.times.forward_ns += spent
-            job.times.batch_size = len(jobs)
+            job.idle_ns = ended_ns
         self._leave([job for job in jobs if job.over], ended)
 
     def _leave(self, jobs: Sequence[Job[Any]], now: float) -> None:

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from opentelemetry.trace import SpanContext
+
 from tandem.engine.asks import Ask, Steps, Take
 from tandem.telemetry.stages import StageTimes
 
@@ -25,14 +27,17 @@ class Job(Generic[T]):
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
         result: what the steps returned.
+        traced: the span that the job is done for, where there is one.
         times: where the job's time went, filled in as it runs.
         done: resolved at the job's end.
         arrived_ns: when it was given to the engine, of time.perf_counter_ns().
+        idle_ns: since when it waits for a step; the same clock.
     """
 
     sequence: Any
     steps: Steps[T]
     request_id: str = ""
+    traced: SpanContext | None = None
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False
@@ -40,14 +45,16 @@ class Job(Generic[T]):
     times: StageTimes = field(default_factory=StageTimes)
     done: asyncio.Future[T] = field(init=False)
     arrived_ns: int = field(init=False)
-    _started: bool = False
+    idle_ns: int = field(init=False)
     _over: bool = False
     _error: BaseException | None = None
 
     def arrive(self) -> None:
         """Stamp the arrival, on the event loop that awaits the job."""
         self.done = asyncio.get_running_loop().create_future()
-        self.arrived_ns = time.perf_counter_ns()
+        self.arrived_ns = self.idle_ns = time.perf_counter_ns()
+        if self.traced is not None:
+            self.times.stamps = []
 
     @property
     def opening(self) -> bool:
@@ -62,11 +69,11 @@ class Job(Generic[T]):
             return ask.left
         return 0 if ask is None else len(ask.feed.token_ids)  # type: ignore[union-attr]
 
-    def start(self) -> None:
-        """Mark the end of the queueing. Engine thread."""
-        if not self._started:
-            self._started = True
-            self.times.queue_ns = time.perf_counter_ns() - self.arrived_ns
+    def start(self, gathering_ns: int) -> None:
+        """A step begins, before which the engine waited for others from `gathering_ns` on."""
+        now = time.perf_counter_ns()
+        self.times.waited(self.idle_ns, gathering_ns, now)
+        self.idle_ns = now
 
     def resume(self, answer: Any = None) -> None:
         """Go on with an answer, or an error in its place, to the next ask or the end."""

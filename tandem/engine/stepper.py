@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -20,12 +20,14 @@ from tandem.engine.asks import (
     Scorer,
     Take,
 )
+from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
 from tandem.engine.draws import drafts_of, draw
 from tandem.engine.job import Job
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
+from tandem.telemetry.steps import record_pass
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
@@ -45,9 +47,11 @@ class Stepper:
     def __init__(
         self, device: torch.device, passes_elsewhere: Callable[[], bool] = lambda: False
     ) -> None:
-        self.forward_ns = 0
         self._device = device
         self._passes_elsewhere = passes_elsewhere
+        self._clock = clock_of(device)
+        # Steps whose times are not known yet: a device may be computing them.
+        self._unbooked: list[_Step] = []
 
     def answers(self) -> bool:
         """Whether the device still works."""
@@ -61,27 +65,53 @@ class Stepper:
         """Answer the jobs' asks, until each asks for another pass, or is over."""
         if self._passes_elsewhere() and torch.get_num_threads() > 1:
             torch.set_num_threads(1)  # of the calling thread
-        started = time.perf_counter_ns()
+        tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
+        started = self._clock.stamp()
         passes = [
             (sharing, scorer.forward([_feed_of(job) for job in sharing]))
             for scorer, sharing in _by_scorer(jobs)
         ]
-        computed = time.perf_counter_ns()
-        self.forward_ns += computed - started
+        step = _Step(jobs, tokens, [started, self._clock.stamp()])
         for sharing, logits in passes:
             _hand_out(sharing, logits)
-        decided: set[Job[Any]] = set()
         while True:
             if deciding := _asking(jobs, Decide):
                 _decide(deciding)
-                decided.update(job for job, _ in deciding)
             elif waiting := _asking(jobs, Host):
                 _bring_home(waiting)
             else:
                 break
-        spent = time.perf_counter_ns() - computed
-        for job in decided:
-            job.times.accept_ns += spent
+        step.stamps.append(self._clock.stamp())
+        self._unbooked.append(step)
+        if any(job.over for job in jobs):
+            self._book()
+
+    def _book(self) -> None:
+        """Tell the jobs of all steps so far where their time went."""
+        steps, self._unbooked = self._unbooked, []
+        times = iter(self._clock.times([stamp for step in steps for stamp in step.stamps]))
+        for step in steps:
+            start_ns, passed_ns, end_ns = next(times), next(times), next(times)
+            for job in step.jobs:
+                job.times.computed(start_ns, passed_ns, end_ns)
+                job.times.batch_size = len(step.jobs)
+            served = [job.traced for job in step.jobs if job.traced is not None]
+            record_pass(served, start_ns, passed_ns, len(step.jobs), step.tokens)
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of a step when it has been launched.
+
+    Attributes:
+        jobs: that took part.
+        tokens: new ones that they fed.
+        stamps: its beginning, the end of its passes, its end.
+    """
+
+    jobs: _Jobs
+    tokens: int
+    stamps: list[Any]
 
 
 def _asking(jobs: _Jobs, kind: type[A]) -> list[tuple[Job[Any], A]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -50,20 +50,26 @@ class Pass(Protocol):
         """[R, V] logits of the rows that the batch asks for; the pool takes keys and values."""
 
 
+class Captured(Protocol):
+    """Passes that were captured for batches of some sizes."""
+
+    def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], Tensor] | None:
+        """The one that computes a batch; None where none does."""
+
+
 class Backend:
     """A pass with its pool.
 
     Attributes:
         engine: for people: "torch" or "openvino".
         dtype: of weights and passes.
-        pool: its own kind.
-        busy: held while the pass computes: it takes one batch at a time.
-
-    Args:
         compute: the pass.
+        pool: its own kind.
         device: where tokens and logits are.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
+        graphs: what small batches are computed by; None for the pass itself.
+        busy: held while the pass computes: it takes one batch at a time.
     """
 
     def __init__(
@@ -80,9 +86,10 @@ class Backend:
         self.dtype = dtype
         self.pool: Any = pool
         self.busy = threading.RLock()
-        self._compute = compute
-        self._device = device
-        self._in_one_call = in_one_call
+        self.compute = compute
+        self.device = device
+        self.in_one_call = in_one_call
+        self.graphs: Captured | None = None
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
@@ -92,10 +99,10 @@ class Backend:
         other = Backend(
             self.engine,
             self.dtype,
-            self._compute,
+            self.compute,
             self.pool.resized(positions),
-            self._device,
-            in_one_call=self._in_one_call,
+            self.device,
+            in_one_call=self.in_one_call,
         )
         other.busy = self.busy
         return other
@@ -106,16 +113,21 @@ class Backend:
         Returns:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
         """
-        if self._in_one_call:
+        if self.in_one_call:
             for feed in feeds:
                 if not feed.cache.length:
                     self.pool.clear(feed.cache)
-        batch = PackedBatch.of(feeds, self._device, self._in_one_call)
         with self.busy:
-            logits = self._compute(batch, self.pool)
+            logits = self._computed(feeds)
         for feed in feeds:
             feed.cache.length += len(feed.token_ids)
         return logits
+
+    def _computed(self, feeds: Sequence[Feed]) -> Tensor:
+        graph = None if self.graphs is None else self.graphs.fitting(feeds)
+        if graph is not None:
+            return graph(feeds)
+        return self.compute(PackedBatch.of(feeds, self.device, self.in_one_call), self.pool)
 
 
 def some_tokens(count: int) -> tuple[int, ...]:

@@ -30,6 +30,50 @@ class Segment:
 
 
 @dataclass(slots=True)
+class Packing:
+    """Where the feeds of a batch go, as the host knows it.
+
+    Attributes:
+        segments: one a sequence, in the order of the rows.
+        positions: of each token in its own sequence.
+        places: of each token in the pool.
+        rows: of the batch whose logits are wanted.
+    """
+
+    segments: list[Segment]
+    positions: list[int]
+    places: list[int]
+    rows: list[int]
+
+    @classmethod
+    def of(cls, feeds: Sequence[Feed]) -> Packing:
+        """Pack feeds of different sequences.
+
+        Raises:
+            ValueError: a sequence would write into its neighbour's extent.
+        """
+        packing = cls([], [], [], [])
+        first = 0
+        for feed in feeds:
+            cache, count = feed.cache, len(feed.token_ids)
+            length = cache.length + count
+            if length > cache.capacity:
+                raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
+            packing.segments.append(Segment(first, count, cache.start, length))
+            packing.positions.extend(range(cache.length, length))
+            packing.places.extend(range(cache.start + cache.length, cache.start + length))
+            first += count
+            packing.rows.extend(range(first - feed.rows, first))
+        return packing
+
+    def wanted(self, device: torch.device) -> Tensor | None:
+        """`rows` on the device; None where they are all."""
+        if len(self.rows) == len(self.positions):
+            return None
+        return torch.tensor(self.rows, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@dataclass(slots=True)
 class PackedBatch:
     """Everything that a forward pass is given.
 
@@ -55,30 +99,14 @@ class PackedBatch:
         cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
     ) -> PackedBatch:
         """Pack feeds of different sequences."""
-        segments: list[Segment] = []
-        positions: list[int] = []
-        places: list[int] = []
-        rows: list[int] = []
-        first = 0
-        for feed in feeds:
-            cache, count = feed.cache, len(feed.token_ids)
-            length = cache.length + count
-            if length > cache.capacity:  # it would write into a neighbour's extent
-                raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
-            segments.append(Segment(first, count, cache.start, length))
-            positions.extend(range(cache.length, length))
-            places.extend(range(cache.start + cache.length, cache.start + length))
-            first += count
-            rows.extend(range(first - feed.rows, first))
-        numbers = torch.tensor([positions, places], dtype=torch.int64)
+        packing = Packing.of(feeds)
+        segments = packing.segments
+        numbers = torch.tensor([packing.positions, packing.places], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
-        wanted = None
-        if len(rows) < first:
-            wanted = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
         # One sequence alone is one call anyway, by a kernel that needs no tiles.
         tiles = Tiles(segments, device) if in_one_call and len(segments) > 1 else None
-        token_ids = _token_ids(feeds, device)[None]
-        return cls(segments, token_ids, numbers[:1], numbers[1], wanted, tiles)
+        token_ids = tokens_of(feeds, device)[None]
+        return cls(segments, token_ids, numbers[:1], numbers[1], packing.wanted(device), tiles)
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor
@@ -112,7 +140,7 @@ class PackedBatch:
         return part.contiguous() if part.is_cuda else part
 
 
-def _token_ids(feeds: Sequence[Feed], device: torch.device) -> Tensor:
+def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host travel together."""
     known: list[int] = []
     drawn: dict[int, tuple[Draws, list[int], list[int]]] = {}

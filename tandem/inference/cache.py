@@ -36,6 +36,11 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         # Where the batch in flight writes: [T] positions of the pool.
         self.places = torch.empty(0, dtype=torch.int64)
 
+    @property
+    def scratch(self) -> int:
+        """A place that no sequence has, behind them all; in a pool of blocks only."""
+        return self.positions
+
     def resized(self, positions: int) -> KVPool:
         """An empty pool with the same layers, allocated at once: memory is short now or never."""
         pool = KVPool(positions, self._block)
@@ -79,12 +84,12 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     def _allocate(self, *states: Tensor) -> None:
         """A layer for states like the first ones [heads, T, head_dim]."""
-        make = torch.empty if self._block == 1 else torch.zeros
+        plain = self._block == 1
+        make = torch.empty if plain else torch.zeros
+        places = self.positions if plain else self.scratch + self._block
         for layers, first in zip((self.keys, self.values), states, strict=True):
             heads, _, head_dim = first.shape
-            layers.append(
-                make(heads, self.positions, head_dim, dtype=first.dtype, device=first.device)
-            )
+            layers.append(make(heads, places, head_dim, dtype=first.dtype, device=first.device))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Not asked for by a model that is given its positions; the pool has no one length."""

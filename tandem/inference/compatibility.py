@@ -71,10 +71,20 @@ def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
     """
     if found.shape != expected.shape:
         raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
-    spread = float(expected.float().std()) + 1e-6
-    worst = float((expected.float() - found.float()).abs().max()) / spread
-    if not worst <= _TOLERANCES.get(expected.dtype, 1e-3):
+    if not agrees(expected, found):
+        worst = _difference(expected, found)
         raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
+
+
+def agrees(expected: Tensor, found: Tensor) -> bool:
+    """Whether logits [n, V] differ by the order of summation at most."""
+    return _difference(expected, found) <= _TOLERANCES.get(expected.dtype, 1e-3)
+
+
+def _difference(expected: Tensor, found: Tensor) -> float:
+    """The largest one, as a share of their spread; NaN where either is not a number."""
+    spread = float(expected.float().std()) + 1e-6
+    return float((expected.float() - found.float()).abs().max()) / spread
 
 
 def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:

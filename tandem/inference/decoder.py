@@ -22,6 +22,7 @@ from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.graph import capture_passes
 from tandem.inference.memory import cache_size, free_memory
 from tandem.inference.threads import use_threads
 
@@ -56,6 +57,8 @@ class Decoder:
         at_most: int = 4096,
         engine: EngineName = "torch",
         drafts: bool = False,
+        graph_rows: int = 0,
+        longest: int = 0,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -69,6 +72,10 @@ class Decoder:
         self.fed_tokens = 0
         self.tokenizer_fingerprint = _fingerprint(tokenizer)
         self._start(model.eval(), cache_tokens, at_most, engine, drafts)
+        if graph_rows and self._backends.current.in_one_call:
+            longest = min(longest, self.max_length, self.positions)
+            with torch.inference_mode():
+                capture_passes(self._backends.current, graph_rows, longest)
 
     @classmethod
     def load(
@@ -82,6 +89,8 @@ class Decoder:
         threads: int | None = None,
         engine: EngineName = "torch",
         drafts: bool = False,
+        graph_rows: int = 0,
+        longest: int = 0,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -96,6 +105,9 @@ class Decoder:
             threads: of this process, as the settings have them; None leaves them alone.
             engine: what computes the pass; see `choose_backend`.
             drafts: it drafts, and "auto" may be any dtype that is faster.
+            graph_rows: new tokens of the largest pass to capture as a CUDA graph, where attention
+                takes a batch in one call; 0 captures none.
+            longest: sequence that there will be, in positions; for the graphs.
 
         Raises:
             StartupError: one sentence on what is missing, broken or too large.
@@ -130,6 +142,8 @@ class Decoder:
             at_most=at_most,
             engine=engine,
             drafts=drafts and dtype == "auto",
+            graph_rows=graph_rows,
+            longest=longest,
         )
 
     def _start(

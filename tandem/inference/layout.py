@@ -108,8 +108,14 @@ def choose_layout(model: nn.Module) -> None:
 
 
 def _gain(layers: Sequence[_Plain]) -> float:
-    """Time of the plain layout over time of the packed one, one row and several alike."""
-    packed = [PackedLinear(layer) for layer in layers]
+    """Time of the plain layout over time of the packed one, one row and several alike.
+
+    0 where the processor cannot pack them: for float16 not all can.
+    """
+    try:
+        packed = [PackedLinear(layer) for layer in layers]
+    except RuntimeError:
+        return 0.0
     weight = layers[0].weight
     gain = 1.0
     for count in _ROWS:

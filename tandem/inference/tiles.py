@@ -7,6 +7,7 @@ blocks that a kernel has to read is arithmetic on the host, and nothing is asked
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,20 +25,48 @@ BLOCK = 64
 FEW, MANY = 16, 64
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Sizes that a batch's tiles are filled up to, so that they fit a captured pass.
+
+    Attributes:
+        rows: of the batch.
+        tiles: of `FEW` rows, each of another text.
+        blocks: of the pool that a tile may see.
+    """
+
+    rows: int
+    tiles: int
+    blocks: int
+
+
 class Tiles:
     """The rows of a batch, each text's filled up to whole tiles, and what they see.
 
     Args:
-        segments: at least two.
+        segments: at least two, or any with room.
         device: where rows and masks go.
+        room: at least what the segments take; each of them is one tile then.
 
     Attributes:
         size: rows of a tile.
         rows: [N] int64, the row of the batch at each of the N places; any for one without.
-        places: [T] int64, where each row of the batch is.
+        places: [T] int64, where each row of the batch is; any for a row that fills up.
     """
 
-    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], device: torch.device, room: Room | None = None
+    ) -> None:
+        self._device, self._room = device, room
+        rows, places = self._lay(segments)
+        self._sent_rows = _Sent(device, np.int64, rows, places)
+        self.rows, self.places = self._sent_rows.views
+        self._seen: dict[int | None, _Sent] = {}
+        self._masks: dict[int | None, BlockMask] = {}
+        self._caps: dict[float, Callable[..., Tensor]] = {}
+
+    def _lay(self, segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+        """Find what stands where; `rows` and `places`."""
         first, count, start, length = np.array(
             [(one.first, one.count, one.start, one.length) for one in segments]
         ).T
@@ -47,15 +76,23 @@ class Tiles:
         # [tiles, size], of each place in its text's new tokens.
         nth = np.arange(len(text)) - np.repeat(tiles.cumsum() - tiles, tiles)
         nth = nth[:, None] * self.size + np.arange(self.size)
-        self._used = nth < count[text][:, None]
+        used = nth < count[text][:, None]
         self._start = start[text][:, None]
         # The last position of the pool that a row sees, its own; a place without one sees none.
-        self._last = np.where(self._used, (start + length - count)[text][:, None] + nth, -1)
-        rows = np.where(self._used, first[text][:, None] + nth, 0)
-        self.rows, self.places = _sent(device, np.int64, rows, np.flatnonzero(self._used))
-        self._device = device
-        self._masks: dict[int | None, BlockMask] = {}
-        self._caps: dict[float, Callable[..., Tensor]] = {}
+        self._last = np.where(used, (start + length - count)[text][:, None] + nth, -1)
+        rows, places = np.where(used, first[text][:, None] + nth, 0), np.flatnonzero(used)
+        if (room := self._room) is not None:
+            spare = ((0, room.tiles - len(text)), (0, 0))
+            rows, self._start = np.pad(rows, spare), np.pad(self._start, spare)
+            self._last = np.pad(self._last, spare, constant_values=-1)
+            places = np.pad(places, (0, room.rows - len(places)))
+        return rows, places
+
+    def refill(self, segments: Sequence[Segment]) -> None:
+        """Take another batch in the same room, in the same memory of the device."""
+        self._sent_rows.again(*self._lay(segments))
+        for window, sent in self._seen.items():
+            sent.again(*self._look(window))
 
     def mask(self, window: int | None, positions: int) -> BlockMask:
         """What the places see, shared by all layers of a window.
@@ -82,26 +119,32 @@ class Tiles:
             self._caps[softcap] = capped
         return capped
 
-    def _make(self, window: int | None, positions: int) -> BlockMask:
+    def _look(self, window: int | None) -> tuple[np.ndarray, ...]:
+        """What places see first and last, and the blocks of each tile with their number."""
         first = np.broadcast_to(self._start, self._last.shape)
         if window is not None:
             first = np.maximum(first, self._last - window + 1)
-        low, high = first[:, 0] // BLOCK, self._last.max(1) // BLOCK
+        low = first[:, 0] // BLOCK
+        high = np.maximum(self._last.max(1) // BLOCK, low)
         counts = high - low + 1
         # In fours: a size of 1 would be compiled apart, and numbers behind it begin where a kernel
         # can load them from. What lies beyond a tile's count is not read.
-        nth = np.arange(-(-counts.max() // 4) * 4)
+        most = counts.max() if self._room is None else self._room.blocks
+        nth = np.arange(-(-most // 4) * 4)
         blocks = np.minimum(low[:, None] + nth, high[:, None])
-        sees_from, sees_to, indices, numbers = _sent(
-            self._device, np.int32, first, self._last, blocks, counts
-        )
+        return first, self._last, blocks, counts
+
+    def _make(self, window: int | None, positions: int) -> BlockMask:
+        numbers = self._look(window)
+        sent = self._seen[window] = _Sent(self._device, np.int32, *numbers)
+        sees_from, sees_to, indices, counts = sent.views
 
         def sees(_b: Tensor, _h: Tensor, place: Tensor, position: Tensor) -> Tensor:
             return (position >= sees_from[place]) & (position <= sees_to[place])
 
         return BlockMask.from_kv_blocks(
-            numbers[None, None],
-            indices.view(1, 1, *blocks.shape),
+            counts[None, None],
+            indices.view(1, 1, *numbers[2].shape),
             BLOCK_SIZE=(self.size, BLOCK),
             mask_mod=sees,
             seq_lengths=(self._last.size, positions),
@@ -109,9 +152,25 @@ class Tiles:
         )
 
 
-def _sent(device: torch.device, kind: type[np.integer], *arrays: np.ndarray) -> list[Tensor]:
-    """The arrays on the device, flat, in one transfer that nobody waits for."""
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]).astype(kind))
-    sent = flat.to(device, non_blocking=True)
-    ends = np.cumsum([array.size for array in arrays]).tolist()
-    return [sent[end - array.size : end] for end, array in zip(ends, arrays, strict=True)]
+class _Sent:
+    """Arrays on the device, flat, in one transfer that nobody waits for.
+
+    Attributes:
+        views: one an array.
+    """
+
+    def __init__(self, device: torch.device, kind: type[np.integer], *arrays: np.ndarray) -> None:
+        self._kind = kind
+        self._flat = _flat(kind, arrays).to(device, non_blocking=True)
+        ends = np.cumsum([array.size for array in arrays]).tolist()
+        self.views = [
+            self._flat[end - array.size : end] for end, array in zip(ends, arrays, strict=True)
+        ]
+
+    def again(self, *arrays: np.ndarray) -> None:
+        """Other numbers of the same sizes, in the same memory."""
+        self._flat.copy_(_flat(self._kind, arrays), non_blocking=True)
+
+
+def _flat(kind: type[np.integer], arrays: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]).astype(kind))

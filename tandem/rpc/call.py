@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from tandem.errors import DeadlineExceeded, Exhausted, PeerFailure, TandemError, Unavailable
 from tandem.rpc.link import Link, Response, SharedStream, broken
 from tandem.rpc.patience import Patience
 from tandem.rpc.status import ended_by_peer
+from tandem.telemetry.spans import Span
 
 # How long a peer may take to say goodbye.
 CLOSE_SECONDS = 1.0
@@ -19,10 +21,27 @@ class Request(Protocol):
     """A request with a `step` oneof, of which one branch is `open` and one `close`."""
 
     sequence: int
+    traceparent: str
 
 
 Q = TypeVar("Q", bound=Request)
 R = TypeVar("R", bound=Response)
+
+
+@contextmanager
+def recorded(span: Span | None, request: Request) -> Iterator[None]:
+    """The exchange of a request as a span, which the peer's lies below; None records nothing."""
+    if span is None:
+        yield
+        return
+    request.traceparent = span.traceparent
+    try:
+        yield
+    except BaseException as error:
+        span.fail(error)
+        raise
+    finally:
+        span.end()
 
 
 class SequenceCall(Generic[Q, R]):
@@ -56,30 +75,42 @@ class SequenceCall(Generic[Q, R]):
         self._stream: SharedStream[R] | None = None
         self._number = 0
 
-    async def open(self, request: Q, kind: str, seconds: float) -> R:
+    @property
+    def address(self) -> str:
+        """Of the peer."""
+        return self._link.address
+
+    async def open(self, request: Q, kind: str, seconds: float, span: Span | None = None) -> R:
         """Send the first request and wait for its answer; see `ask`.
 
         A stream that others use already may lead to a peer that is stopping, or end while our
         request is on its way. Nothing was emitted of it then, so it is sent on a younger one.
         """
-        stream = self._join()
-        try:
+        with recorded(span, request):
+            stream = self._join()
+            try:
+                return await self.ask(request, kind, seconds)
+            except Unavailable:
+                if self._number == 1 or self._stream is None:
+                    raise
+            stream.retire()
+            self._leave()
+            self._join(after=stream.number)
             return await self.ask(request, kind, seconds)
-        except Unavailable:
-            if self._number == 1 or self._stream is None:
-                raise
-        stream.retire()
-        self._leave()
-        self._join(after=stream.number)
-        return await self.ask(request, kind, seconds)
 
     def _join(self, after: int = 0) -> SharedStream[R]:
         stream = self._stream = self._link.join(after)
         self._number = stream.enter()
         return stream
 
-    async def ask(self, request: Q, kind: str, seconds: float) -> R:
+    async def ask(self, request: Q, kind: str, seconds: float, span: Span | None = None) -> R:
         """Send a request and wait for its answer.
+
+        Args:
+            request: of a sequence that has joined a stream.
+            kind: of the answer.
+            seconds: to wait.
+            span: of the exchange, where it is traced; ended with it.
 
         Raises:
             Unavailable: no answer in time.
@@ -87,6 +118,10 @@ class SequenceCall(Generic[Q, R]):
             TandemError: what the peer ended the sequence with means, or the answer is of another
                 kind.
         """
+        with recorded(span, request):
+            return await self._asked(request, kind, seconds)
+
+    async def _asked(self, request: Q, kind: str, seconds: float) -> R:
         left = seconds if self._deadline is None else self._deadline - time.monotonic()
         try:
             answer = await self._exchange(request, min(seconds, left))

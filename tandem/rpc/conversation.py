@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import structlog
 
 from tandem.errors import IdleTimeout, TandemError, WrongState
 from tandem.rpc.patience import Patience
-from tandem.rpc.sequence import Answer, ServedSequence, State, StepMessage
+from tandem.rpc.sequence import Answer, ServedSequence, State, StepMessage, StepReply
 from tandem.rpc.status import INTERNAL_ERROR
-from tandem.telemetry.tracing import StepSpans
+from tandem.telemetry.logs import bind_span
+from tandem.telemetry.spans import caller_of
+from tandem.telemetry.steps import StepSpan
 
 _log = structlog.get_logger(__name__)
 
@@ -94,20 +97,29 @@ class Conversation(Generic[Q, R]):
             ) from None
 
     async def _answer(self, request: Q) -> None:
-        spans = StepSpans(request.traceparent) if request.traceparent else None
+        caller = caller_of(request.traceparent) if request.traceparent else None
+        span = None if caller is None else StepSpan(caller)
+        if span is not None:
+            bind_span(span.context)
         sequence = self._sequence
         try:
-            reply = await sequence.handle(request)
+            reply = await sequence.handle(request, None if span is None else span.context)
         except BaseException as error:
-            if spans is not None:
-                spans.end()
-                spans.record(self._span, {}, {"tandem.request_id": sequence.request_id}, error)
+            if span is not None:
+                span.end()
+                attributes = {"tandem.request_id": sequence.request_id}
+                span.record(self._span, None, attributes, error)
             raise
         if reply is None:
             return
-        if spans is None:
+        if span is None:
             self._say(reply.message, None)
             return
-        spans.end()  # before the caller can read it, or our span would outlast its own
-        attributes = {"tandem.request_id": sequence.request_id, **reply.attributes}
-        self._say(reply.message, lambda: spans.record(reply.span, reply.stages, attributes))
+        span.end()  # before the caller can read it, or our span would outlast its own
+        self._say(reply.message, partial(_record, span, reply, sequence.request_id))
+
+
+def _record(span: StepSpan, reply: StepReply[Any], request_id: str) -> None:
+    """Write a step's span, once its reply is on the wire."""
+    attributes = {"tandem.request_id": request_id, **reply.attributes}
+    span.record(reply.step, reply.times, attributes)

@@ -132,15 +132,22 @@ def shape_to(shape: Shape) -> common_pb2.DraftShape.ValueType:
 
 def times_from(message: common_pb2.StageTimes) -> StageTimes:
     """Stage times of a peer."""
-    return StageTimes(message.queue_ns, message.forward_ns, message.accept_ns, message.batch_size)
+    return StageTimes(
+        message.queue_ns,
+        message.gather_ns,
+        message.forward_ns,
+        message.numbers_ns,
+        message.batch_size,
+    )
 
 
 def times_to(times: StageTimes) -> common_pb2.StageTimes:
     """Stage times of a reply."""
     return common_pb2.StageTimes(
         queue_ns=times.queue_ns,
+        gather_ns=times.gather_ns,
         forward_ns=times.forward_ns,
-        accept_ns=times.accept_ns,
+        numbers_ns=times.numbers_ns,
         batch_size=times.batch_size,
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import InvalidRequest, WrongState
+from tandem.telemetry.stages import StageTimes
 
 
 class StepMessage(Protocol):
@@ -63,14 +64,14 @@ class StepReply(Generic[R]):
 
     Attributes:
         message: the answer.
-        span: the span's name.
-        stages: child spans, name to nanoseconds, in order.
+        step: the span's name.
+        times: of its stages.
         attributes: of the span.
     """
 
     message: R
-    span: str
-    stages: Mapping[str, int]
+    step: str
+    times: StageTimes
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
 
 
@@ -94,8 +95,12 @@ class ServedSequence(ABC, Generic[Q, R]):
         self.request_id = ""
         self.state = State.NEW
 
-    async def handle(self, message: Q) -> StepReply[R] | None:
+    async def handle(self, message: Q, traced: SpanContext | None = None) -> StepReply[R] | None:
         """Answer a message; None to `close`, which has no answer.
+
+        Args:
+            message: the next one.
+            traced: the span of its step, where there is one.
 
         Raises:
             TandemError: the message is refused, or its step failed; the sequence is over.
@@ -109,18 +114,18 @@ class ServedSequence(ABC, Generic[Q, R]):
         if kind != "open":
             if self.state is not State.OPEN:
                 raise WrongState("the first message must be open")
-            return await self._step(message)
+            return await self._step(message, traced)
         if self.state is not State.NEW:
             raise WrongState("the sequence is already open")
         self.state = State.OPEN
-        return await self._open(message)
+        return await self._open(message, traced)
 
     @abstractmethod
-    async def _open(self, message: Q) -> StepReply[R]:
+    async def _open(self, message: Q, traced: SpanContext | None) -> StepReply[R]:
         """Open the sequence."""
 
     @abstractmethod
-    async def _step(self, message: Q) -> StepReply[R]:
+    async def _step(self, message: Q, traced: SpanContext | None) -> StepReply[R]:
         """Do one step of an open sequence."""
 
     @abstractmethod

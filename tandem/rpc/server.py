@@ -160,12 +160,12 @@ def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) ->
     try:
         settings = read_settings(kind)
         logs.configure(name, settings.log_level, settings.log_format)
-        provider = tracing.configure(name, settings.trace_file)
+        writer = tracing.configure(name, settings.trace_file)
         try:
             uvloop.run(serve(settings, find()))
         finally:
-            if provider is not None:
-                provider.shutdown()
+            if writer is not None:
+                writer.close()
     except StartupError as error:
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         _exit(2)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.job import Job
 from tandem.telemetry import metrics
-from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
     from tandem.serving.servicer import Loaded
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
 
 _NS = 1e-9
 _STEPS = {metrics.DRAFTER: "draft", metrics.TARGET: "verify"}
-_STAGES = tuple(
-    (field.name, field.name.removesuffix("_ns"))
-    for field in fields(StageTimes)
-    if field.name.endswith("_ns")
-)
 
 
 class EngineMeter:
@@ -33,14 +27,17 @@ class EngineMeter:
 
     def __init__(self, instruments: Instruments, loaded: Loaded) -> None:
         role = instruments.role
+        self._step = _STEPS[role]
         self._stages = {
             step: [
-                (name, instruments.histogram(metrics.STAGE_DURATION, role, step, stage))
-                for name, stage in _STAGES
+                (
+                    stage,
+                    instruments.histogram(metrics.STAGE_DURATION, role, step, name_of(step, stage)),
+                )
+                for stage in ENGINE_STAGES
             ]
-            for step in ("prefill", _STEPS[role])
+            for step in ("prefill", self._step)
         }
-        self._step = _STEPS[role]
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
         engine.on_ended, engine.on_step = self.ended, self.stepped
@@ -58,17 +55,14 @@ class EngineMeter:
             )
 
     def stepped(self, sequences: int) -> None:
-        """A pass was shared by so many sequences. Engine thread."""
+        """A pass is shared by so many sequences. Engine thread."""
         self._batch.observe(sequences)
 
     def ended(self, jobs: Sequence[Job[Any]]) -> None:
-        """Jobs are over, and their answers on the way. Event loop.
-
-        A stage that took no time was not there: a drafter decides nothing.
-        """
+        """Jobs are over, and their answers on the way. Event loop."""
         for job in jobs:
             if job.error is not None or job.done.cancelled():
                 continue
-            for name, histogram in self._stages["prefill" if job.opens else self._step]:
-                if spent_ns := getattr(job.times, name):
-                    histogram.observe(spent_ns * _NS)
+            exemplar = metrics.exemplar_of(job.traced)
+            for stage, histogram in self._stages["prefill" if job.opens else self._step]:
+                histogram.observe(job.times.of(stage) * _NS, exemplar)

@@ -43,6 +43,8 @@ def load_decoder(settings: ModelSettings, drafts: bool = False) -> Decoder:
         threads=settings.threads,
         engine=settings.engine,
         drafts=drafts,
+        graph_rows=settings.graph_rows,
+        longest=settings.max_length,
     )
     positions, longest = decoder.positions, max_length(decoder, settings)
     if positions < longest:

@@ -3,23 +3,75 @@
 from __future__ import annotations
 
 import os
-from importlib.metadata import entry_points
+import socket
 from pathlib import Path
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.json.file.trace_exporter import FileSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
+from tandem import __version__
 from tandem.errors import StartupError
+from tandem.telemetry import exporters
+from tandem.telemetry.spans import Span
 
-# A request makes about nine spans a round; the SDK's 2,048 overflow within a second of load.
+# A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
 _MAX_QUEUED_SPANS = 32_768
-_OTLP_EXPORTERS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+_SCOPE = InstrumentationScope("tandem")
+_UNSET = Status(StatusCode.UNSET)
 
 
-def make_provider(service: str, trace_file: Path | None) -> TracerProvider | None:
-    """A tracer provider with its exporter.
+class SpanWriter:
+    """Gives ended spans to the SDK: a `spans.Recorder`.
+
+    Args:
+        provider: its resource, sampler and ids.
+        processor: takes spans, and never waits.
+    """
+
+    def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
+        self.trace_id = provider.id_generator.generate_trace_id
+        self.span_id = provider.id_generator.generate_span_id
+        self._sampler = provider.sampler
+        self._resource = provider.resource
+        self._processor = processor
+
+    def wants(self, context: Context, trace_id: int, name: str) -> bool:
+        """See `spans.Recorder`."""
+        decided = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
+        return decided.decision is Decision.RECORD_AND_SAMPLE
+
+    def write(self, span: Span, end_ns: int) -> None:
+        """See `spans.Recorder`."""
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                span.context,
+                span.parent,
+                self._resource,
+                span.attributes,
+                [Event(name, timestamp=at_ns) for name, at_ns in span.events],
+                [Link(context) for context in span.links],
+                span.kind,
+                status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
+                start_time=span.start_ns,
+                end_time=end_ns,
+                instrumentation_scope=_SCOPE,
+            )
+        )
+
+    def close(self) -> None:
+        """Write what is queued, within the SDK's time."""
+        self._processor.shutdown()
+
+
+def make_writer(service: str, trace_file: Path | None) -> SpanWriter | None:
+    """What writes a service's spans, with its exporter.
 
     Exports to `trace_file` as OTLP-JSON lines if given, else as OTEL_TRACES_EXPORTER says
     ("otlp", "otlp_json_file", "none" or any installed exporter), else to OTLP if an
@@ -33,13 +85,23 @@ def make_provider(service: str, trace_file: Path | None) -> TracerProvider | Non
     exporter = _exporter(trace_file)
     if exporter is None:
         return None
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": service}
-    provider = TracerProvider(resource=Resource.create(named))
     queued = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or str(_MAX_QUEUED_SPANS)
     if not queued.isdecimal():
         raise StartupError(f"OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, got {queued!r}")
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=int(queued)))
-    return provider
+    provider = TracerProvider(resource=resource_of(service))
+    return SpanWriter(provider, BatchSpanProcessor(exporter, max_queue_size=int(queued)))
+
+
+def resource_of(service: str) -> Resource:
+    """Who this process is; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    named = {
+        "service.name": service,
+        "service.namespace": "tandem",
+        "service.version": __version__,
+        "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+    }
+    said = OTELResourceDetector().detect().attributes
+    return Resource.create({name: value for name, value in named.items() if name not in said})
 
 
 def _exporter(trace_file: Path | None) -> SpanExporter | None:
@@ -49,34 +111,8 @@ def _exporter(trace_file: Path | None) -> SpanExporter | None:
             return FileSpanExporter(trace_file)
         except OSError as error:
             raise StartupError(f"cannot write the trace file {trace_file}: {error}") from error
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    fallback = "otlp" if any(os.environ.get(name) for name in endpoints) else "none"
-    name = os.environ.get("OTEL_TRACES_EXPORTER") or fallback
-    if name == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    name = exporters.chosen("traces")
+    if name == "none":
         return None
-    return _installed(_otlp() if name == "otlp" else name)
-
-
-def _otlp() -> str:
-    """Name of the exporter for the protocol asked for."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol = next(filter(None, map(os.environ.get, names)), "grpc")
-    if protocol not in _OTLP_EXPORTERS:
-        raise StartupError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol!r}; use {' or '.join(_OTLP_EXPORTERS)}"
-        )
-    return _OTLP_EXPORTERS[protocol]
-
-
-def _installed(name: str) -> SpanExporter:
-    found = entry_points(group="opentelemetry_traces_exporter", name=name)
-    if not found:
-        raise StartupError(
-            f"OTEL_TRACES_EXPORTER asks for {name!r}, which is not installed;"
-            " use otlp, otlp_json_file, console or none"
-        )
-    try:
-        made: SpanExporter = next(iter(found)).load()()
-    except Exception as error:  # each exporter reads its own variables, and raises as it likes
-        raise StartupError(f"cannot make the exporter {name!r} from OTEL_*: {error}") from error
+    made: SpanExporter = exporters.installed("traces", name)
     return made

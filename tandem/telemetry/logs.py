@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Literal
 
 import structlog
+from opentelemetry.trace import SpanContext
+
+# Of OpenTelemetry's own, which tries a collector that is away again and again.
+_EXPORT_SECONDS = 600.0
 
 
 def bind_request(request_id: str) -> None:
     """Have a request's id in every line that is logged for it from now on."""
     structlog.contextvars.bind_contextvars(request_id=request_id)
+
+
+def bind_span(span: SpanContext) -> None:
+    """Have a span's ids in every line that is logged for it from now on."""
+    structlog.contextvars.bind_contextvars(
+        trace_id=f"{span.trace_id:032x}", span_id=f"{span.span_id:016x}"
+    )
+
+
+class _ExportFailures(logging.Filter):
+    """Lets one line of OpenTelemetry's through in `_EXPORT_SECONDS`, with the number of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0.0
+        self._others = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        if not record.name.startswith("opentelemetry"):
+            return True
+        if (now := time.monotonic()) < self._next:
+            self._others += 1
+            return False
+        if self._others:
+            record.msg, record.args = f"{record.getMessage()} (and {self._others} others)", ()
+        self._next, self._others = now + _EXPORT_SECONDS, 0
+        return True
 
 
 def configure(service: str, level: str, style: Literal["auto", "json", "console"]) -> None:
@@ -36,6 +69,7 @@ def configure(service: str, level: str, style: Literal["auto", "json", "console"
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_ExportFailures())
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],

@@ -6,9 +6,10 @@ in docs/telemetry.md is held against this list and against what a run of the ser
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from opentelemetry.trace import SpanContext
 
 DRAFTER, TARGET, ORCHESTRATOR = "drafter", "target", "orchestrator"
 _MODELS = (DRAFTER, TARGET)
@@ -89,12 +90,11 @@ def underscored(name: str) -> str:
     return name.replace(".", "_")
 
 
-def exemplar_of(traceparent: str) -> Mapping[str, str]:
-    """What leads from a measurement to its trace; empty where that is not sampled."""
-    if not traceparent.endswith("-01"):
-        return {}
-    _, trace_id, span_id, _ = traceparent.split("-")
-    return {"trace_id": trace_id, "span_id": span_id}
+def exemplar_of(span: SpanContext | None) -> dict[str, str] | None:
+    """What leads from a measurement to its trace; None where it has none."""
+    if span is None:
+        return None
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
 
 
 REQUEST_DURATION = Metric(

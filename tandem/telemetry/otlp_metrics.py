@@ -32,6 +32,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tandem.errors import StartupError
 from tandem.telemetry import exporters
+from tandem.telemetry.export import resource_of
 from tandem.telemetry.instruments import Instruments
 from tandem.telemetry.metrics import Kind, Metric, underscored
 
@@ -57,8 +58,7 @@ class OtlpMetrics:
         self._instruments = instruments
         self._exporter = exporter
         self._seconds = seconds
-        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": instruments.role}
-        self._resource = Resource.create(named)
+        self._resource = resource_of(instruments.role)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp-metrics", daemon=True)
         self._thread.start()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -16,9 +19,21 @@ from prometheus_client.samples import Sample
 from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import RunningServer
+from tandem.telemetry import spans
+from tandem.telemetry.export import SpanWriter
 from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 ANY_PORT = "127.0.0.1:0"
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Spans are recorded, and kept nowhere."""
+    spans.install(SpanWriter(TracerProvider(), SimpleSpanProcessor(InMemorySpanExporter())))
+    try:
+        yield
+    finally:
+        spans.install(None)
 
 
 def fetch(port: int, accept: str = "application/openmetrics-text") -> str:

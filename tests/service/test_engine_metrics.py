@@ -23,7 +23,7 @@ from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.scrape import ANY_PORT, Scraped, families
+from tests.service.scrape import ANY_PORT, Scraped, families, tracing
 from tests.service.talk import Talk
 from tests.service.test_engine_failures import OPEN, VERIFY
 from tests.service.test_generate import generation
@@ -122,18 +122,31 @@ async def test_every_step_is_booked_by_its_stages(running: Running) -> None:
     drafter, target = await running.scrape("drafter"), await running.scrape("target")
     rounds = sum(summary.rounds - 1 for summary in summaries)
     drafts = sum(gamma > 0 for summary in summaries for gamma in summary.gammas)
-    for stage in ("queue", "forward", "accept"):
+    for stage in ("queue", "gather", "forward", "accept"):
         assert target.value(STAGES, role="target", step="verify", stage=stage) == rounds
-        assert target.value(STAGES, role="target", step="prefill", stage=stage) == 3
-    for stage in ("queue", "forward"):
+        for scraped in (drafter, target):
+            assert scraped.value(STAGES, step="prefill", stage=stage) == 3
+    for stage in ("queue", "gather", "forward", "draw"):
         assert drafter.value(STAGES, role="drafter", step="draft", stage=stage) == drafts
-        assert drafter.value(STAGES, role="drafter", step="prefill", stage=stage) == 3
     spent = target.value("tandem_stage_duration_seconds_sum", step="verify", stage="forward")
     reported = sum(summary.stages.verify_forward_busy_ns for summary in summaries)
     assert spent == pytest.approx(reported / 1e9)
     # A target makes a pass a step, all of one sequence here.
     assert target.value("tandem_batch_size_sum") == target.value("tandem_batch_size_count")
     assert target.value("tandem_batch_size_count") == rounds + 3
+
+
+async def test_exemplars_of_every_service_lead_to_the_trace(running: Running) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
+    asked = pb.CompleteRequest(generation=generation())
+    with tracing():
+        await running.orchestrator.Complete(asked, metadata=metadata, timeout=30)
+    for role in running.ports:
+        scraped = await running.scrape(role)
+        named = scraped.named("tandem_stage_duration_seconds_bucket", role=role)
+        found = {s.exemplar.labels["trace_id"] for s in named if s.exemplar is not None}
+        assert found == {trace_id}, role
 
 
 async def test_places_and_memory_are_read_when_asked_for(random_pair: tuple[Path, Path]) -> None:

@@ -19,6 +19,7 @@ from orchestrator.calls import DraftCall
 from orchestrator.clients import DrafterClient
 from orchestrator.peers import Prompt
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
@@ -160,7 +161,9 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
         prompt = Prompt("r", [1, 2], Sampling(), 0, 5, 5)
 
         async def one() -> None:
-            call: DraftCall = client.sequence(None, OrchestratorSettings(), str, 1 << 20, 1 << 20)
+            call: DraftCall = client.sequence(
+                None, OrchestratorSettings(), TextSpans({}), 1 << 20, 1 << 20
+            )
             with pytest.raises(Unavailable, match="is not available"):
                 await call.open(prompt)
             call.cancel()

@@ -9,8 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.texts import Texts
@@ -18,7 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, request
-from tests.service.scrape import Metered, metered
+from tests.service.scrape import Metered, metered, tracing
 
 DRAFTS = "tandem_spec_decode_num_drafts_total"
 DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"
@@ -316,13 +314,12 @@ async def test_a_draft_in_flight_when_its_client_leaves_is_wasted() -> None:
 
 @pytest.mark.parametrize(("flags", "found"), [("01", True), ("00", False)])
 async def test_an_exemplar_leads_to_the_trace(flags: str, found: bool) -> None:
-    if not isinstance(trace.get_tracer_provider(), TracerProvider):
-        trace.set_tracer_provider(TracerProvider())
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-{flags}"),)
-    async with metered(FakeDrafter(), FakeTarget()) as service:
-        await service.stub.Complete(request(), metadata=metadata)
-        scraped = await service.scrape()
+    with tracing():
+        async with metered(FakeDrafter(), FakeTarget()) as service:
+            await service.stub.Complete(request(), metadata=metadata)
+            scraped = await service.scrape()
     exemplars = [s.exemplar for s in scraped.samples if s.exemplar is not None]
     assert {e.labels["trace_id"] for e in exemplars} == ({trace_id} if found else set())
     named = {s.name for s in scraped.samples if s.exemplar is not None}

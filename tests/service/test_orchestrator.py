@@ -15,6 +15,7 @@ from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.spans import TextSpans
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
@@ -72,7 +73,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
     error: Unavailable, shunned: bool
 ) -> None:
     pool = Pool(("127.0.0.1:1",), ("127.0.0.1:2",), connect_seconds=0.1)
-    peers = LeasedPeers(pool, None, OrchestratorSettings(), Ledger(), str)
+    peers = LeasedPeers(pool, None, OrchestratorSettings(), Ledger(), TextSpans({}))
     for sequence in (peers.drafter(), peers.target()):
         assert sequence is not None
         sequence.cancel()

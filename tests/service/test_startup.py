@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tandem.telemetry.export import make_provider
+from tandem.telemetry import spans
+from tandem.telemetry.export import make_writer
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,14 +63,22 @@ def test_spans_go_out_over_http(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", general)
     if traces is not None:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", traces)
-    provider = make_provider("orchestrator", None)
-    assert provider is not None
-    provider.get_tracer("test").start_span("generate").end()
-    provider.shutdown()
+    writer = make_writer("orchestrator", None)
+    assert writer is not None
+    spans.install(writer)
+    span = spans.head("generate", {})
+    assert span is not None
+    span.end()
+    spans.install(None)
+    writer.close()
     ((path, body),) = collector.taken
     assert path == "/v1/traces"
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     assert [span.name for span in resource.scope_spans[0].spans] == ["generate"]
+    said = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert said["service.name"] == "orchestrator"
+    assert said["service.namespace"] == "tandem"
+    assert said["service.version"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -133,10 +134,16 @@ def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_pa
                 metadata=(("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),),
             )
         assert [process.stop() for process in services.processes] == [0, 0, 0]
-    spans = {span["spanId"]: span for path in files for span in spans_of(path)}
+    every = [span for path in files for span in spans_of(path)]
+    spans = {span["spanId"]: span for span in every if span["name"] != "pass"}
     assert {span["traceId"] for span in spans.values()} == {trace_id}
     assert {span["service"] for span in spans.values()} == {"drafter", "target", "orchestrator"}
-    for name, parent in (("draft", "round"), ("verify", "round"), ("draft.forward", "draft")):
+    for name, parent in (
+        ("call.draft", "round"),
+        ("draft", "call.draft"),
+        ("verify", "call.verify"),
+        ("draft.forward", "draft"),
+    ):
         children = [span for span in spans.values() if span["name"] == name]
         assert children
         assert {spans[span["parentSpanId"]]["name"] for span in children} == {parent}
@@ -148,8 +155,12 @@ def test_one_trace_across_three_processes(random_pair: tuple[Path, Path], tmp_pa
             assert int(above["startTimeUnixNano"]) <= int(span["startTimeUnixNano"])
             assert int(span["endTimeUnixNano"]) <= int(above["endTimeUnixNano"])
 
+    served = [link["spanId"] for span in every if span["name"] == "pass" for link in span["links"]]
+    steps = {key for key, span in spans.items() if span["name"] in ("draft", "verify", "prefill")}
+    assert set(served) == steps
 
-def spans_of(path: Path) -> Iterator[dict[str, str]]:
+
+def spans_of(path: Path) -> Iterator[dict[str, Any]]:
     """The spans of a file of OTLP-JSON lines, each with its service's name."""
     for line in path.read_text().splitlines():
         for resource in json.loads(line)["resourceSpans"]:

@@ -29,10 +29,11 @@ from transformers import (
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine import decisions, draws
+from tandem.engine import stepper as steppers
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference import attention, flex, tiles
+from tandem.inference import attention, flex, graph, tiles
 from tandem.inference.backend import Backend
 from tandem.inference.backends import Backends
 from tandem.inference.cache import KVPool
@@ -43,10 +44,12 @@ from tandem.inference.tiles import BLOCK, Tiles
 from tandem.speculation import distribution
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
+from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
 from tests.flex import Kernel
+from tests.recording import Recorder
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
 _SIZES: dict[str, Any] = {
@@ -81,6 +84,29 @@ class Host:
         return [np.ones(t.shape, kind) for t, kind in zip(tensors, kinds, strict=True)]
 
 
+@dataclass
+class Stamps:
+    """In place of a GPU's events; counts how often somebody waits for them."""
+
+    waits: int = 0
+    stamps: int = 0
+
+    def stamp(self) -> int:
+        self.stamps += 1
+        return self.stamps * 1000
+
+    def times(self, stamps: Sequence[int]) -> list[int]:
+        self.waits += 1
+        return list(stamps)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Stamps:
+    clock = Stamps()
+    monkeypatch.setattr(steppers, "clock_of", lambda device: clock)
+    return clock
+
+
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
@@ -95,7 +121,9 @@ def in_one_call(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, in_one_call: bool) -> Iterator[Host]:
+def host(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, clock: Stamps, in_one_call: bool
+) -> Iterator[Host]:
     """A device that is not there, and what comes from it."""
     host = Host()
     for module in (draws, decisions):
@@ -198,18 +226,24 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("support", [0, 16])
-def test_a_draft_waits_for_the_device_once(host: Host, mixture: str, support: int) -> None:
+def test_a_draft_waits_for_the_device_once(
+    host: Host, clock: Stamps, mixture: str, support: int
+) -> None:
     draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
     assert (host.arrivals, host.devices) == (1, {"cuda"})
+    assert clock.waits == 2  # behind the opening's last pass, and behind the draft
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
 @pytest.mark.parametrize("rule", VERIFIERS)
-def test_a_verification_waits_for_the_device_once(host: Host, mixture: str, rule: str) -> None:
+def test_a_verification_waits_for_the_device_once(
+    host: Host, clock: Stamps, mixture: str, rule: str
+) -> None:
     decoder = decoder_on_device(LLAMA)
     gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
     verify(decoder, MIXTURES[mixture], rule, gammas)
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
+    assert clock.waits == 2  # with these
 
 
 @pytest.mark.parametrize("in_one_call", [False, True], indirect=True)
@@ -224,6 +258,39 @@ def test_every_pass_stays_on_the_device(
     assert host.devices == {"cuda"}
     # Openings and drafts, of three texts each, in both layers; a call for each text otherwise.
     assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
+
+
+def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
+    """Of each step: a stamp before its passes, one behind them, one at its end."""
+    decoder, times = decoder_on_device(LLAMA), []
+
+    def noting(self: Job[Any], *spent: int) -> None:
+        times.append(spent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageTimes, "computed", noting)
+        draft(decoder, [PLAIN] * 2, 16, gamma=3)
+    assert times == [(n, n + 1000, n + 2000) for n in (1000, 4000, 7000, 10000) for _ in range(2)]
+
+
+@pytest.mark.parametrize("rule", VERIFIERS)
+def test_captured_passes_stay_on_the_device(
+    host: Host, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """And so does what fills them: a graph would read memory of the host, or wait for it."""
+    recorder = Recorder()
+    monkeypatch.setattr(graph, "capture", recorder)
+    monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    decoder = decoder_on_device(LLAMA)
+    graph.capture_passes(decoder._backends.current, 16, 40)
+    assert len(recorder.recordings) == len(graph.rooms(16, 40))
+    gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
+    verify(decoder, MIXTURES["mixed"], rule, gammas)
+    draft(decoder, MIXTURES["mixed"], 16)
+    assert (host.arrivals, host.devices) == (3, {"cuda"})
+    # Openings of few tokens too, and each step of the draft.
+    assert recorder.replays == 1 + 1 + 1 + 3
 
 
 # Mutants: what a reader would overlook, and a GPU would pay for each round.
@@ -281,11 +348,11 @@ def test_a_count_of_blocks_that_is_asked_for_is_caught(
 
 
 def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = tiles._sent
+    sending = tiles._Sent
 
-    def staying(device: torch.device, kind: Any, *arrays: Any) -> list[Tensor]:
+    def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
         return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
 
-    monkeypatch.setattr(tiles, "_sent", staying)
+    monkeypatch.setattr(tiles, "_Sent", staying)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)

@@ -36,6 +36,19 @@ def test_both_layouts_compute_the_layer(dtype: torch.dtype, bias: bool, rows: in
             assert layer(states[:0]).shape == (0, 40)
 
 
+def test_what_cannot_be_packed_stays_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16 without its units, say."""
+
+    def refuse(self: PackedLinear, plain: nn.Linear) -> None:
+        raise RuntimeError("fp16 path needs the cpu support avx_ne_convert or avx512_fp16")
+
+    monkeypatch.setattr(PackedLinear, "__init__", refuse)
+    plain = _linear(True, torch.float32)
+    model = nn.Sequential(plain)
+    choose_layout(model)
+    assert model[0] is plain
+
+
 @pytest.mark.parametrize("gain", [2.0, 0.5])
 def test_the_faster_layout_is_taken(gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "_gain", lambda layers: gain)

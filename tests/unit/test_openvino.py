@@ -117,7 +117,7 @@ def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPa
     for most, apart in ((10**9, True), (0, False)):
         monkeypatch.setattr(openvino_pass, "_SMALL", most)
         decoder = Decoder(build(LLAMA), "tiny", cache_tokens=512, engine="openvino")
-        compute: Any = decoder._backends.current._compute
+        compute: Any = decoder._backends.current.compute
         assert (compute._singles is not compute._others) == apart
         used: list[Any] = []
         infer = openvino_pass._Request.infer

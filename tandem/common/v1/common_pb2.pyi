@@ -435,24 +435,32 @@ class StageTimes(google.protobuf.message.Message):
 
     QUEUE_NS_FIELD_NUMBER: builtins.int
     FORWARD_NS_FIELD_NUMBER: builtins.int
-    ACCEPT_NS_FIELD_NUMBER: builtins.int
+    NUMBERS_NS_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
+    GATHER_NS_FIELD_NUMBER: builtins.int
     queue_ns: builtins.int
-    """queue_ns from when the checked message is handed to the engine to its first pass."""
+    """queue_ns from when the checked message is handed to the engine until it has
+    time for it, before each of the step's passes.
+    """
     forward_ns: builtins.int
-    """forward_ns in the model."""
-    accept_ns: builtins.int
-    """accept_ns from the end of the pass to the verdict on the host (target only)."""
+    """forward_ns in the model: the device's time, where it works by itself."""
+    numbers_ns: builtins.int
+    """numbers_ns from the ends of passes to their results on the host: draws, or the
+    verdict.
+    """
     batch_size: builtins.int
     """batch_size is the number of sequences that shared the (last) forward pass."""
+    gather_ns: builtins.int
+    """gather_ns of the engine's wait for other sequences, that they may share a pass."""
     def __init__(
         self,
         *,
         queue_ns: builtins.int = ...,
         forward_ns: builtins.int = ...,
-        accept_ns: builtins.int = ...,
+        numbers_ns: builtins.int = ...,
         batch_size: builtins.int = ...,
+        gather_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accept_ns", b"accept_ns", "batch_size", b"batch_size", "forward_ns", b"forward_ns", "queue_ns", b"queue_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "forward_ns", b"forward_ns", "gather_ns", b"gather_ns", "numbers_ns", b"numbers_ns", "queue_ns", b"queue_ns"]) -> None: ...
 
 Global___StageTimes: typing_extensions.TypeAlias = StageTimes

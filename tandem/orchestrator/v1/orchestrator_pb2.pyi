@@ -522,6 +522,9 @@ class Stages(google.protobuf.message.Message):
     VERIFY_QUEUE_BUSY_NS_FIELD_NUMBER: builtins.int
     VERIFY_FORWARD_BUSY_NS_FIELD_NUMBER: builtins.int
     VERIFY_ACCEPT_BUSY_NS_FIELD_NUMBER: builtins.int
+    DRAFT_GATHER_BUSY_NS_FIELD_NUMBER: builtins.int
+    DRAFT_DRAW_BUSY_NS_FIELD_NUMBER: builtins.int
+    VERIFY_GATHER_BUSY_NS_FIELD_NUMBER: builtins.int
     ROUND_WALL_NS_FIELD_NUMBER: builtins.int
     ROUND_MODEL_NS_FIELD_NUMBER: builtins.int
     total_ns: builtins.int
@@ -558,6 +561,12 @@ class Stages(google.protobuf.message.Message):
     """verify_forward_busy_ns in the target's model."""
     verify_accept_busy_ns: builtins.int
     """verify_accept_busy_ns in the verifier."""
+    draft_gather_busy_ns: builtins.int
+    """draft_gather_busy_ns waiting at the drafter for others that shared a pass."""
+    draft_draw_busy_ns: builtins.int
+    """draft_draw_busy_ns drawing tokens of the drafter's distributions."""
+    verify_gather_busy_ns: builtins.int
+    """verify_gather_busy_ns waiting at the target for others that shared a pass."""
     @property
     def round_wall_ns(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """round_wall_ns is the wall time of each drafted round, from asking for the draft
@@ -588,10 +597,13 @@ class Stages(google.protobuf.message.Message):
         verify_queue_busy_ns: builtins.int = ...,
         verify_forward_busy_ns: builtins.int = ...,
         verify_accept_busy_ns: builtins.int = ...,
+        draft_gather_busy_ns: builtins.int = ...,
+        draft_draw_busy_ns: builtins.int = ...,
+        verify_gather_busy_ns: builtins.int = ...,
         round_wall_ns: collections.abc.Iterable[builtins.int] | None = ...,
         round_model_ns: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_draw_busy_ns", b"draft_draw_busy_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_gather_busy_ns", b"draft_gather_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_gather_busy_ns", b"verify_gather_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
 
 Global___Stages: typing_extensions.TypeAlias = Stages
 

@@ -1,0 +1,62 @@
+"""When things happened: on the host, or on a device that works by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class Clock(Protocol):
+    """Stamps moments in the order of the device's work."""
+
+    def stamp(self) -> Any:
+        """The moment when all that was asked of the device so far is done."""
+
+    def times(self, stamps: Sequence[Any]) -> list[int]:
+        """Stamps as nanoseconds of time.perf_counter_ns(); waits for the last of them."""
+
+
+class HostClock:
+    """Of a device whose work is done when it is asked for."""
+
+    def stamp(self) -> int:
+        """See `Clock`."""
+        return time.perf_counter_ns()
+
+    def times(self, stamps: Sequence[int]) -> list[int]:
+        """See `Clock`."""
+        return list(stamps)
+
+
+class CudaClock:
+    """Of a GPU, by events of its present stream: how long it took, and not how long to launch.
+
+    The last stamp is taken for now: whoever asks has just waited for a result behind it.
+
+    Args:
+        device: whose stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stamp(self) -> torch.cuda.Event:
+        """See `Clock`."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def times(self, stamps: Sequence[torch.cuda.Event]) -> list[int]:
+        """See `Clock`."""
+        last = stamps[-1]
+        last.synchronize()
+        now = time.perf_counter_ns()
+        return [now - int(event.elapsed_time(last) * 1e6) for event in stamps]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The one for a device."""
+    return CudaClock(device) if device.type == "cuda" else HostClock()

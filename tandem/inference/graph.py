@@ -1,0 +1,226 @@
+"""A pass captured as a CUDA graph: one launch, where a device would wait for each operator's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+
+from tandem.errors import Unsupported, first_line
+from tandem.inference.backend import PROBE_TOKENS, Backend, Pass, some_tokens
+from tandem.inference.batch import PackedBatch, Packing, Segment, tokens_of
+from tandem.inference.cache import KVPool
+from tandem.inference.compatibility import agrees
+from tandem.inference.feed import Feed
+from tandem.inference.tiles import BLOCK, FEW, Room, Tiles
+
+_log = structlog.get_logger(__name__)
+
+# Before an operator is captured it must have chosen its kernel and taken its workspace.
+_WARM_UPS = 2
+# Of a verification, at least; where they are fewer, a graph for as many texts as rows takes them.
+_ROWS_A_TEXT = 4
+# The compiler makes a kernel of its own for a single one.
+_FEWEST_TILES = 2
+
+
+class Graph:
+    """A pass of up to so many rows, over memory of its own that is filled for each batch.
+
+    A batch is filled up: spare rows write to a place of the pool that no sequence has, and spare
+    tiles see nothing.
+
+    Args:
+        compute: captured.
+        pool: the keys and values that it reads and writes, for good.
+        room: of its batches.
+        longest: text that it may see, in positions.
+        logits: [rows or more, V] where the result goes, shared with other graphs; None to make it.
+        device: of all of it.
+        memory: that the graph's own results may share with others'.
+    """
+
+    def __init__(
+        self,
+        compute: Pass,
+        pool: KVPool,
+        room: Room,
+        longest: int,
+        logits: Tensor | None,
+        device: torch.device,
+        memory: Any,
+    ) -> None:
+        self.room = room
+        self._scratch = pool.scratch
+        # A pass may look at the longest text, to have enough positions ready.
+        segments = [Segment(0, 1, 0, longest)]
+        self._numbers = torch.full((2, room.rows), 0, dtype=torch.int64, device=device)
+        self._numbers[1] = self._scratch
+        self._batch = PackedBatch(
+            segments,
+            torch.zeros(1, room.rows, dtype=torch.int64, device=device),
+            self._numbers[:1],
+            self._numbers[1],
+            None,
+            Tiles(segments, device, room),
+        )
+        if logits is None:
+            logits = compute(self._batch, pool)
+        self.logits = logits
+
+        def run() -> None:
+            self.logits[: room.rows].copy_(compute(self._batch, pool))
+
+        self._replay = capture(run, device, memory)
+
+    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+        """[R, V] logits of the rows that the feeds ask for. Their caches do not grow yet."""
+        packing = Packing.of(feeds)
+        device, count = self._numbers.device, len(packing.positions)
+        self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
+        numbers = np.zeros((2, self.room.rows), np.int64)
+        numbers[1] = self._scratch
+        numbers[:, :count] = packing.positions, packing.places
+        self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
+        assert self._batch.tiles is not None
+        self._batch.tiles.refill(packing.segments)
+        self._replay()
+        rows = packing.wanted(device)
+        return self.logits[:count].clone() if rows is None else self.logits.index_select(0, rows)
+
+    def fits(self, texts: int, rows: int) -> bool:
+        """Whether a batch of texts with `FEW` new rows at most, and so many in all, has room."""
+        return texts <= self.room.tiles and rows <= self.room.rows
+
+
+def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:
+    """What does the same again, on the same memory.
+
+    Args:
+        run: launches work, and waits for nothing.
+        device: where.
+        memory: as torch.cuda.graph_pool_handle() gives it.
+
+    Raises:
+        RuntimeError: it waits for the device, or does what cannot be captured otherwise.
+    """
+    with torch.cuda.device(device):
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on allocating: a model that loads beside, say.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            run()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+class Graphs:
+    """Captured passes of several sizes, for small batches: of drafts, of verifications.
+
+    Args:
+        compute: captured.
+        pool: as in `Graph`.
+        rows: of the largest one.
+        longest: text that there will be, in positions.
+        device: of all of them.
+    """
+
+    def __init__(
+        self, compute: Pass, pool: KVPool, rows: int, longest: int, device: torch.device
+    ) -> None:
+        self._longest = longest
+        memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        logits = None
+        self._graphs: list[Graph] = []
+        # The largest first, so that the others find room in what it has taken.
+        for room in reversed(rooms(rows, longest)):
+            graph = Graph(compute, pool, room, longest, logits, device, memory)
+            logits = graph.logits
+            self._graphs.insert(0, graph)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def fitting(self, feeds: Sequence[Feed]) -> Graph | None:
+        """The smallest one that takes a batch; None for what none takes, such as prompts."""
+        counts = [len(feed.token_ids) for feed in feeds]
+        if any(
+            feed.cache.length + n > self._longest for feed, n in zip(feeds, counts, strict=True)
+        ):
+            # The pass computes it, and may then leave the memory that the graphs read.
+            self._graphs.clear()
+        if max(counts) > FEW:
+            return None
+        rows = sum(counts)
+        return next((graph for graph in self._graphs if graph.fits(len(feeds), rows)), None)
+
+
+def capture_passes(backend: Backend, rows: int, longest: int) -> None:
+    """Have a back end run its small batches by graphs; one warning where that fails.
+
+    Args:
+        backend: attends in one call, and has its final pool.
+        rows: of the largest batch.
+        longest: text that there will be, in positions.
+    """
+    try:
+        graphs = Graphs(backend.compute, backend.pool, rows, longest, backend.device)
+        _check(backend, graphs)
+    except Exception as error:  # a model's own code, and a device's
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        _log.warning("passes are launched operator by operator, not as CUDA graphs", reason=reason)
+        return
+    backend.graphs = graphs
+
+
+def _check(backend: Backend, graphs: Graphs) -> None:
+    """Hold graphs to the pass itself, for one text and for two.
+
+    Raises:
+        Unsupported: they compute otherwise.
+    """
+    caches = [cache for cache in (backend.pool.reserve(PROBE_TOKENS) for _ in range(2)) if cache]
+    for cache, count in zip(caches, (5, 9), strict=False):
+        backend.forward([Feed(cache, some_tokens(count), 0)])
+    for count, texts in itertools.product((1, 3), range(1, len(caches) + 1)):
+        lengths = [cache.length for cache in caches]
+        feeds = [Feed(cache, some_tokens(count), count) for cache in caches[:texts]]
+        graph = graphs.fitting(feeds)
+        found = None if graph is None else graph(feeds)
+        expected = backend.forward(feeds)
+        for cache, length in zip(caches, lengths, strict=True):
+            cache.rollback(length)
+        if found is not None and not agrees(expected, found):
+            raise Unsupported("a captured pass computes otherwise")
+    for cache in caches:
+        backend.pool.release(cache)
+
+
+def rooms(rows: int, longest: int) -> list[Room]:
+    """Sizes to capture, smallest first: rows in powers of two, each a text's only one (plain
+    decoding, and a draft's steps) or four a text and more (verifications).
+
+    Args:
+        rows: of the largest.
+        longest: text, in positions.
+    """
+    # An extent begins with a block, so that no text touches one more.
+    blocks = -(-longest // BLOCK)
+    found: list[Room] = []
+    count = 1
+    while count <= rows:
+        if count >= _ROWS_A_TEXT:
+            found.append(Room(count, max(count // _ROWS_A_TEXT, _FEWEST_TILES), blocks))
+        found.append(Room(count, max(count, _FEWEST_TILES), blocks))
+        count *= 2
+    return found

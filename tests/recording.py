@@ -1,0 +1,73 @@
+"""What a CUDA graph does, without a GPU: the same operators again, on the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+@dataclass
+class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each operator with its arguments and results.
+
+    What Python decides between two operators is decided for good, and a number that did not come
+    from memory stays what it was: so a pass that is replayed gives right results only if all that
+    changes lies in memory that it was captured with.
+
+    Attributes:
+        operators: noted.
+        replays: so far.
+    """
+
+    operators: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
+    replays: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        self.operators.append((function, args, kwargs or {}, found))
+        return found
+
+    def replay(self) -> None:
+        """Run all of them again."""
+        self.replays += 1
+        for function, args, kwargs, found in self.operators:
+            again = function(*args, **kwargs)
+            for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
+                # A view, or what was written in place, is up to date by itself.
+                if isinstance(old, Tensor) and not _shares_memory(old, new):
+                    old.copy_(new)
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    """By their storages, which tensors without numbers have too."""
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+@dataclass
+class Recorder:
+    """In place of `graph.capture`."""
+
+    recordings: list[Recording] = field(default_factory=list)
+
+    @property
+    def replays(self) -> int:
+        """Of all of them."""
+        return sum(recording.replays for recording in self.recordings)
+
+    def __call__(self, run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:
+        run()
+        recording = Recording()
+        with recording:
+            run()
+        self.recordings.append(recording)
+        return recording.replay

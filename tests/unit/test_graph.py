@@ -1,0 +1,224 @@
+"""Captured passes give the logits of the pass itself, batch after batch on the same memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch import Tensor
+
+from tandem.inference import flex, graph, one_call
+from tandem.inference.cache import SequenceCache
+from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.graph import Graph, rooms
+from tandem.inference.tiles import FEW, Room, Tiles
+from tests.architectures import SUPPORTED, Architecture, build
+from tests.flex import BLOCK, Kernel, without_compiler
+from tests.recording import Recorder
+
+ROWS, LONGEST = 16, 5 * BLOCK
+# Plain lists of operators, and passes of transformers' modules: windows, soft caps, heads.
+NAMES = ("llama", "mistral", "qwen3", "gemma2", "gpt2")
+ARCHITECTURES = [row for row in SUPPORTED if row.model_type in NAMES]
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """A device that captures, as far as it can be had on a CPU."""
+    recorder = Recorder()
+    without_compiler(monkeypatch)
+    monkeypatch.setattr(graph, "BLOCK", BLOCK)
+    monkeypatch.setattr(flex, "flex_attention", Kernel())
+    monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
+    monkeypatch.setattr(graph, "capture", recorder)
+    return recorder
+
+
+def pair_of(row: Architecture) -> list[Decoder]:
+    """The same model with graphs and without."""
+    return [
+        Decoder(build(row), "tiny", cache_tokens=50 * BLOCK, graph_rows=rows, longest=LONGEST)
+        for rows in (ROWS, 0)
+    ]
+
+
+def reserve(decoder: Decoder, count: int) -> list[SequenceCache]:
+    return [cache for cache in (decoder.reserve(LONGEST) for _ in range(count)) if cache]
+
+
+def serve(decoders: list[Decoder], rng: random.Random, steps: int = 25) -> float:
+    """Random batches of nine texts, with rollbacks; the largest difference of a logit."""
+    caches = [reserve(decoder, 9) for decoder in decoders]
+    prompts = [[(i + n) % 60 for n in range(rng.randint(1, LONGEST - 1))] for i in range(9)]
+    for decoder, own in zip(decoders, caches, strict=True):
+        for cache, prompt in zip(own, prompts, strict=True):
+            decoder.forward([Feed(cache, prompt, 0)])
+    worst = 0.0
+    for _ in range(steps):
+        chosen = rng.sample(range(9), rng.choice((1, 1, 2, 3, 9)))
+        counts = [rng.choice((1, 1, 1, 2, 5, FEW, FEW + 1)) for _ in chosen]
+        wanted = [rng.randint(0, count) for count in counts]
+        wanted[-1] = counts[-1]
+        lengths = [caches[0][i].length - rng.randint(0, 5) for i in chosen]
+        found = []
+        for decoder, own in zip(decoders, caches, strict=True):
+            feeds = []
+            for i, count, rows, length in zip(chosen, counts, wanted, lengths, strict=True):
+                own[i].rollback(max(0, min(length, LONGEST - count)))
+                feeds.append(Feed(own[i], [(i * 7 + n) % 60 for n in range(count)], rows))
+            found.append(decoder.forward(feeds))
+        worst = max(worst, float((found[0] - found[1]).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.model_type)
+@torch.inference_mode()
+def test_replayed_passes_give_the_logits_of_plain_ones(
+    row: Architecture, recorder: Recorder
+) -> None:
+    decoders = pair_of(row)
+    at_start = recorder.replays
+    assert len(recorder.recordings) == len(rooms(ROWS, LONGEST))
+    assert serve(decoders, random.Random(1)) < 1e-5
+    assert recorder.replays > at_start + 10
+
+
+@torch.inference_mode()
+def test_drawn_tokens_reach_a_graph_without_the_host(recorder: Recorder) -> None:
+    logits = []
+    for decoder in pair_of(ARCHITECTURES[0]):
+        caches = reserve(decoder, 2)
+        draws = Draws(torch.tensor([5, 3]), None)  # type: ignore[arg-type]
+        decoder.forward([Feed(cache, [1, 2], 1) for cache in caches])
+        feeds = [Feed(cache, Drawn(draws, 1 - i), 1) for i, cache in enumerate(caches)]
+        logits.append(decoder.forward(feeds))
+    assert torch.allclose(logits[0], logits[1], atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_result_outlives_the_next_pass(recorder: Recorder) -> None:
+    decoder, _ = pair_of(ARCHITECTURES[0])
+    (cache,) = reserve(decoder, 1)
+    first = decoder.forward([Feed(cache, [1], 1)])
+    kept = first.clone()
+    decoder.forward([Feed(cache, [2], 1)])
+    assert torch.equal(first, kept)
+
+
+@torch.inference_mode()
+def test_others_are_not_written_to(recorder: Recorder) -> None:
+    """Spare rows go to a place of their own, whatever texts there are."""
+    decoder, _ = pair_of(ARCHITECTURES[0])
+    caches = []
+    while (cache := decoder.reserve(BLOCK)) is not None:
+        caches.append(cache)
+    assert len(caches) == 50  # the scratch takes no text's place
+    layers = [*decoder.pool.keys, *decoder.pool.values]
+    for states in layers:
+        states.fill_(7.0)
+    decoder.forward([Feed(caches[0], [1, 2, 3], 1), Feed(caches[49], [1, 2], 1)])
+    for states in layers:
+        untouched = states[:, caches[0].start + BLOCK : caches[49].start]
+        assert bool((untouched == 7.0).all())
+
+
+def test_sizes_hold_plain_decoding_and_verifications() -> None:
+    found = [(room.rows, room.tiles) for room in rooms(16, LONGEST)]
+    assert found == [(1, 2), (2, 2), (4, 2), (4, 4), (8, 2), (8, 8), (16, 4), (16, 16)]
+    assert {room.blocks for room in rooms(16, 2 * 64 + 1)} == {3}
+    assert rooms(0, LONGEST) == []
+
+
+@torch.inference_mode()
+def test_a_text_longer_than_promised_ends_the_graphs(recorder: Recorder) -> None:
+    logits = []
+    for decoder in pair_of(ARCHITECTURES[0]):
+        cache = decoder.reserve(LONGEST + BLOCK)
+        assert cache is not None
+        decoder.forward([Feed(cache, [n % 60 for n in range(LONGEST)], 0)])
+        logits.append(decoder.forward([Feed(cache, [1], 1)]))
+        replays = recorder.replays
+        decoder.forward([Feed(cache, [1], 1)])
+        assert recorder.replays == replays
+    assert torch.allclose(logits[0], logits[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("failing", ["capture", "replay"])
+@torch.inference_mode()
+def test_what_cannot_be_captured_is_one_warning(
+    recorder: Recorder, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:
+        if failing == "capture":
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand")
+        return recorder(lambda: None, device, memory)  # which changes nothing
+
+    monkeypatch.setattr(graph, "capture", refuse)
+    with capture_logs() as logs:
+        decoders = pair_of(ARCHITECTURES[0])
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    expected = "RuntimeError: CUDA error" if failing == "capture" else "computes otherwise"
+    assert expected in warning["reason"]
+    assert serve(decoders, random.Random(2), 5) == 0.0
+
+
+# Mutants: what stays as it was captured.
+
+
+def a_stale_table(patch: pytest.MonkeyPatch) -> None:
+    def refill(self: Tiles, segments: Any) -> None:
+        self._sent_rows.again(*self._lay(segments))
+
+    patch.setattr(Tiles, "refill", refill)
+
+
+def stale_rows(patch: pytest.MonkeyPatch) -> None:
+    def refill(self: Tiles, segments: Any) -> None:
+        self._lay(segments)
+        for window, sent in self._seen.items():
+            sent.again(*self._look(window))
+
+    patch.setattr(Tiles, "refill", refill)
+
+
+def spare_rows_at_a_text(patch: pytest.MonkeyPatch) -> None:
+    calling = Graph.__call__
+
+    def call(self: Graph, feeds: Any) -> Tensor:
+        self._scratch = feeds[0].cache.start
+        return calling(self, feeds)
+
+    patch.setattr(Graph, "__call__", call)
+
+
+def too_little_room(patch: pytest.MonkeyPatch) -> None:
+    making = graph.rooms
+
+    def few(rows: int, longest: int) -> list[Room]:
+        return [Room(room.rows, room.tiles, 1) for room in making(rows, BLOCK)]
+
+    patch.setattr(graph, "rooms", few)
+
+
+MUTANTS = [a_stale_table, stale_rows, spare_rows_at_a_text, too_little_room]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+@torch.inference_mode()
+def test_mutants_are_caught(
+    recorder: Recorder,
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph, "_check", lambda *_: None)  # which would find some at the start
+    mutant(monkeypatch)
+    try:
+        worst = serve(pair_of(ARCHITECTURES[0]), random.Random(1))
+    except (RuntimeError, ValueError, IndexError):
+        return
+    assert not worst < 1e-3
