@@ -14,6 +14,7 @@ from orchestrator.tally import Tally
 from tandem.errors import TandemError
 from tandem.rpc.status import code_of
 from tandem.telemetry import metrics
+from tandem.telemetry.stages import WAITS
 
 if TYPE_CHECKING:
     from tandem.telemetry.instruments import Instruments
@@ -47,6 +48,10 @@ class Meters:
         }
         self.undecided = counter(metrics.WASTED_TOKENS, "undecided")
         self.behind_end = counter(metrics.WASTED_TOKENS, "behind_end")
+        text = (metrics.ORCHESTRATOR, "text")
+        self.stages = {
+            stage: instruments.histogram(metrics.STAGE_DURATION, *text, stage) for stage in WAITS
+        }
         # By place in a draft; as many as the longest one had.
         self._kept_at = [counter(metrics.NUM_ACCEPTED_TOKENS_PER_POS, "0")]
 
@@ -166,5 +171,4 @@ class TextMeter:
             each = instruments.histogram(metrics.TIME_PER_OUTPUT_TOKEN, *gen_ai)
             each.observe((elapsed_ns - first_ns) * _NS / later, exemplar)
         for stage, spent_ns in ledger.stages_ns().items():
-            of = (metrics.ORCHESTRATOR, "text", stage)
-            instruments.histogram(metrics.STAGE_DURATION, *of).observe(spent_ns * _NS, exemplar)
+            meters.stages[stage].observe(spent_ns * _NS, exemplar)
