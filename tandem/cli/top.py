@@ -178,8 +178,9 @@ def _screen(seen: Figures, away: Sequence[str]) -> Group:
         if stage.share >= _LEAST_SHARE:
             bar = "█" * round(stage.share * 20)
             stages.add_row(stage.name, f"{stage.seconds * 1000:.2f} ms", _share(stage.share), bar)
-    notes = [f"{name} is away" for name in away]
-    return Group(head, services, stages, *notes, f"over the last {seen.seconds:.0f} s")
+    # On top: where the screen is short, what is cut off is the end of the stages.
+    notes = [f"over the last {seen.seconds:.0f} s", *(f"{name} is away" for name in away)]
+    return Group(*notes, head, services, stages)
 
 
 def _share(share: float | None) -> str:

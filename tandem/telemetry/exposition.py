@@ -13,6 +13,8 @@ from tandem.errors import StartupError
 
 # Scrapes are answered one after the other: a client that says nothing must not stop them.
 _CLIENT_SECONDS = 5.0
+# How often it looks whether it is to stop.
+_POLL_SECONDS = 0.1
 
 
 class _Quiet(WSGIRequestHandler):
@@ -71,7 +73,7 @@ class Exposition:
             ) from error
         self.port = self._server.server_port
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="metrics", daemon=True
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
         )
         self._thread.start()
 

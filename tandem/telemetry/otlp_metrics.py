@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -30,7 +31,7 @@ from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from tandem.errors import StartupError
+from tandem.errors import StartupError, first_line
 from tandem.telemetry import exporters
 from tandem.telemetry.export import resource_of
 from tandem.telemetry.instruments import Instruments
@@ -38,6 +39,8 @@ from tandem.telemetry.metrics import Kind, Metric, underscored
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
+
+_log = structlog.get_logger(__name__)
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _NS = 1_000_000_000
@@ -58,6 +61,7 @@ class OtlpMetrics:
         self._instruments = instruments
         self._exporter = exporter
         self._seconds = seconds
+        self._failed = False
         self._resource = resource_of(instruments.role)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp-metrics", daemon=True)
@@ -65,8 +69,16 @@ class OtlpMetrics:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._seconds):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        try:
             self._exporter.export(metrics_data(self._instruments, self._resource))
-        self._exporter.export(metrics_data(self._instruments, self._resource))
+        except Exception as error:  # of whatever exporter; those of OTLP say it in their own log
+            if not self._failed:
+                _log.warning("metrics cannot be sent", error=first_line(error))
+            self._failed = True
 
     def stop(self) -> None:
         """Send once more, and end. Waits two seconds at most for either."""

@@ -14,11 +14,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import structlog
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
-from opentelemetry.sdk.metrics.export import Histogram
+from opentelemetry.sdk.metrics.export import (
+    ConsoleMetricExporter,
+    Histogram,
+    MetricExportResult,
+)
 from opentelemetry.sdk.resources import Resource
 
 from tandem.errors import StartupError
@@ -207,6 +212,25 @@ def test_metrics_go_out_again_and_again(
         waiting.wait(0.01)
     sender.stop()
     assert len(collector.taken) > 2
+
+
+def test_an_exporter_that_fails_is_tried_again_and_said_once() -> None:
+    tries, often = 0, threading.Event()
+
+    class Failing(ConsoleMetricExporter):
+        def export(self, *arguments: object, **options: object) -> MetricExportResult:
+            nonlocal tries
+            tries += 1
+            if tries > 2:
+                often.set()
+            raise OSError("the disk is full")
+
+    with structlog.testing.capture_logs() as logs:
+        sender = OtlpMetrics(recorded(), Failing(), 0.01)
+        assert often.wait(30)
+        sender.stop()
+    said = [line["error"] for line in logs if line["event"] == "metrics cannot be sent"]
+    assert said == ["the disk is full"]
 
 
 def test_where_nobody_reads_nothing_is_even_imported() -> None:
