@@ -46,7 +46,7 @@ def installed(signal: str, name: str) -> Any:
     if not found:
         raise StartupError(
             f"OTEL_{signal.upper()}_EXPORTER asks for {name!r}, which is not installed;"
-            " use otlp, otlp_json_file, console or none"
+            " use otlp, console or none"
         )
     try:
         return next(iter(found)).load()()

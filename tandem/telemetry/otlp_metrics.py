@@ -1,7 +1,7 @@
 """Metrics by OTLP: what the instruments hold, sent now and then by an exporter of the SDK.
 
 Without the SDK's meter provider: it has no histogram that is only read when it is sent, and its
-own would be recorded into beside ours, at eight times the cost.
+own would be recorded into beside ours, at several times the cost.
 """
 
 from __future__ import annotations

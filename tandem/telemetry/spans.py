@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from opentelemetry import trace
@@ -24,6 +24,17 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _TRACEPARENT = 55  # characters: version, trace, span and flags
 
 
+class Record(Protocol):
+    """One span that has ended, or several that are made of it when they are written."""
+
+    @property
+    def context(self) -> SpanContext:
+        """Of the outermost one."""
+
+    def spans(self) -> Iterable[Span]:
+        """All of them. In the thread that writes."""
+
+
 class Recorder(Protocol):
     """Where the process's spans go, and which are recorded."""
 
@@ -36,8 +47,8 @@ class Recorder(Protocol):
     def wants(self, context: Context, trace_id: int, name: str) -> bool:
         """Whether a request is recorded, whose first span here it is."""
 
-    def write(self, span: Span, end_ns: int) -> None:
-        """Take a span that has ended. Never waits."""
+    def write(self, record: Record) -> None:
+        """Take what has ended. Never waits."""
 
 
 _recorder: Recorder | None = None
@@ -62,11 +73,13 @@ class Span:
         attributes: so far.
         events: what happened, and when, in nanoseconds of the epoch.
         error: what it failed with, in a sentence.
+        end_ns: of the epoch, once it has ended.
     """
 
     __slots__ = (
         "attributes",
         "context",
+        "end_ns",
         "error",
         "events",
         "kind",
@@ -94,6 +107,7 @@ class Span:
         self.attributes: dict[str, AttributeValue] = {}
         self.events: list[tuple[str, int]] = []
         self.error = ""
+        self.end_ns = 0
 
     @property
     def traceparent(self) -> str:
@@ -115,8 +129,18 @@ class Span:
 
     def end(self, at_ns: int | None = None) -> None:
         """Hand it to whoever writes it."""
-        if _recorder is not None:
-            _recorder.write(self, time.time_ns() if at_ns is None else at_ns)
+        self.end_ns = time.time_ns() if at_ns is None else at_ns
+        write(self)
+
+    def spans(self) -> Iterable[Span]:
+        """See `Record`."""
+        return (self,)
+
+
+def write(record: Record) -> None:
+    """Hand what has ended to whoever writes it."""
+    if _recorder is not None:
+        _recorder.write(record)
 
 
 def below(parent: SpanContext | None) -> SpanContext:

@@ -8,12 +8,12 @@ read/write handlers and never ends the span of a cancelled stream; these take it
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.spans import Span, below
+from tandem.telemetry.spans import Span, below, write
 from tandem.telemetry.stages import FORWARD, READ, REPLY, StageTimes, span_of
 
 # A shorter wait or computation has no span of its own: it is a part of its step's.
@@ -37,6 +37,10 @@ class StepSpan:
         self._caller = caller
         self._start_ns = time.time_ns()
         self._zero_ns = self._end_ns = time.perf_counter_ns()
+        self._step = ""
+        self._attributes: Mapping[str, AttributeValue] = {}
+        self._stamps: list[tuple[str, int, int]] = []
+        self._error: BaseException | None = None
 
     def end(self) -> None:
         """Stamp the end: when the reply is made, before the caller can read it."""
@@ -49,42 +53,45 @@ class StepSpan:
         attributes: Mapping[str, AttributeValue],
         error: BaseException | None = None,
     ) -> None:
-        """Write the step's span, with one child a stage, each when it happened.
+        """Have the step's span written, with one child a stage, each when it happened.
 
         Args:
             step: "prefill", "draft" or "verify"; of a failed one, its span's name.
-            times: with stamps; None of a step that failed.
+            times: with stamps; None of a step that failed. Not to be changed any more.
             attributes: of the span.
             error: what the step ended with, if it failed.
         """
-        span = self._span(step, self._caller, SpanKind.SERVER, self._zero_ns, self.context)
-        span.attributes.update(attributes)
-        if times is not None and times.stamps:
-            first, last = times.stamps[0][1], times.stamps[-1][2]
-            stamps = [(READ, self._zero_ns, first), *times.stamps, (REPLY, last, self._end_ns)]
-            for stage, start_ns, end_ns in stamps:
-                end_ns = min(end_ns, self._end_ns)
-                if end_ns - start_ns < _SHORTEST_NS and stage != FORWARD:
-                    continue
-                child = self._span(span_of(step, stage), self.context, SpanKind.INTERNAL, start_ns)
-                child.end(self._at(end_ns))
-        if error is not None:
-            span.fail(error)
-        span.end(self._at(self._end_ns))
+        self._step, self._attributes = step, attributes
+        self._stamps = times.stamps if times is not None and times.stamps else []
+        self._error = error
+        write(self)
+
+    def spans(self) -> Iterable[Span]:
+        """See `spans.Record`."""
+        span = self._span(self._step, self._caller, SpanKind.SERVER, self._zero_ns, self._end_ns)
+        span.context = self.context
+        span.attributes.update(self._attributes)
+        if self._error is not None:
+            span.fail(self._error)
+        yield span
+        if not self._stamps:
+            return
+        first, last = self._stamps[0][1], self._stamps[-1][2]
+        stamps = [(READ, self._zero_ns, first), *self._stamps, (REPLY, last, self._end_ns)]
+        for stage, start_ns, end_ns in stamps:
+            end_ns = min(end_ns, self._end_ns)
+            if end_ns - start_ns >= _SHORTEST_NS or stage == FORWARD:
+                name = span_of(self._step, stage)
+                yield self._span(name, self.context, SpanKind.INTERNAL, start_ns, end_ns)
 
     def _span(
-        self,
-        name: str,
-        parent: SpanContext,
-        kind: SpanKind,
-        start_ns: int,
-        context: SpanContext | None = None,
+        self, name: str, parent: SpanContext, kind: SpanKind, start_ns: int, end_ns: int
     ) -> Span:
-        return Span(name, parent, kind, start_ns=self._at(start_ns), context=context)
-
-    def _at(self, stamp_ns: int) -> int:
-        """A stamp of the monotonic clock, in the epoch."""
-        return self._start_ns + stamp_ns - self._zero_ns
+        """A span between two stamps of the monotonic clock."""
+        epoch_ns = self._start_ns - self._zero_ns
+        span = Span(name, parent, kind, start_ns=epoch_ns + start_ns)
+        span.end_ns = epoch_ns + end_ns
+        return span
 
 
 def record_pass(

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -20,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry import spans
-from tandem.telemetry.export import SpanWriter
+from tandem.telemetry.export import ReadableExporter, SpanWriter
 from tandem.telemetry.stages import STEP_STAGES, span_of
 from tests.service.conftest import Stack
 from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
@@ -98,11 +99,16 @@ KINDS = {"generate": SpanKind.SERVER} | {
 }
 
 
+def processor_of(exporter: InMemorySpanExporter) -> SimpleSpanProcessor:
+    """Writes at once."""
+    return SimpleSpanProcessor(ReadableExporter(exporter, Resource({})))
+
+
 @pytest.fixture
 def exporter() -> Iterator[InMemorySpanExporter]:
     """What all spans of this process are written to."""
     exporter = InMemorySpanExporter()
-    spans.install(SpanWriter(TracerProvider(), SimpleSpanProcessor(exporter)))
+    spans.install(SpanWriter(TracerProvider(), processor_of(exporter)))
     yield exporter
     spans.install(None)
 
@@ -236,7 +242,7 @@ async def test_a_malformed_caller_makes_a_new_trace(
 async def test_the_sampler_decides_at_the_head(stack: Stack) -> None:
     exporter = InMemorySpanExporter()
     provider = TracerProvider(sampler=ParentBased(ALWAYS_OFF))
-    spans.install(SpanWriter(provider, SimpleSpanProcessor(exporter)))
+    spans.install(SpanWriter(provider, processor_of(exporter)))
     await stack.orchestrator.Complete(pb.CompleteRequest(generation=generation()))
     await asyncio.sleep(0.2)
     assert not exporter.get_finished_spans()

@@ -1,0 +1,121 @@
+"""A trace file holds whole lines of OTLP-JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import SpanKind
+
+from tandem.telemetry import spans
+from tandem.telemetry.export import SpanWriter
+from tandem.telemetry.spans import Span
+from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.steps import StepSpan, record_pass
+from tandem.telemetry.trace_file import TraceFile
+
+AWKWARD = 'a "quoted"\nline, \\ and ü'
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """Where all spans of this process go."""
+    path = tmp_path / "below" / "trace.jsonl"
+    file = TraceFile(path, Resource({"service.name": AWKWARD, "n": 3}))
+    spans.install(SpanWriter(TracerProvider(), SimpleSpanProcessor(file)))
+    yield path
+    spans.install(None)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text().splitlines():
+        (resource,) = json.loads(line)["resourceSpans"]
+        assert resource["resource"]["attributes"] == [
+            {"key": "service.name", "value": {"stringValue": AWKWARD}},
+            {"key": "n", "value": {"intValue": "3"}},
+        ]
+        (scope,) = resource["scopeSpans"]
+        found += scope["spans"]
+    return found
+
+
+def test_every_part_of_a_span_is_written(path: Path) -> None:
+    root = spans.head("generate", {})
+    assert root is not None
+    span = Span("call.draft", root.context, SpanKind.CLIENT, (root.context,), start_ns=5)
+    span.attributes = {
+        "yes": True,
+        "whole": -(2**62),
+        "real": 0.25,
+        "text": AWKWARD,
+        "list": ["a", "b"],
+        "none": [],
+    }
+    span.events.append(("first_token", 7))
+    span.fail(ValueError(AWKWARD))
+    span.end(9)
+    (written,) = read(path)
+    ids = {"traceId": f"{root.context.trace_id:032x}", "spanId": f"{root.context.span_id:016x}"}
+    error = written.pop("status")
+    assert (error["code"], json.dumps(AWKWARD)[1:8] in json.dumps(error["message"])) == (2, True)
+    assert written == {
+        "traceId": ids["traceId"],
+        "spanId": f"{span.context.span_id:016x}",
+        "parentSpanId": ids["spanId"],
+        "name": "call.draft",
+        "kind": 3,
+        "startTimeUnixNano": "5",
+        "endTimeUnixNano": "9",
+        "attributes": [
+            {"key": "yes", "value": {"boolValue": True}},
+            {"key": "whole", "value": {"intValue": str(-(2**62))}},
+            {"key": "real", "value": {"doubleValue": 0.25}},
+            {"key": "text", "value": {"stringValue": AWKWARD}},
+            {
+                "key": "list",
+                "value": {"arrayValue": {"values": [{"stringValue": "a"}, {"stringValue": "b"}]}},
+            },
+            {"key": "none", "value": {"arrayValue": {"values": []}}},
+            {"key": "error.type", "value": {"stringValue": "ValueError"}},
+        ],
+        "events": [{"name": "first_token", "timeUnixNano": "7"}],
+        "links": [ids],
+    }
+
+
+def test_a_step_is_one_record_and_several_spans(path: Path) -> None:
+    root = spans.head("generate", {})
+    assert root is not None
+    step = StepSpan(root.context)
+    at, ms = step._zero_ns, 1_000_000
+    times = StageTimes(stamps=[])
+    times.waited(at + ms, at + 2 * ms, at + 2 * ms + 9_000)  # the engine, others for 9 us
+    times.computed(at + 3 * ms, at + 3 * ms + 5, at + 5 * ms)  # a pass of 5 ns
+    record_pass([step.context], at + 3 * ms, at + 3 * ms + 5, 1, 7)
+    step._end_ns = at + 6 * ms
+    step.record("draft", times, {"tandem.round": 1})
+    one_pass, own, *stages = read(path)
+    assert one_pass["links"][0]["spanId"] == own["spanId"] == f"{step.context.span_id:016x}"
+    assert one_pass["traceId"] != own["traceId"]
+    start = int(own["startTimeUnixNano"])
+    laid = {
+        stage["name"]: tuple(int(stage[f"{end}TimeUnixNano"]) - start for end in ("start", "end"))
+        for stage in stages
+    }
+    # What is shorter than 10 us has none, but for a pass.
+    assert laid == {
+        "draft.read": (0, ms),
+        "draft.queue": (ms, 2 * ms),
+        "draft.forward": (3 * ms, 3 * ms + 5),
+        "draft.draw": (3 * ms + 5, 5 * ms),
+        "draft.reply": (5 * ms, 6 * ms),
+    }
+    assert int(own["endTimeUnixNano"]) - start == 6 * ms
+    assert {stage["parentSpanId"] for stage in stages} == {own["spanId"]}
