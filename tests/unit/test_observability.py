@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,16 +30,19 @@ LABELS = {
 }
 
 
-def documented() -> Iterator[tuple[str, str]]:
+def documented(heading: str) -> list[tuple[str, str]]:
+    """Rows of two cells below a heading of the docs: what for, and the query."""
     text = (ROOT / "docs" / "telemetry.md").read_text()
-    section = text.partition("### Derived figures")[2].partition("\n### ")[0]
-    yield from re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", section, re.MULTILINE)
+    section = text.partition(f"### {heading}")[2].partition("\n### ")[0]
+    return re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", section, re.MULTILINE)
 
 
+FIGURES = documented("Derived figures")
+FROM_VLLM = documented("Coming from vLLM")
 QUERIES = [
     *((str(rule.get("alert") or rule["record"]), str(rule["expr"])) for rule in RULES),
     *((panel["title"], one["expr"]) for panel in DASHBOARD["panels"] for one in panel["targets"]),
-    *documented(),
+    *FIGURES,
 ]
 
 
@@ -64,7 +66,17 @@ def test_every_metric_is_looked_at() -> None:
 
 
 def test_the_documented_queries_are_found() -> None:
-    assert len(list(documented())) == 6
+    assert len(FIGURES) == 6
+    assert len(FROM_VLLM) == 14
+
+
+@pytest.mark.parametrize(("theirs", "ours"), FROM_VLLM, ids=[name for name, _ in FROM_VLLM])
+def test_what_stands_for_a_metric_of_vllm_exists(theirs: str, ours: str) -> None:
+    """By name, or as a histogram whose series have longer ones."""
+    for asked in NAME.findall(ours):
+        assert asked in LABELS or f"{asked}_bucket" in LABELS, asked
+    if "spec_decode" in theirs:
+        assert ours == theirs.strip("`").replace("vllm:", "tandem_")
 
 
 def test_alerts_say_what_is_wrong() -> None:
