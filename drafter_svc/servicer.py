@@ -78,6 +78,7 @@ def service_of(servicer: DrafterServicer) -> Service:
         servicer.stop,
         servicer.lost.wait,
         servicer.drain,
+        servicer.metering,
     )
 
 

@@ -23,10 +23,16 @@ class PromptEncoder:
 
     def __init__(self, codec: TextCodec, at_once: int, waiting: int) -> None:
         self._codec = codec
+        self._at_once = at_once
         self._limit = at_once + waiting
         self._pending = 0
         self._free = asyncio.Semaphore(at_once)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="encode")
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for a thread."""
+        return max(self._pending - self._at_once, 0)
 
     async def encode(self, text: str) -> list[int]:
         """Token ids.

@@ -18,6 +18,8 @@ class Ledger(StageClock):
         round_wall_ns: each drafted round, from asking for the draft to the verdict.
         round_model_ns: the two forward passes of those rounds.
         first_token_ns: from the start to the first round's message; 0 until then.
+        drafted_tokens: of all drafts, decided or not.
+        prefill_tokens: tokens that a target drew from its prefill.
     """
 
     def __init__(self) -> None:
@@ -26,6 +28,8 @@ class Ledger(StageClock):
         self.round_wall_ns: list[int] = []
         self.round_model_ns: list[int] = []
         self.first_token_ns = 0
+        self.drafted_tokens = 0
+        self.prefill_tokens = 0
         self._round_started_ns = 0
 
     def add_prefill(self, role: str, times: StageTimes) -> None:
@@ -46,6 +50,11 @@ class Ledger(StageClock):
         self._add_step("draft", draft)
         self.round_wall_ns.append(time.perf_counter_ns() - self._round_started_ns)
         self.round_model_ns.append(draft.forward_ns + verify.forward_ns)
+
+    def stages_ns(self) -> dict[str, int]:
+        """Time in each stage so far; they sum to the text's wall time."""
+        self.switch(self._stage)
+        return dict(self._spent)
 
     def _add_step(self, step: str, times: StageTimes) -> None:
         for stage in ENGINE_STAGES:
@@ -75,7 +84,9 @@ class TimedDrafter:
     ) -> Drafted:
         """See `peers.Drafter`."""
         with self._ledger.stage("draft_wait"):
-            return await self._drafter.draft(round_, position, new_token_ids, gamma, exact)
+            drafted = await self._drafter.draft(round_, position, new_token_ids, gamma, exact)
+        self._ledger.drafted_tokens += len(drafted.token_ids)
+        return drafted
 
 
 class TimedTarget:
@@ -93,6 +104,7 @@ class TimedTarget:
             decided = await self._target.open(prompt, verifier, gamma, carry)
         if decided is not None:
             self._ledger.add_prefill("target", decided.times)
+            self._ledger.prefill_tokens += 1
         return decided
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:

@@ -10,30 +10,40 @@ import grpc
 
 from orchestrator import messages
 from orchestrator.encoder import PromptEncoder
+from orchestrator.ledger import Ledger
+from orchestrator.meter import Meters, TextMeter
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.summary import Summary
 from orchestrator.terms import Terms
 from orchestrator.text import TextCodec
 from orchestrator.texts import Texts
-from tandem.errors import IdleTimeout, StartupError, Unavailable
+from tandem.errors import IdleTimeout, StartupError, TandemError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.patience import Patience
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.settings import MIB
+from tandem.telemetry import metrics
+from tandem.telemetry.readers import metering_of
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Serves texts over a pool of drafters and targets."""
+    """Serves texts over a pool of drafters and targets.
+
+    Attributes:
+        metering: its metrics; None where nobody reads them.
+    """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
         self._pool = Pool(settings.drafters, settings.targets, settings.connect_seconds)
         self._texts: Texts | None = None
+        self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
+        self._meters = Meters(self.metering.instruments) if self.metering else None
 
     async def become_ready(self) -> None:
         """Find the pair, check that it fits, and take over the target's tokenizer."""
@@ -52,7 +62,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 f"TANDEM_ORCHESTRATOR_GAMMA: {settings.gamma} is beyond the pair's longest draft"
                 f" of {terms.max_gamma}; lower it, or raise MAX_GAMMA of drafter and target"
             )
-        self._texts = Texts(settings, self._pool, terms)
+        texts = self._texts = Texts(settings, self._pool, terms, self._meters)
+        if self.metering is not None:
+            watch, role = self.metering.instruments.watch, metrics.ORCHESTRATOR
+            watch(metrics.REQUESTS_ACTIVE, lambda: texts.active)
+            watch(metrics.QUEUE_DEPTH, lambda: terms.encoder.waiting, role)
 
     def _make_terms(self, codec: TextCodec) -> Terms:
         target, drafter, settings = self._pool.target, self._pool.drafter, self._settings
@@ -137,8 +151,14 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def _events(self, request: pb.GenerateRequest | pb.CompleteRequest, context: _Context) -> Any:
         """The text that a call asks for."""
         metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
-        asked = messages.request_from(request.generation)
-        return self.texts.generate(asked, context.time_remaining(), metadata)
+        try:
+            texts, asked = self.texts, messages.request_from(request.generation)
+        except TandemError as error:
+            meter = TextMeter(self._meters, Ledger(), self._pool.target.model)
+            meter.fail(error)
+            meter.end(None)
+            raise
+        return texts.generate(asked, context.time_remaining(), metadata)
 
 
 def make_service(settings: OrchestratorSettings) -> Service:
@@ -153,4 +173,5 @@ def make_service(settings: OrchestratorSettings) -> Service:
         settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,
+        metering=servicer.metering,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from tandem.telemetry.logs import bind_span
@@ -25,6 +25,11 @@ class TextSpans:
         self._text = self._innermost = head("generate", metadata)
         if self._text is not None:
             bind_span(self._text.context)
+
+    @property
+    def context(self) -> SpanContext | None:
+        """The text's; None where nothing is recorded."""
+        return None if self._text is None else self._text.context
 
     def describe(self, attributes: Mapping[str, AttributeValue]) -> None:
         """Attributes of the span that is open now."""

@@ -12,6 +12,7 @@ from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
+from orchestrator.meter import Meters, TextMeter
 from orchestrator.policy import FixedGamma
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
@@ -37,13 +38,21 @@ class Texts:
         settings: limits and waits.
         pool: ready.
         terms: of the pair.
+        meters: book what becomes of requests; None where nobody reads them.
     """
 
-    def __init__(self, settings: OrchestratorSettings, pool: Pool, terms: Terms) -> None:
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        pool: Pool,
+        terms: Terms,
+        meters: Meters | None = None,
+    ) -> None:
         self.active = 0
         self.terms = terms
         self._settings = settings
         self._pool = pool
+        self._meters = meters
 
     async def generate(
         self, request: Request, remaining: float | None = None, metadata: Mapping[str, str] = {}
@@ -61,6 +70,7 @@ class Texts:
             TandemError: the request is refused, or the text failed.
         """
         ledger, spans = Ledger(), TextSpans(metadata)
+        meter = TextMeter(self._meters, ledger, self._pool.target.model, remaining)
         outcome = "error"
         try:
             request_id = request_id_of(request)
@@ -70,13 +80,15 @@ class Texts:
                 with spans.child("tokenize"):
                     generation = await self.terms.accept(request, request_id, ledger)
                 self._describe(generation, spans)
-                rounds = self._rounds(generation, remaining, ledger, spans)
+                meter.accept(len(generation.prompt_ids))
+                rounds = self._rounds(generation, remaining, ledger, spans, meter)
                 async with aclosing(rounds):
                     async for event in rounds:
                         with ledger.stage("send_wait"):
                             yield event
                         if isinstance(event, Summary):
                             outcome = event.finish_reason.name
+                            meter.finish(event.finish_reason)
                         elif not ledger.first_token_ns:
                             ledger.first_token_ns = ledger.elapsed_ns()
                             spans.note_first_token()
@@ -84,8 +96,10 @@ class Texts:
             # An iterator that is closed early has a client that left.
             outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
             spans.fail(error)
+            meter.fail(error)
             raise
         finally:
+            meter.end(spans.context)
             spans.end()
             _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
 
@@ -111,6 +125,7 @@ class Texts:
         remaining: float | None,
         ledger: Ledger,
         spans: TextSpans,
+        meter: TextMeter,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
         pool, waits, rule = self._pool, self._settings, generation.rule
@@ -123,9 +138,12 @@ class Texts:
             )
             drafter = peers.drafter() if generation.gamma else None
             needed_by = rule.name if rule.fixed_gamma else ""
-            drafting = Drafting(
-                drafter, ledger, waits.draft_seconds, needed_by, peers.note_lost_drafter
-            )
+
+            def lose_drafter() -> None:
+                peers.note_lost_drafter()
+                meter.lose_drafter()
+
+            drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by, lose_drafter)
             session = Session(
                 generation,
                 drafting=drafting,
@@ -137,6 +155,7 @@ class Texts:
             )
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:
+                    meter.commit(round_, emission.tally)
                     yield round_
         assert emission.finish_reason is not None
         tally = emission.tally

@@ -57,6 +57,11 @@ class ServiceSettings(BaseSettings):
     trace_file: Path | None = Field(
         None, description="write spans to this file as OTLP-JSON lines, whatever OTEL_* says"
     )
+    metrics_listen: Address | None = Field(
+        None,
+        description="host:port to serve metrics on for Prometheus; port 0 takes a free one, and"
+        " without it there is no endpoint",
+    )
 
 
 class ModelSettings(ServiceSettings):

@@ -113,6 +113,7 @@ def service_of(servicer: TargetServicer) -> Service:
         servicer.stop,
         servicer.lost.wait,
         servicer.drain,
+        servicer.metering,
     )
 
 

@@ -8,6 +8,7 @@ from tandem.cli.bench import bench
 from tandem.cli.demo import demo
 from tandem.cli.generate import generate
 from tandem.cli.info import info
+from tandem.cli.top import top
 from tandem.cli.up import up
 
 app = typer.Typer(
@@ -23,5 +24,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, bench, info):
+for command in (up, generate, demo, bench, info, top):
     app.command()(command)

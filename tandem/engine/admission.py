@@ -71,6 +71,11 @@ class Admission:
         """Sequences that hold a place now."""
         return len(self._open)
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a place, or for room."""
+        return len(self._waiting)
+
     async def admit(self, sequence: AdmittedSequence, capacity: int) -> None:
         """Give a sequence a place and `capacity` positions of each pool, or wait for them.
 

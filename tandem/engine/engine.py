@@ -49,6 +49,8 @@ class Engine:
     Attributes:
         admission: who has a place.
         on_device_lost: called on the event loop when the device answers no more.
+        on_ended: called there with jobs that are over, when those who wait for them know it.
+        on_step: called in the engine's thread with the number of jobs that share a step.
 
     Args:
         name: of the thread.
@@ -62,6 +64,8 @@ class Engine:
     ) -> None:
         self.admission = admission
         self.on_device_lost: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[Sequence[Job[Any]]], None] = lambda jobs: None
+        self.on_step: Callable[[int], None] = lambda jobs: None
         self._stepper = stepper
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -111,6 +115,7 @@ class Engine:
         """
         job = Job(sequence, steps, request_id, traced)
         job.arrive()
+        job.opens = True
         await self.admission.admit(sequence, capacity)
         return await self._run_job(job)
 
@@ -218,6 +223,7 @@ class Engine:
         """A failure of the model ends this batch, and no other sequence."""
         stepper = self._stepper
         assert stepper is not None  # or no job would have asked
+        self.on_step(len(jobs))
         for job in jobs:
             job.start(gathering_ns)
         started = time.perf_counter()
@@ -249,7 +255,12 @@ class Engine:
 
     def _wake(self, jobs: Sequence[Job[Any]]) -> None:
         if jobs:
-            self._on_loop(partial(_resolve, jobs))
+            self._on_loop(partial(self._resolve, jobs))
+
+    def _resolve(self, jobs: Sequence[Job[Any]]) -> None:
+        for job in jobs:
+            job.resolve()
+        self.on_ended(jobs)
 
     def _check_device(self, stepper: StepRunner) -> None:
         """After a failure: stop for good if the device does not answer."""
@@ -272,11 +283,6 @@ class Engine:
         """Have the event loop do something, if it still runs."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call)
-
-
-def _resolve(jobs: Sequence[Job[Any]]) -> None:
-    for job in jobs:
-        job.resolve()
 
 
 def _going_on(jobs: Sequence[Job[Any]]) -> list[Job[Any]]:

@@ -25,6 +25,7 @@ class Job(Generic[T]):
         request_id: for the log.
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
+        opens: whether it is its sequence's first.
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
         times: where the job's time went, filled in as it runs.
@@ -39,6 +40,7 @@ class Job(Generic[T]):
     traced: SpanContext | None = None
     ask: Ask | None = None
     chunk: int = 0
+    opens: bool = False
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
     done: asyncio.Future[T] = field(init=False)

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -22,6 +22,9 @@ from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing
+
+if TYPE_CHECKING:
+    from tandem.telemetry.metering import Metering
 
 _log = structlog.get_logger(__name__)
 _HEALTH = "grpc.health.v1.Health"
@@ -46,6 +49,7 @@ class Service:
             where it has none.
         drain: called at once when the service is to stop: it takes nothing more on; None where
             each call is a piece of work, and gRPC refuses new ones.
+        metering: its metrics; None where nobody reads them.
     """
 
     name: str
@@ -56,6 +60,7 @@ class Service:
     stop: Callable[[], Awaitable[None]]
     lost: Callable[[], Awaitable[object]] | None = None
     drain: Callable[[], None] | None = None
+    metering: Metering | None = None
 
 
 class RunningServer:
@@ -88,7 +93,13 @@ class RunningServer:
         self._loss: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Answer health checks at once, and requests as soon as the service is ready."""
+        """Answer health checks at once, and requests as soon as the service is ready.
+
+        Raises:
+            StartupError: the metrics' port is taken.
+        """
+        if self._service.metering is not None:
+            self._service.metering.start()
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
         self._ready = asyncio.create_task(self._become_ready())
@@ -127,6 +138,8 @@ class RunningServer:
             self._service.drain()
         await self._server.stop(grace_seconds)
         await self._service.stop()
+        if self._service.metering is not None:
+            await self._service.metering.stop()
 
     async def end_grace(self) -> None:
         """End what a `stop` in progress still waits for."""
@@ -179,7 +192,7 @@ async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
         make_service: called on the running loop, to which channels are bound for life.
 
     Raises:
-        StartupError: the port is taken, or the service cannot become ready.
+        StartupError: a port is taken, or the service cannot become ready.
     """
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):

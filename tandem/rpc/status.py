@@ -70,12 +70,13 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
     """End an RPC with the error's status and sentence."""
     try:
-        await context.abort(_code_of(error), errors.cut(str(error)))
+        await context.abort(code_of(error), errors.cut(str(error)))
     except grpc.aio.InternalError:  # a write hangs, and no status goes out behind it
         raise grpc.aio.AbortError from None
 
 
-def _code_of(error: errors.TandemError) -> grpc.StatusCode:
+def code_of(error: errors.TandemError) -> grpc.StatusCode:
+    """The status that an error ends a call with."""
     return _CODES.get(type(error), grpc.StatusCode.INTERNAL)
 
 
@@ -83,7 +84,7 @@ def end_of(error: errors.TandemError | None) -> common_pb2.SequenceEnd:
     """A sequence's end, in order or with an error's status and sentence."""
     if error is None:
         return common_pb2.SequenceEnd()
-    code: int = _code_of(error).value[0]
+    code: int = code_of(error).value[0]
     return common_pb2.SequenceEnd(code=code, sentence=errors.cut(str(error)))
 
 

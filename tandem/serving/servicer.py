@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
@@ -13,6 +13,10 @@ from tandem.engine.engine import Engine
 from tandem.errors import Unavailable
 from tandem.serving.background import in_daemon_thread
 from tandem.settings import ModelSettings
+from tandem.telemetry.readers import metering_of
+
+if TYPE_CHECKING:
+    from tandem.inference.extents import Extents
 
 M = TypeVar("M", bound=ModelSettings)
 L = TypeVar("L", bound="Loaded")
@@ -32,6 +36,10 @@ class Model(Protocol):
     @property
     def dtype(self) -> str:
         """In which they are computed."""
+
+    @property
+    def pool(self) -> Extents:
+        """The KV cache that new sequences get a part of."""
 
     def improve(self) -> None:
         """Look for something faster. Slow; from any thread."""
@@ -76,6 +84,7 @@ class EngineServicer(ABC, Generic[M, L]):
 
     Attributes:
         lost: set when the device answers no more.
+        metering: its metrics; None where nobody reads them.
 
     Args:
         settings: of the service.
@@ -88,6 +97,7 @@ class EngineServicer(ABC, Generic[M, L]):
         self._loaded: L | None = None
         self._improving: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
+        self.metering = metering_of(role, settings.metrics_listen)
 
     @property
     def loaded(self) -> L:
@@ -104,6 +114,10 @@ class EngineServicer(ABC, Generic[M, L]):
         """Load, and start the engine."""
         self._loaded = await in_daemon_thread(self._load)
         self._loaded.engine.on_device_lost = self.lost.set
+        if self.metering is not None:
+            from tandem.serving.meter import EngineMeter
+
+            EngineMeter(self.metering.instruments, self._loaded)
         self._loaded.engine.start()
         if (model := self._loaded.model) is not None:
             self._improving = asyncio.create_task(in_daemon_thread(model.improve))

@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from opentelemetry.context import Context
@@ -19,6 +18,7 @@ from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
 from tandem import __version__
 from tandem.errors import StartupError
+from tandem.telemetry import exporters
 from tandem.telemetry.spans import Record, Span
 from tandem.telemetry.trace_file import TraceFile
 
@@ -28,7 +28,6 @@ _MAX_QUEUED_SPANS = 32_768
 _CLOSE_SECONDS = 5.0
 _SCOPE = InstrumentationScope("tandem")
 _UNSET = Status(StatusCode.UNSET)
-_OTLP_EXPORTERS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 class SpanWriter:
@@ -139,34 +138,7 @@ def _exporter(trace_file: Path | None, resource: Resource) -> SpanExporter | Non
             return TraceFile(trace_file, resource)
         except OSError as error:
             raise StartupError(f"cannot write the trace file {trace_file}: {error}") from error
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    fallback = "otlp" if any(os.environ.get(name) for name in endpoints) else "none"
-    name = os.environ.get("OTEL_TRACES_EXPORTER") or fallback
-    if name == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    name = exporters.chosen("traces")
+    if name == "none":
         return None
-    return ReadableExporter(_installed(_otlp() if name == "otlp" else name), resource)
-
-
-def _otlp() -> str:
-    """Name of the exporter for the protocol asked for."""
-    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    protocol = next(filter(None, map(os.environ.get, names)), "grpc")
-    if protocol not in _OTLP_EXPORTERS:
-        raise StartupError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL asks for {protocol!r}; use {' or '.join(_OTLP_EXPORTERS)}"
-        )
-    return _OTLP_EXPORTERS[protocol]
-
-
-def _installed(name: str) -> SpanExporter:
-    found = entry_points(group="opentelemetry_traces_exporter", name=name)
-    if not found:
-        raise StartupError(
-            f"OTEL_TRACES_EXPORTER asks for {name!r}, which is not installed;"
-            " use otlp, console or none"
-        )
-    try:
-        made: SpanExporter = next(iter(found)).load()()
-    except Exception as error:  # each exporter reads its own variables, and raises as it likes
-        raise StartupError(f"cannot make the exporter {name!r} from OTEL_*: {error}") from error
-    return made
+    return ReadableExporter(exporters.installed("traces", name), resource)

@@ -51,15 +51,16 @@ BUSY = (
 
 def span_of(step: str, stage: str) -> str:
     """Name of a stage's span in a step: "draft.forward"."""
-    return f"{step}.{_name_of(step, stage)}"
+    return f"{step}.{name_of(step, stage)}"
 
 
 def busy_of(step: str, stage: str) -> str:
     """Its name among `BUSY`: "draft_forward"."""
-    return f"{step}_{_name_of(step, stage)}"
+    return f"{step}_{name_of(step, stage)}"
 
 
-def _name_of(step: str, stage: str) -> str:
+def name_of(step: str, stage: str) -> str:
+    """What a stage is called in a step: numbers are drawn in a draft, and accepted elsewhere."""
     return _NUMBERS[step] if stage == NUMBERS else stage
 
 

@@ -327,7 +327,8 @@ async def test_unsampled_requests_record_nothing(
 
 
 def test_the_document_lists_these_spans_and_no_others() -> None:
-    rows = [line.split("|")[1:-1] for line in DOCUMENT.read_text().splitlines() if "|" in line]
+    section = DOCUMENT.read_text().partition("## Metrics")[0]
+    rows = [line.split("|")[1:-1] for line in section.splitlines() if "|" in line]
     listed: dict[str, set[str]] = {}
     parents: set[tuple[str, str]] = set()
     for row in rows:

@@ -52,12 +52,13 @@ def address(served: tuple[Up, str], monkeypatch: pytest.MonkeyPatch) -> str:
     return served[1]
 
 
-@pytest.mark.parametrize("command", ["", "up", "generate", "demo", "info"])
+@pytest.mark.parametrize("command", ["", "up", "generate", "demo", "info", "top"])
 def test_help_reads_well(command: str) -> None:
     run = invoke(*filter(None, [command]), "--help")
     assert run.exit_code == 0, run.stderr
     assert "Usage:" in run.stdout
     expected = {"": "generate", "up": "--target", "generate": "--gamma", "demo": "--repeats"}
+    expected |= {"top": "--interval"}
     assert expected.get(command, "--address") in run.stdout
 
 

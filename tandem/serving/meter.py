@@ -1,0 +1,68 @@
+"""What the metrics say of an engine: its steps as they end, its places and memory when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tandem.engine.job import Job
+from tandem.telemetry import metrics
+from tandem.telemetry.stages import ENGINE_STAGES, name_of
+
+if TYPE_CHECKING:
+    from tandem.serving.servicer import Loaded
+    from tandem.telemetry.instruments import Instruments
+
+_NS = 1e-9
+_STEPS = {metrics.DRAFTER: "draft", metrics.TARGET: "verify"}
+
+
+class EngineMeter:
+    """Books what an engine does.
+
+    Args:
+        instruments: to record into.
+        loaded: the engine, and the model that scores.
+    """
+
+    def __init__(self, instruments: Instruments, loaded: Loaded) -> None:
+        role = instruments.role
+        self._step = _STEPS[role]
+        self._stages = {
+            step: [
+                (
+                    stage,
+                    instruments.histogram(metrics.STAGE_DURATION, role, step, name_of(step, stage)),
+                )
+                for stage in ENGINE_STAGES
+            ]
+            for step in ("prefill", self._step)
+        }
+        self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
+        engine = loaded.engine
+        engine.on_ended, engine.on_step = self.ended, self.stepped
+        admission, watch = engine.admission, instruments.watch
+        watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
+        watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
+        if (model := loaded.model) is not None:
+            # Asked anew each time: a model that goes over to a faster pass has another cache.
+            watch(metrics.KV_POSITIONS, lambda: model.pool.free_positions, role, "free")
+            watch(
+                metrics.KV_POSITIONS,
+                lambda: model.pool.positions - model.pool.free_positions,
+                role,
+                "used",
+            )
+
+    def stepped(self, sequences: int) -> None:
+        """A pass is shared by so many sequences. Engine thread."""
+        self._batch.observe(sequences)
+
+    def ended(self, jobs: Sequence[Job[Any]]) -> None:
+        """Jobs are over, and their answers on the way. Event loop."""
+        for job in jobs:
+            if job.error is not None or job.done.cancelled():
+                continue
+            exemplar = metrics.exemplar_of(job.traced)
+            for stage, histogram in self._stages["prefill" if job.opens else self._step]:
+                histogram.observe(job.times.of(stage) * _NS, exemplar)

@@ -1,0 +1,83 @@
+"""The Prometheus endpoint: a port and a thread of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from socketserver import TCPServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from tandem.errors import StartupError
+
+# Scrapes are answered one after the other: a client that says nothing must not stop them.
+_CLIENT_SECONDS = 5.0
+# How often it looks whether it is to stop.
+_POLL_SECONDS = 0.1
+
+
+class _Quiet(WSGIRequestHandler):
+    """Answers without a line in the log for each scrape."""
+
+    timeout = _CLIENT_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+class _Server(WSGIServer):
+    def server_bind(self) -> None:
+        """Bind, and ask no name server who we are."""
+        TCPServer.server_bind(self)
+        host, self.server_port = self.server_address[:2]
+        self.server_name = str(host)
+        self.setup_environ()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away, or stands still, is its own affair."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+class Exposition:
+    """Serves a registry: as text, or as OpenMetrics with exemplars where that is asked for.
+
+    Attributes:
+        port: that is served on.
+
+    Args:
+        listen: host:port; port 0 takes a free one.
+        registry: to show.
+
+    Raises:
+        StartupError: the port is taken, or the address is not ours.
+    """
+
+    def __init__(self, listen: str, registry: CollectorRegistry) -> None:
+        host, _, port = listen.rpartition(":")
+        try:
+            self._server = make_server(
+                host.strip("[]"),
+                int(port),
+                make_wsgi_app(registry),
+                server_class=_Server6 if host.startswith("[") else _Server,
+                handler_class=_Quiet,
+            )
+        except OSError as error:
+            raise StartupError(
+                f"cannot serve metrics on {listen}: {error.strerror or error};"
+                " choose another HOST:PORT with METRICS_LISTEN"
+            ) from error
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give the port back. Waits for the scrape that is under way."""
+        self._server.shutdown()
+        self._server.server_close()

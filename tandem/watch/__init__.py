@@ -1,0 +1,1 @@
+"""Running services, watched by their metrics."""

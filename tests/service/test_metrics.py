@@ -1,0 +1,327 @@
+"""What the orchestrator's metrics say of texts: each round, and each request once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from orchestrator.texts import Texts
+from tandem.common.v1 import common_pb2
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.service.fake_carrier import FakeContext
+from tests.service.fakes import FakeDrafter, FakeTarget, generation, request
+from tests.service.scrape import Metered, metered, tracing
+
+DRAFTS = "tandem_spec_decode_num_drafts_total"
+DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"
+ACCEPTED = "tandem_spec_decode_num_accepted_tokens_total"
+PER_POSITION = "tandem_spec_decode_num_accepted_tokens_per_pos_total"
+WASTED = "tandem_spec_decode_wasted_tokens_total"
+EMITTED = "tandem_tokens_emitted_total"
+DURATION = "gen_ai_server_request_duration_seconds_count"
+
+Ending = Callable[[Metered, FakeTarget], Awaitable[None]]
+
+
+def at_round(target: FakeTarget, number: int, do: Callable[[FakeContext], Awaitable[None]]) -> None:
+    """Have something happen before the verdict of a round."""
+
+    async def interfere(round_: int | None, context: FakeContext) -> None:
+        if round_ == number:
+            await do(context)
+
+    target.interfere = interfere
+
+
+async def stand_still(context: FakeContext) -> None:
+    await asyncio.sleep(60)
+
+
+async def fails(service: Metered, code: grpc.StatusCode, **changes: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await service.stub.Complete(request(**changes))
+    assert failed.value.code() == code
+
+
+async def comes_to_its_length(service: Metered, target: FakeTarget) -> None:
+    await service.stub.Complete(request())
+
+
+async def meets_eos(service: Metered, target: FakeTarget) -> None:
+    await service.stub.Complete(request(prompt_token_ids=[50]))
+
+
+async def meets_a_stop_token(service: Metered, target: FakeTarget) -> None:
+    stopping = pb.Stopping(max_new_tokens=20, stop_token_ids=[5])
+    await service.stub.Complete(request(stopping=stopping))
+
+
+async def meets_a_stop_string(service: Metered, target: FakeTarget) -> None:
+    stopping = pb.Stopping(max_new_tokens=20, stop_strings=["five"])
+    await service.stub.Complete(request(stopping=stopping))
+
+
+async def is_left_by_its_client(service: Metered, target: FakeTarget) -> None:
+    at_round(target, 2, stand_still)
+    call = service.stub.Generate(pb.GenerateRequest(generation=generation()))
+    await call.read()
+    call.cancel()
+
+
+async def is_left_with_time_to_spare(service: Metered, target: FakeTarget) -> None:
+    at_round(target, 2, stand_still)
+    call = service.stub.Generate(pb.GenerateRequest(generation=generation()), timeout=50)
+    await call.read()
+    call.cancel()
+
+
+async def is_too_slow(service: Metered, target: FakeTarget) -> None:
+    at_round(target, 2, stand_still)
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await service.stub.Complete(request(), timeout=0.4)
+    assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def is_malformed(service: Metered, target: FakeTarget) -> None:
+    sampling = common_pb2.Sampling(temperature=-1)
+    await fails(service, grpc.StatusCode.INVALID_ARGUMENT, sampling=sampling)
+
+
+async def asks_for_too_much(service: Metered, target: FakeTarget) -> None:
+    await fails(service, grpc.StatusCode.INVALID_ARGUMENT, stopping={"max_new_tokens": 5000})
+
+
+async def finds_no_place(service: Metered, target: FakeTarget) -> None:
+    async def full(context: FakeContext) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "all places are taken")
+
+    async def interfere(round_: int | None, context: FakeContext) -> None:
+        if round_ is None:
+            await full(context)
+
+    target.interfere = interfere
+    await fails(service, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+
+async def loses_its_target(service: Metered, target: FakeTarget) -> None:
+    async def lose(context: FakeContext) -> None:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    at_round(target, 2, lose)
+    await fails(service, grpc.StatusCode.UNAVAILABLE)
+
+
+async def has_a_target_that_fails(service: Metered, target: FakeTarget) -> None:
+    async def fail(context: FakeContext) -> None:
+        await context.abort(grpc.StatusCode.INTERNAL, "out of memory")
+
+    at_round(target, 2, fail)
+    await fails(service, grpc.StatusCode.INTERNAL)
+
+
+async def meets_a_bug(service: Metered, target: FakeTarget) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(Texts, "_describe")
+        await fails(service, grpc.StatusCode.INTERNAL)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "reason"),
+    [
+        (comes_to_its_length, "OK", "length"),
+        (meets_eos, "OK", "eos"),
+        (meets_a_stop_token, "OK", "stop_token"),
+        (meets_a_stop_string, "OK", "stop_string"),
+        (is_left_by_its_client, "CANCELLED", ""),
+        (is_left_with_time_to_spare, "CANCELLED", ""),
+        (is_too_slow, "DEADLINE_EXCEEDED", ""),
+        (is_malformed, "INVALID_ARGUMENT", ""),
+        (asks_for_too_much, "INVALID_ARGUMENT", ""),
+        (finds_no_place, "RESOURCE_EXHAUSTED", ""),
+        (loses_its_target, "UNAVAILABLE", ""),
+        (has_a_target_that_fails, "INTERNAL", ""),
+        (meets_a_bug, "INTERNAL", ""),
+    ],
+)
+async def test_a_request_is_booked_once(ending: Ending, status: str, reason: str) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"five": 5, "other": 1}, unk_token="other"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    target = FakeTarget(eos_token_ids=[51])
+    target.tokenizer_json = tokenizer.to_str().encode()
+    async with metered(FakeDrafter(), target) as service:
+        await ending(service, target)
+        assert await service.ends(1) == {(status, reason): 1}
+        # Nothing comes behind it, and a text that is right is one more.
+        target.interfere = FakeTarget().interfere
+        await service.stub.Complete(request(stopping={"max_new_tokens": 1}))
+        assert await service.ends(2) == Counter([(status, reason), ("OK", "length")])
+        scraped = await service.scrape()
+        error = {} if status == "OK" else {"error_type": status}
+        assert scraped.value(DURATION) == 2
+        assert scraped.value(DURATION, **error) == (1 if error else 2)
+        assert scraped.value("tandem_requests_active") == 0
+
+
+async def test_places_that_are_taken_are_booked() -> None:
+    target = FakeTarget()
+    at_round(target, 2, stand_still)
+    async with metered(FakeDrafter(), target, max_requests=1) as service:
+        call = service.stub.Generate(pb.GenerateRequest(generation=generation()))
+        await call.read()
+        assert (await service.scrape()).value("tandem_requests_active") == 1
+        await fails(service, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert await service.ends(1) == {("RESOURCE_EXHAUSTED", ""): 1}
+        call.cancel()
+        assert await service.ends(2) == {("RESOURCE_EXHAUSTED", ""): 1, ("CANCELLED", ""): 1}
+
+
+async def test_a_pair_that_is_not_ready_is_booked() -> None:
+    target = FakeTarget(protocol_version=1)
+    async with metered(FakeDrafter(), target, ready=False) as service:
+        await fails(service, grpc.StatusCode.UNAVAILABLE)
+        assert await service.ends(1) == {("UNAVAILABLE", ""): 1}
+
+
+async def test_rounds_and_tokens_are_those_of_the_summaries() -> None:
+    origins: Counter[int] = Counter()
+    summaries = []
+    async with metered(FakeDrafter(), FakeTarget()) as service:
+        for gamma in (0, 3, 4):
+            message = generation(speculation={"gamma": gamma}, prompt_token_ids=[1, 2])
+            call = service.stub.Generate(pb.GenerateRequest(generation=message))
+            events = [event async for event in call]
+            summaries.append(events[-1].summary)
+            # The first round is the prefill's.
+            origins.update(token.origin for event in events[1:-1] for token in event.round.tokens)
+        scraped = await service.scrape()
+    drafted = sum(summary.drafted_tokens for summary in summaries)
+    accepted = sum(summary.accepted_tokens for summary in summaries)
+    assert 0 < accepted < drafted
+    assert scraped.value("tandem_rounds_total") == sum(s.rounds - 1 for s in summaries)
+    gammas = [gamma for summary in summaries for gamma in summary.gammas]
+    assert scraped.value(DRAFTS) == sum(gamma > 0 for gamma in gammas)
+    assert scraped.value(DRAFT_TOKENS) == drafted
+    assert scraped.value(ACCEPTED) == accepted
+    for place in range(4):
+        kept = [list(s.accepted_per_position)[place : place + 1] for s in summaries]
+        assert scraped.value(PER_POSITION, position=str(place)) == sum(map(sum, kept)) > 0
+    assert scraped.value(PER_POSITION) == accepted
+    assert {name: scraped.value(EMITTED, origin=name) for name in ("accepted", "correction")} == {
+        "accepted": origins[pb.TOKEN_ORIGIN_ACCEPTED],
+        "correction": origins[pb.TOKEN_ORIGIN_CORRECTION],
+    }
+    assert scraped.value(EMITTED, origin="bonus") == origins[pb.TOKEN_ORIGIN_BONUS] > 0
+    assert scraped.value(EMITTED, origin="prefill") == 3
+    assert scraped.value(EMITTED) == sum(summary.new_tokens for summary in summaries)
+    assert scraped.value("tandem_tokens_prompt_total") == 6
+    assert scraped.value(WASTED) == 0
+
+
+async def test_times_are_those_of_the_summary() -> None:
+    async with metered(FakeDrafter(), FakeTarget()) as service:
+        summary = (await service.stub.Complete(request())).summary
+        scraped = await service.scrape()
+    first = scraped.value("gen_ai_server_time_to_first_token_seconds_sum")
+    assert first == pytest.approx(summary.stages.time_to_first_token_ns / 1e9)
+    whole = scraped.value("gen_ai_server_request_duration_seconds_sum")
+    assert whole >= summary.stages.total_ns / 1e9
+    each = scraped.value("gen_ai_server_time_per_output_token_seconds_sum")
+    assert each == pytest.approx((whole - first) / 19)
+    stages = scraped.named("tandem_stage_duration_seconds_sum", role="orchestrator", step="text")
+    assert {"open_wait", "draft_wait", "verify_wait"} < {s.labels["stage"] for s in stages}
+    assert sum(sample.value for sample in stages) == pytest.approx(whole, rel=0.05)
+    (draft_wait,) = (s.value for s in stages if s.labels["stage"] == "draft_wait")
+    assert draft_wait == pytest.approx(summary.stages.draft_wait_ns / 1e9)
+
+
+async def test_a_lost_drafter_is_counted_when_it_is_lost() -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+
+    async def lose(round_: int | None, context: FakeContext) -> None:
+        if round_ == 2:
+            await context.abort(grpc.StatusCode.INTERNAL, "out of memory")
+
+    drafter.interfere = lose
+    at_round(target, 3, stand_still)
+    async with metered(drafter, target) as service:
+        call = service.stub.Generate(pb.GenerateRequest(generation=generation()))
+        for _ in range(3):
+            await call.read()
+        assert (await service.scrape()).value("tandem_drafters_lost_total") == 1
+        call.cancel()
+
+
+async def test_a_draft_whose_round_is_redone_is_wasted() -> None:
+    targets = FakeTarget(), FakeTarget()
+    lost: list[FakeContext] = []
+
+    async def lose(context: FakeContext) -> None:
+        if not lost:
+            lost.append(context)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    for target in targets:
+        at_round(target, 2, lose)
+    async with metered(FakeDrafter(), *targets) as service:
+        reply = await service.stub.Complete(request())
+        scraped = await service.scrape()
+    assert scraped.value(WASTED, reason="undecided") == 4
+    assert scraped.value(DRAFT_TOKENS) == reply.summary.drafted_tokens
+    # The next target's prefill gave a token, as the first one's did.
+    assert scraped.value(EMITTED, origin="prefill") == 2
+    assert scraped.value(EMITTED) == 20
+
+
+async def test_drafted_tokens_behind_the_end_of_a_text_are_wasted() -> None:
+    async with metered(FakeDrafter(), FakeTarget(eos_token_ids=[3])) as service:
+        reply = await service.stub.Complete(request())
+        assert list(reply.token_ids) == [2, 3]
+        scraped = await service.scrape()
+    assert scraped.value(WASTED, reason="behind_end") == 3
+    assert scraped.value(ACCEPTED) == 4
+    assert {s.labels["origin"]: s.value for s in scraped.named(EMITTED)} == {
+        "prefill": 1,
+        "accepted": 1,
+        "correction": 0,
+        "bonus": 0,
+    }
+
+
+async def test_a_draft_in_flight_when_its_client_leaves_is_wasted() -> None:
+    target, asked = FakeTarget(), asyncio.Event()
+
+    async def note(context: FakeContext) -> None:
+        asked.set()
+        await stand_still(context)
+
+    at_round(target, 1, note)
+    async with metered(FakeDrafter(), target) as service:
+        call = service.stub.Generate(pb.GenerateRequest(generation=generation()))
+        await call.read()
+        await asked.wait()
+        call.cancel()
+        await service.ends(1)
+        scraped = await service.scrape()
+    assert scraped.value(WASTED, reason="undecided") == 4
+    assert scraped.value(DRAFTS) == 0
+
+
+@pytest.mark.parametrize(("flags", "found"), [("01", True), ("00", False)])
+async def test_an_exemplar_leads_to_the_trace(flags: str, found: bool) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-{flags}"),)
+    with tracing():
+        async with metered(FakeDrafter(), FakeTarget()) as service:
+            await service.stub.Complete(request(), metadata=metadata)
+            scraped = await service.scrape()
+    exemplars = [s.exemplar for s in scraped.samples if s.exemplar is not None]
+    assert {e.labels["trace_id"] for e in exemplars} == ({trace_id} if found else set())
+    named = {s.name for s in scraped.samples if s.exemplar is not None}
+    first = "gen_ai_server_time_to_first_token_seconds_bucket"
+    assert (first in named) is found

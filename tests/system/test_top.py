@@ -1,0 +1,78 @@
+"""tandem top, as a command."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tandem.telemetry import metrics
+from tests.unit.test_watch import orchestrator, serving, target
+
+ROOT = Path(__file__).parents[2]
+
+
+def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if "METRICS_LISTEN" not in name}
+    return subprocess.run(
+        [sys.executable, "-m", "tandem.cli", "top", *arguments],
+        env={**clean, **variables},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_a_plain_line_a_look_where_there_is_no_terminal() -> None:
+    own = orchestrator()
+    own.counter(metrics.NUM_DRAFTS).value += 1
+    with serving(own) as front, serving(target(25)) as back:
+        away = f"127.0.0.1:{free_port()}"
+        result = top(front, back, away, "--interval", "0.1", "--count", "3")
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith("0.0 tokens/s  0.0 rounds/s  acceptance -  ")
+        assert "orchestrator 3 open  target 2 open 1 waiting KV 25.0%" in line
+        assert line.endswith(f"{away} is away")
+
+
+def test_tables_on_a_terminal() -> None:
+    with serving(orchestrator()) as front, serving(target(25)) as back:
+        listen = {"TANDEM_ORCHESTRATOR_METRICS_LISTEN": front, "TANDEM_TARGET_METRICS_LISTEN": back}
+        result = top("--interval", "0.1", "--count", "1", FORCE_COLOR="1", **listen)
+    assert result.returncode == 0, result.stderr
+    for word in ("tokens/s", "orchestrator", "target", "25.0%", "over the last"):
+        assert word in result.stdout
+
+
+def test_nowhere_to_look() -> None:
+    result = top()
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert "METRICS_LISTEN" in line
+
+
+def test_what_is_no_address() -> None:
+    result = top("localhost")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == ["tandem: 'localhost' is not HOST:PORT"]
+
+
+def test_nobody_answers() -> None:
+    result = top(f"127.0.0.1:{free_port()}")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("tandem: no metrics at 127.0.0.1:")
