@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Iterator
@@ -13,28 +14,35 @@ from opentelemetry.trace import SpanContext
 from tandem.telemetry import logs
 
 
-@pytest.fixture(autouse=True)
-def as_a_service(capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    before = structlog.get_config(), logging.getLogger().handlers[:], logging.getLogger().level
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """What a service logs."""
+    root = logging.getLogger()
+    before = structlog.get_config(), root.handlers[:], root.level
+    root.handlers = []  # `configure` would close them
     logs.configure("target", "info", "json")
-    yield
+    (handler,) = root.handlers
+    assert isinstance(handler, logging.StreamHandler)
+    written = io.StringIO()
+    handler.setStream(written)
+    yield written
     structlog.contextvars.clear_contextvars()
     structlog.configure(**before[0])
-    logging.basicConfig(handlers=before[1], level=before[2], force=True)
+    root.handlers, root.level = before[1], before[2]
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+def lines(written: io.StringIO) -> list[dict[str, str]]:
+    return [json.loads(line) for line in written.getvalue().splitlines()]
 
 
-def test_a_line_carries_the_ids_of_its_request(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_carries_the_ids_of_its_request(written: io.StringIO) -> None:
     log = structlog.get_logger("test")
     log.info("before")
     logs.bind_request("r-1")
     logs.bind_span(SpanContext(0xABC, 0xDEF, False))
     log.info("within")
     logging.getLogger("a.library").warning("a library's")
-    before, within, library = lines(capsys)
+    before, within, library = lines(written)
     assert "trace_id" not in before
     for line in (within, library):
         assert (line["request_id"], line["service"]) == ("r-1", "target")
@@ -43,7 +51,7 @@ def test_a_line_carries_the_ids_of_its_request(capsys: pytest.CaptureFixture[str
 
 
 def test_a_dead_collector_makes_one_line_in_ten_minutes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("tandem.telemetry.logs.time.monotonic", lambda: now[0])
@@ -56,7 +64,7 @@ def test_a_dead_collector_makes_one_line_in_ten_minutes(
     now[0] += 600
     exporter.warning("Transient error %s", "UNAVAILABLE")
     exporter.warning("Transient error %s", "UNAVAILABLE")
-    assert [line["event"] for line in lines(capsys)] == [
+    assert [line["event"] for line in lines(written)] == [
         "Transient error UNAVAILABLE",
         "another's",
         "Transient error UNAVAILABLE (and 199 others)",
