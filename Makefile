@@ -14,7 +14,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers
+.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -39,6 +39,10 @@ up: setup ## Start the three services with the embedded pair
 
 test: setup lint types ## Lint, types and all tests
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
+
+observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
+	deploy/observability/fetch.sh
+	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v tests/system/test_prometheus.py tests/system/test_jaeger.py
 
 lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check
