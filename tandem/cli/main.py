@@ -8,6 +8,7 @@ from tandem.cli.bench import bench
 from tandem.cli.demo import demo
 from tandem.cli.generate import generate
 from tandem.cli.info import info
+from tandem.cli.trace import trace
 from tandem.cli.up import up
 
 app = typer.Typer(
@@ -25,3 +26,4 @@ app = typer.Typer(
 )
 for command in (up, generate, demo, bench, info):
     app.command()(command)
+app.add_typer(trace)

@@ -1,0 +1,156 @@
+"""What a round costs at another draft length or batch size, from those that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tandem.traces.attribution import Segment
+from tandem.traces.batches import Waits
+from tandem.traces.request import Request
+from tandem.traces.stages import DRAFTER, STAGES, Stage
+
+# A mean of fewer rounds says too little to draw a line through.
+MIN_ROUNDS = 20
+_DRAWN = Stage(DRAFTER, "draft.draw")
+_FORWARD = Stage(DRAFTER, "draft.forward")
+_REST = Stage(DRAFTER, "draft.else")
+
+
+@dataclass
+class Costs:
+    """Times of rounds that drafted alike, nanoseconds in all.
+
+    Attributes:
+        rounds: how many.
+        stages: by stage, for those that come once a round.
+    """
+
+    rounds: int = 0
+    stages: dict[Stage, int] = field(default_factory=dict)
+
+    def mean_ns(self, stage: Stage) -> float:
+        """A round's."""
+        return self.stages.get(stage, 0) / self.rounds if self.rounds else 0.0
+
+    @property
+    def round_ns(self) -> float:
+        """A round's time in all of its stages."""
+        return sum(self.stages.values()) / self.rounds if self.rounds else 0.0
+
+    def add(self, other: Costs) -> None:
+        """Count other rounds in."""
+        self.rounds += other.rounds
+        for stage, spent in other.stages.items():
+            self.stages[stage] = self.stages.get(stage, 0) + spent
+
+
+def costs_by_gamma(request: Request, path: Sequence[Segment]) -> dict[int, Costs]:
+    """Costs of a request's rounds, by what they drafted."""
+    found: dict[int, Costs] = {}
+    segments = iter(path)
+    segment = next(segments, None)
+    for round_ in request.rounds():
+        costs = found.setdefault(round_.gamma, Costs())
+        costs.rounds += 1
+        while segment is not None and segment.start_ns < round_.span.end_ns:
+            if segment.start_ns >= round_.span.start_ns and segment.stage.in_round:
+                costs.stages[segment.stage] = (
+                    costs.stages.get(segment.stage, 0) + segment.duration_ns
+                )
+            segment = next(segments, None)
+    return found
+
+
+class Curve:
+    """A mean time over draft lengths or batch sizes, between and beyond those recorded.
+
+    Args:
+        means: recorded means, by length or size; at least one.
+        weights: rounds behind each.
+    """
+
+    def __init__(self, means: Mapping[float, float], weights: Mapping[float, int]) -> None:
+        self._at = np.array(sorted(means))
+        self._means = np.array([means[at] for at in self._at])
+        rounds = np.array([weights[at] for at in self._at], dtype=np.float64)
+        spread = self._at - np.average(self._at, weights=rounds)
+        below = float((rounds * spread**2).sum())
+        # No pass gets quicker for having more to do.
+        self._slope = max(float((rounds * spread * self._means).sum()) / below, 0) if below else 0
+
+    @property
+    def recorded(self) -> list[float]:
+        """Lengths or sizes, ascending."""
+        found: list[float] = self._at.tolist()
+        return found
+
+    def at(self, x: float) -> float:
+        """Straight from one recorded mean to the next; beyond them along their common slope."""
+        inside = float(np.interp(x, self._at, self._means))
+        beyond = x - min(max(x, self._at[0]), self._at[-1])
+        return max(inside + self._slope * float(beyond), 0.0)
+
+
+class GammaCosts:
+    """What a round costs at any draft length.
+
+    Args:
+        recorded: costs of all rounds with a draft, by its length.
+        base: the length whose rounds are taken as they are.
+    """
+
+    def __init__(self, recorded: Mapping[int, Costs], base: int) -> None:
+        self._base = base
+        self._recorded = recorded[base]
+        often = {g: c for g, c in recorded.items() if (g and c.rounds >= MIN_ROUNDS) or g == base}
+        self.gammas = sorted(often)
+        self._curves: dict[Stage, Curve] = {}
+        if len(often) > 1:
+            weights = {float(g): c.rounds for g, c in often.items()}
+            for stage in STAGES:
+                means = {float(g): c.mean_ns(stage) for g, c in often.items()}
+                if any(means.values()):
+                    self._curves[stage] = Curve(means, weights)
+
+    @property
+    def assumption(self) -> str:
+        """How times at other lengths are known."""
+        if self._curves:
+            gammas = ", ".join(map(str, self.gammas))
+            return f"a round's times at other gamma lie on lines through those recorded at {gammas}"
+        return (
+            f"only gamma {self._base} was recorded: drafting takes gamma times as long, and the"
+            " target's pass as long as now"
+        )
+
+    def round_ns(self, gamma: int) -> float:
+        """Mean time of a round with a draft of this length."""
+        if self._curves:
+            return sum(curve.at(gamma) for curve in self._curves.values())
+        grown = gamma / self._base
+        each = [_FORWARD, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
+        per_token = sum(map(self._recorded.mean_ns, each))
+        return self._recorded.round_ns + (grown - 1) * per_token
+
+
+def batch_curve(waits: Mapping[tuple[str, int], Waits], step: str) -> Curve | None:
+    """A step's passes over the batch size; None where fewer than two sizes were recorded."""
+    often = {
+        float(size): found
+        for (name, size), found in waits.items()
+        if name == step and size and found.steps >= MIN_ROUNDS
+    }
+    if len(often) < 2:
+        return None
+    means = {size: found.forward_ns / found.steps for size, found in often.items()}
+    return Curve(means, {size: found.steps for size, found in often.items()})
+
+
+def mean_batch(waits: Mapping[tuple[str, int], Waits], step: str) -> float:
+    """Sequences that shared a step's passes, on average; 0 if unknown."""
+    known = [(size, w.steps) for (name, size), w in waits.items() if name == step and size]
+    steps = sum(count for _, count in known)
+    return sum(size * count for size, count in known) / steps if steps else 0.0
