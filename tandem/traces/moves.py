@@ -14,19 +14,21 @@ _NO_DIFFERENCE = "no difference seen"
 
 def comparison_table(lines: Sequence[Line], before: str, after: str) -> Table:
     """One line a figure."""
-    table = Table("", "A", "B", "B - A", "", "interval", "verdict", title=f"A {before}, B {after}")
+    columns = ("", "A", "B", "B - A", "")
+    judged = bool(lines) and lines[0].moved is not None
+    title = f"A: {before}, B: {after}"
+    table = Table(*columns, *(("interval", "verdict") if judged else ()), title=title)
     for column in table.columns[1:6]:
         column.justify = "right"
     for line in lines:
         change = line.after - line.before
         relative = f"{change / line.before:+.1%}" if line.before else ""
-        interval, verdict = "-", "too few requests"
+        cells = [f"{line.before:.3f}", f"{line.after:.3f}", f"{change:+.3f}", relative]
         if line.low is not None and line.high is not None:
-            interval = f"{line.low:+.3f} … {line.high:+.3f}"
             verdict = ("higher" if change > 0 else "lower") if line.moved else _NO_DIFFERENCE
+            cells += [f"{line.low:+.3f} … {line.high:+.3f}", verdict]
         style = "bold" if line.moved else "dim" if line.moved is False else ""
-        numbers = (f"{line.before:.3f}", f"{line.after:.3f}", f"{change:+.3f}")
-        table.add_row(line.name, *numbers, relative, interval, verdict, style=style)
+        table.add_row(line.name, *cells, style=style)
     return table
 
 

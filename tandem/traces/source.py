@@ -61,18 +61,18 @@ class LeftOut:
         if len(self.foreign_spans) > 3:
             services += f" and {len(self.foreign_spans) - 3} more"
         said = (
-            (self.failed_requests, "requests that failed"),
-            (self.cancelled_requests, "requests that were cancelled"),
-            (self.rootless_traces, "incomplete traces: their `generate` span is missing"),
-            (self.orphans, "spans whose parent is missing"),
-            (self.foreign_spans.total(), f"spans of other programs ({services})"),
-            (self.duplicates, "spans that were read twice"),
-            (self.broken_spans, "spans without an id, a name or sound times"),
-            (self.crowded_spans, "spans of traces too large to look at"),
-            (self.malformed_lines, "lines that are not OTLP-JSON"),
-            (self.long_lines, f"lines longer than {MAX_LINE_BYTES >> 20} MiB"),
+            (self.failed_requests, "request that failed"),
+            (self.cancelled_requests, "request that was cancelled"),
+            (self.rootless_traces, "incomplete trace, whose `generate` is missing"),
+            (self.orphans, "span whose parent is missing"),
+            (self.foreign_spans.total(), f"span of another program ({services})"),
+            (self.duplicates, "span that was read twice"),
+            (self.broken_spans, "span without an id, a name or sound times"),
+            (self.crowded_spans, "span of a trace too large to look at"),
+            (self.malformed_lines, "line that is not OTLP-JSON"),
+            (self.long_lines, f"line longer than {MAX_LINE_BYTES >> 20} MiB"),
         )
-        lines = [f"{count} {what}" for count, what in said if count]
+        lines = [f"{count} x {what}" for count, what in said if count]
         return lines + [f"the end of {name}, which is cut off" for name in self.cut_off]
 
 

@@ -169,8 +169,9 @@ class Outlook:
         # The token behind a fully kept draft is guessed as well as one more drafted one.
         right = shares[way.gamma + 1] if way.gamma < LONGEST else shares[-1]
         assumption = (
-            f"{right:.1%} of the guesses are right (all {way.gamma} kept, and the target's next"
-            " token is the drafter's); a wrong one costs nothing, since the drafter is idle"
+            f"{right:.1%} of the guesses are right: all {way.gamma} kept, and the target's next"
+            " token guessed as often as one more drafted token would be kept, the most there can"
+            " be; a wrong guess costs nothing, since the drafter is idle meanwhile"
         )
         speed = self._speed(right * min(draft, verify))
         return self._prediction("drafting ahead during verification", speed, assumption)

@@ -101,10 +101,10 @@ def test_lines_of_other_kinds_are_counted(tape: Tape, whole: list[str], tmp_path
     recording = Recording([path])
     assert names(recording) == whole
     assert recording.left_out.sentences() == [
-        "3 spans of other programs (shop, cart)",
-        f"{len(tape.spans['target'])} spans that were read twice",
-        "2 spans without an id, a name or sound times",
-        "5 lines that are not OTLP-JSON",
+        "3 x span of another program (shop, cart)",
+        f"{len(tape.spans['target'])} x span that was read twice",
+        "2 x span without an id, a name or sound times",
+        "5 x line that is not OTLP-JSON",
     ]
 
 
@@ -133,7 +133,7 @@ def test_another_programs_file_is_named(tmp_path: Path) -> None:
     path.write_text(otlp("shop", [{"name": "buy"}], "shop"))
     with pytest.raises(Misconfigured) as caught:
         Recording([path])
-    assert caught.value.details == ("left out: 1 spans of other programs (shop)",)
+    assert caught.value.details == ("left out: 1 x span of another program (shop)",)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_spans_that_are_missing(tape: Tape, tmp_path: Path) -> None:
     assert unseen == {"drafter draft.unseen"}
     assert sum(map(report.share, report.stages)) == pytest.approx(1)
     assert report.left_out == [
-        "1 incomplete traces: their `generate` span is missing",
-        "2 spans whose parent is missing",
+        "1 x incomplete trace, whose `generate` is missing",
+        "2 x span whose parent is missing",
     ]
 
 
@@ -203,8 +203,8 @@ def test_failed_and_cancelled_requests_are_counted_apart(tmp_path: Path) -> None
     report = Report.of(Recording([tape.write(tmp_path / "trace.jsonl")]))
     assert report.wall.count == 1
     assert report.left_out == [
-        "1 requests that failed",
-        "2 requests that were cancelled",
+        "1 x request that failed",
+        "2 x request that was cancelled",
     ]
 
 
