@@ -22,6 +22,7 @@ from tandem.traces.stages import STAGES
 _LEVEL = 0.95
 _RESAMPLES = 2_000
 _AT_ONCE = 100
+_LAST_DIGIT = 1e-9
 # Requests of each recording that are kept; 20,000 rows of forty numbers are 7 MB.
 MAX_REQUESTS = 20_000
 # With fewer, drawing anew says nothing of what other requests would have shown.
@@ -117,7 +118,7 @@ def _ratios(unit: Unit) -> list[_Ratio]:
     at = {name: index for index, name in enumerate(_COUNTS)}
     ratios = [
         _Ratio("tokens/s of a request", at["tokens"], at["wall_s"]),
-        _Ratio("first token, ms", at["first_ms"], at["firsts"]),
+        _Ratio("first token ms", at["first_ms"], at["firsts"]),
         _Ratio("acceptance", at["accepted"], at["drafted"]),
         _Ratio("tokens a round", at["accepted"], at["rounds"], 1.0),
         _Ratio("rounds a request", at["rounds"], at["requests"]),
@@ -125,10 +126,9 @@ def _ratios(unit: Unit) -> list[_Ratio]:
     ]
     for index, stage in enumerate(STAGES, len(_COUNTS)):
         below = "rounds" if stage.in_round else "requests"
-        per = below[:-1]
         if unit is Unit.TOKEN:
-            below, per = "tokens", "token"
-        ratios.append(_Ratio(f"{stage}, ms a {per}", index, at[below]))
+            below = "tokens"
+        ratios.append(_Ratio(f"{stage} ms/{below[:-1]}", index, at[below]))
     return ratios
 
 
@@ -188,5 +188,5 @@ def _together(drawn: _Array, seen: _Array) -> tuple[_Array, _Array]:
     furthest = (np.abs(drawn - seen) / safe).max(axis=1)
     reach = np.quantile(furthest, _LEVEL) * spread
     # Requests that are all alike have no spread, and sums in another order differ in a last digit.
-    reach = np.maximum(reach, 1e-9 * np.abs(seen).max(initial=0.0))
+    reach = np.maximum(reach, _LAST_DIGIT)
     return seen - reach, seen + reach

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tandem.traces.attribution import Segment
 from tandem.traces.batches import Waits
 from tandem.traces.request import Request
-from tandem.traces.stages import DRAFTER, STAGES, Stage
+from tandem.traces.stages import DRAFTER, Stage
 
 # A mean of fewer rounds says too little to draw a line through.
-MIN_ROUNDS = 20
+MIN_ROUNDS = 50
 _DRAWN = Stage(DRAFTER, "draft.draw")
 _FORWARD = Stage(DRAFTER, "draft.forward")
 _REST = Stage(DRAFTER, "draft.else")
@@ -48,18 +49,24 @@ class Costs:
 
 
 def costs_by_gamma(request: Request, path: Sequence[Segment]) -> dict[int, Costs]:
-    """Costs of a request's rounds, by what they drafted."""
+    """Costs of a request's rounds, by what they drafted.
+
+    The rounds at its end whose drafts were cut to what was left of it count as length 0: they are
+    no sample of rounds with short drafts.
+    """
+    rounds = list(request.rounds())
+    asked = max((round_.gamma for round_ in rounds), default=0)
+    whole = max((i for i, round_ in enumerate(rounds) if round_.gamma == asked), default=-1)
     found: dict[int, Costs] = {}
     segments = iter(path)
     segment = next(segments, None)
-    for round_ in request.rounds():
-        costs = found.setdefault(round_.gamma, Costs())
+    for number, round_ in enumerate(rounds):
+        costs = found.setdefault(round_.gamma if number <= whole else 0, Costs())
         costs.rounds += 1
         while segment is not None and segment.start_ns < round_.span.end_ns:
             if segment.start_ns >= round_.span.start_ns and segment.stage.in_round:
-                costs.stages[segment.stage] = (
-                    costs.stages.get(segment.stage, 0) + segment.duration_ns
-                )
+                spent = costs.stages.get(segment.stage, 0) + segment.duration_ns
+                costs.stages[segment.stage] = spent
             segment = next(segments, None)
     return found
 
@@ -74,24 +81,30 @@ class Curve:
 
     def __init__(self, means: Mapping[float, float], weights: Mapping[float, int]) -> None:
         self._at = np.array(sorted(means))
-        self._means = np.array([means[at] for at in self._at])
         rounds = np.array([weights[at] for at in self._at], dtype=np.float64)
+        self._means = _never_falling(np.array([means[at] for at in self._at]), rounds)
         spread = self._at - np.average(self._at, weights=rounds)
         below = float((rounds * spread**2).sum())
-        # No pass gets quicker for having more to do.
-        self._slope = max(float((rounds * spread * self._means).sum()) / below, 0) if below else 0
-
-    @property
-    def recorded(self) -> list[float]:
-        """Lengths or sizes, ascending."""
-        found: list[float] = self._at.tolist()
-        return found
+        self._slope = float((rounds * spread * self._means).sum()) / below if below else 0.0
 
     def at(self, x: float) -> float:
         """Straight from one recorded mean to the next; beyond them along their common slope."""
         inside = float(np.interp(x, self._at, self._means))
         beyond = x - min(max(x, self._at[0]), self._at[-1])
         return max(inside + self._slope * float(beyond), 0.0)
+
+
+def _never_falling(means: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means pooled until none is below the one before: nothing gets quicker for being more."""
+    pools: list[tuple[float, float, int]] = []
+    for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while pools and pools[-1][0] > mean:
+            before, heavy, more = pools.pop()
+            mean = (mean * weight + before * heavy) / (weight + heavy)
+            weight, count = weight + heavy, count + more
+        pools.append((mean, weight, count))
+    return np.array([mean for mean, _, count in pools for _ in range(count)])
 
 
 class GammaCosts:
@@ -105,22 +118,25 @@ class GammaCosts:
     def __init__(self, recorded: Mapping[int, Costs], base: int) -> None:
         self._base = base
         self._recorded = recorded[base]
-        often = {g: c for g, c in recorded.items() if (g and c.rounds >= MIN_ROUNDS) or g == base}
-        self.gammas = sorted(often)
-        self._curves: dict[Stage, Curve] = {}
-        if len(often) > 1:
-            weights = {float(g): c.rounds for g, c in often.items()}
-            for stage in STAGES:
-                means = {float(g): c.mean_ns(stage) for g, c in often.items()}
-                if any(means.values()):
-                    self._curves[stage] = Curve(means, weights)
+        often = {
+            float(gamma): costs
+            for gamma, costs in recorded.items()
+            if gamma == base or (gamma and costs.rounds >= MIN_ROUNDS)
+        }
+        self.gammas = sorted(map(int, often))
+        self._curve = Curve(
+            {gamma: costs.round_ns for gamma, costs in often.items()},
+            {gamma: costs.rounds for gamma, costs in often.items()},
+        )
 
     @property
     def assumption(self) -> str:
         """How times at other lengths are known."""
-        if self._curves:
+        if len(self.gammas) > 1:
             gammas = ", ".join(map(str, self.gammas))
-            return f"a round's times at other gamma lie on lines through those recorded at {gammas}"
+            return (
+                f"a round's time at another gamma lies on lines through those recorded at {gammas}"
+            )
         return (
             f"only gamma {self._base} was recorded: drafting takes gamma times as long, and the"
             " target's pass as long as now"
@@ -128,8 +144,8 @@ class GammaCosts:
 
     def round_ns(self, gamma: int) -> float:
         """Mean time of a round with a draft of this length."""
-        if self._curves:
-            return sum(curve.at(gamma) for curve in self._curves.values())
+        if len(self.gammas) > 1:
+            return self._curve.at(gamma)
         grown = gamma / self._base
         each = [_FORWARD, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
         per_token = sum(map(self._recorded.mean_ns, each))

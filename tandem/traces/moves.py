@@ -10,26 +10,33 @@ from tandem.traces.comparison import MIN_REQUESTS, Line, Sample
 from tandem.traces.whatif import Outlook
 
 _NO_DIFFERENCE = "no difference seen"
+# Less than a nanosecond, in milliseconds.
+_NOTHING = 1e-6
 
 
 def comparison_table(lines: Sequence[Line], before: str, after: str) -> Table:
     """One line a figure."""
-    columns = ("", "A", "B", "B - A", "")
+    columns = ("", "A", "B", "B - A")
     judged = bool(lines) and lines[0].moved is not None
     title = f"A: {before}, B: {after}"
     table = Table(*columns, *(("interval", "verdict") if judged else ()), title=title)
-    for column in table.columns[1:6]:
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:5]:
         column.justify = "right"
     for line in lines:
         change = line.after - line.before
-        relative = f"{change / line.before:+.1%}" if line.before else ""
-        cells = [f"{line.before:.3f}", f"{line.after:.3f}", f"{change:+.3f}", relative]
+        relative = f" ({change / line.before:+.1%})" if line.before else ""
+        cells = [f"{line.before:.3f}", f"{line.after:.3f}", f"{_signed(change)}{relative}"]
         if line.low is not None and line.high is not None:
             verdict = ("higher" if change > 0 else "lower") if line.moved else _NO_DIFFERENCE
-            cells += [f"{line.low:+.3f} … {line.high:+.3f}", verdict]
+            cells += [f"{_signed(line.low)} … {_signed(line.high)}", verdict]
         style = "bold" if line.moved else "dim" if line.moved is False else ""
         table.add_row(line.name, *cells, style=style)
     return table
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.3g}" if abs(number) > _NOTHING else "0"
 
 
 def comparison_remarks(lines: Sequence[Line], before: Sample, after: Sample) -> Iterator[str]:

@@ -95,14 +95,14 @@ def test_two_recordings_compared(trace: Path, tmp_path: Path) -> None:
     run = invoke("trace", "compare", str(trace), str(slower))
     assert run.exit_code == 0, run.stderr
     (line,) = [line for line in run.stdout.splitlines() if "verify.forward" in line]
-    assert "+1.000" in line
+    assert "+1 (+20.0%)" in line
     assert "higher" in line
     same = invoke("trace", "compare", str(trace), str(trace))
     assert "no difference seen between the two recordings" in same.stdout
     found = json.loads(invoke("trace", "compare", str(trace), str(slower), "--json").stdout)
     moved = {line["name"] for line in found["lines"] if line["moved"]}
-    assert "target verify.forward, ms a round" in moved
-    assert "drafter draft.forward, ms a round" not in moved
+    assert "target verify.forward ms/round" in moved
+    assert "drafter draft.forward ms/round" not in moved
     few = recorded(tmp_path / "few.jsonl", 2, ROUNDS)
     assert "an interval needs 8" in invoke("trace", "compare", str(trace), str(few)).stdout
 

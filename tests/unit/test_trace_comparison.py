@@ -42,10 +42,10 @@ def test_a_stage_that_moved_is_found_and_no_other() -> None:
     moved = {name for name, line in found.items() if line.moved}
     assert moved == {
         "tokens/s of a request",
-        "first token, ms",
-        "target verify.forward, ms a round",
+        "first token ms",
+        "target verify.forward ms/round",
     }
-    forward = found["target verify.forward, ms a round"]
+    forward = found["target verify.forward ms/round"]
     assert forward.low is not None
     assert forward.high is not None
     assert forward.low < 1.0 < forward.high
@@ -72,12 +72,12 @@ def test_texts_that_are_all_alike() -> None:
     texts = [figures(1, 3)[0]] * 10
     slower = [figures(1, 4, forward_ms=9.0)[0]] * 10
     assert not any(line.moved for line in lines(texts, texts).values())
-    assert lines(texts, slower)["target verify.forward, ms a round"].moved
+    assert lines(texts, slower)["target verify.forward ms/round"].moved
 
 
 def test_a_tokens_stages_add_up_to_its_time() -> None:
     found = lines(figures(20, 1), figures(20, 2), Unit.TOKEN)
-    stages = [line.before for name, line in found.items() if name.endswith("ms a token")]
+    stages = [line.before for name, line in found.items() if name.endswith("ms/token")]
     assert len(stages) == 2
     assert sum(stages) == pytest.approx(1e3 / found["tokens/s of a request"].before)
 
@@ -91,12 +91,12 @@ def test_known_means() -> None:
     assert {name: line.before for name, line in found.items()} == pytest.approx(
         {
             "tokens/s of a request": 20,
-            "first token, ms": 10,
+            "first token ms": 10,
             "acceptance": 0.25,
             "tokens a round": 2,
             "rounds a request": 10,
             "tokens a request": 20,
-            "target verify.forward, ms a round": 6,
+            "target verify.forward ms/round": 6,
         }
     )
     assert {line.moved for line in found.values()} == {None}

@@ -81,6 +81,11 @@ def test_times_at_other_gammas_come_from_rounds_that_have_them(tmp_path: Path) -
     assert beyond.round_ms == pytest.approx(replace(COSTS, verify_pass=37.0).round_ms(16))
 
 
+def test_short_drafts_at_texts_ends_are_no_sample_of_short_drafts(tmp_path: Path) -> None:
+    found = outlook(recorded(tmp_path / "trace.jsonl", 60, [(4, 3)] * 6 + [(2, 0), (1, 1)]))
+    assert "only gamma 4 was recorded" in found.as_json()["gamma_assumption"]
+
+
 def test_changes_of_known_worth(tmp_path: Path) -> None:
     texts = rounds(4, 100, 0.8, seed=3)
     found = outlook(recorded(tmp_path / "trace.jsonl", 1, texts))
@@ -112,7 +117,7 @@ def test_a_drafter_that_is_never_right_makes_nothing_ahead_worth_its_while(
 
 
 def test_more_sequences_need_several_batch_sizes(tmp_path: Path) -> None:
-    texts = rounds(4, 30, 0.8, seed=4)
+    texts = rounds(4, 50, 0.8, seed=4)
     alone = outlook(recorded(tmp_path / "one.jsonl", 2, texts, batch=1))
     assert change(alone, "twice the sequences in a batch").factor is None
     tape = Tape()
@@ -124,8 +129,8 @@ def test_more_sequences_need_several_batch_sizes(tmp_path: Path) -> None:
     assert several.together == pytest.approx(2 * several.factor)
     round_ms = replace(COSTS, verify_pass=6.0).round_ms(4)
     fixed = request_ms([])
-    mean = fixed + 30 * round_ms
-    assert several.factor == pytest.approx(mean / (mean + 30 * 2.0))
+    mean = fixed + 50 * round_ms
+    assert several.factor == pytest.approx(mean / (mean + 50 * 2.0))
 
 
 def test_at_temperature_0_all_rules_are_one(tmp_path: Path) -> None:
@@ -180,8 +185,8 @@ def test_a_curve_goes_through_its_points_and_never_falls_beyond_them() -> None:
     curve = Curve({2.0: 4.0, 4.0: 6.0, 8.0: 6.0}, {2.0: 10, 4.0: 10, 8.0: 10})
     assert [curve.at(x) for x in (2, 3, 4, 6, 8)] == [4, 5, 6, 6, 6]
     assert curve.at(16) > 6
-    falling = Curve({1.0: 9.0, 2.0: 3.0}, {1.0: 5, 2.0: 5})
-    assert falling.at(4) == 3
+    falling = Curve({1.0: 9.0, 2.0: 3.0, 3.0: 8.0}, {1.0: 1, 2.0: 2, 3.0: 1})
+    assert [falling.at(x) for x in (1, 2, 3)] == [5, 5, 8]
     assert Curve({4.0: 7.0}, {4.0: 1}).at(16) == 7
 
 
