@@ -1,9 +1,9 @@
 """Which stage owns which instant of a request's wall time.
 
 The tree is swept from the root. Of a span's children at an instant, the one that ends last is
-what the request waits for, and the deepest span of that path owns the instant. Where the
-orchestrator only holds a round or an opening together while something beside it goes on, such as
-the drafter's prefill that the first round waits for, that owns the instant.
+what the request waits for, and the deepest span of that path owns the instant. The drafter's
+prefill is apart: it goes on in the background, and counts only while a round has nothing else to
+wait for.
 """
 
 from __future__ import annotations
@@ -22,10 +22,14 @@ from tandem.traces.stages import (
     ORCHESTRATOR,
     OWN,
     PART_NAMES,
+    ROUND,
     STEP_PARTS,
     TARGET,
     Stage,
 )
+
+# Below `generate` itself, with a client's span around it or without: the drafter's.
+_BACKGROUND = frozenset({"prefill", "call.prefill"})
 
 
 class Segment(NamedTuple):
@@ -55,14 +59,13 @@ class _Piece(NamedTuple):
     start_ns: int
     end_ns: int
     chosen: Span | None
-    others: tuple[Span, ...]
 
 
 def segments(request: Request) -> list[Segment]:
     """A request's wall time from start to end, without a gap or an overlap."""
     sweep = _Sweep(request)
     root = request.root
-    sweep.span(root, root, root.start_ns, root.end_ns, ())
+    sweep.span(root, root, root.start_ns, root.end_ns)
     return sweep.found
 
 
@@ -76,8 +79,11 @@ class _Sweep:
     def __init__(self, request: Request) -> None:
         self.found: list[Segment] = []
         self._request = request
+        children = request.children(request.root)
+        self._beside = [child for child in children if child.name in _BACKGROUND]
+        self._awaited = [child for child in children if child.name not in _BACKGROUND]
 
-    def span(self, span: Span, owner: Span, start: int, end: int, beside: tuple[Span, ...]) -> None:
+    def span(self, span: Span, owner: Span, start: int, end: int) -> None:
         """Attribute a stretch of a span's time.
 
         Args:
@@ -85,30 +91,26 @@ class _Sweep:
             owner: it, or the nearest span above it that is known by its name.
             start: of the stretch, nanoseconds.
             end: of the stretch.
-            beside: what else goes on meanwhile, for spans above this one.
         """
-        children = self._request.children(span)
-        if not children and not beside:  # most spans
-            if start < end:
-                self._add(owner, start, end)
-            return
+        request = self._request
+        children = self._awaited if span is request.root else request.children(span)
+        waits = owner.name == ROUND and owner.parent_id == request.root.span_id
         for piece in _pieces(children, start, end):
             if piece.chosen is not None:
                 below = piece.chosen if _is_known(piece.chosen) else owner
-                self.span(piece.chosen, below, piece.start_ns, piece.end_ns, beside + piece.others)
-            elif beside and owner.name in HOLDERS:
-                self._beside(owner, piece, beside)
+                self.span(piece.chosen, below, piece.start_ns, piece.end_ns)
+            elif waits:
+                self._gap(owner, piece)
             else:
                 self._add(owner, piece.start_ns, piece.end_ns)
 
-    def _beside(self, owner: Span, gap: _Piece, beside: tuple[Span, ...]) -> None:
-        """A gap of a span that holds others together, while something beside it goes on."""
-        waiting = sorted(beside, key=lambda span: span.start_ns)
-        for piece in _pieces(waiting, gap.start_ns, gap.end_ns):
-            if piece.chosen is None or not _is_known(piece.chosen):
+    def _gap(self, owner: Span, gap: _Piece) -> None:
+        """A stretch of a round in which it holds no call."""
+        for piece in _pieces(self._beside, gap.start_ns, gap.end_ns):
+            if piece.chosen is None:
                 self._add(owner, piece.start_ns, piece.end_ns)
             else:
-                self.span(piece.chosen, piece.chosen, piece.start_ns, piece.end_ns, ())
+                self.span(piece.chosen, piece.chosen, piece.start_ns, piece.end_ns)
 
     def _add(self, span: Span, start: int, end: int) -> None:
         last = self.found[-1] if self.found else None
@@ -126,6 +128,9 @@ def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
         start: of the stretch, nanoseconds.
         end: of the stretch.
     """
+    if not spans and start < end:  # most spans
+        yield _Piece(start, end, None)
+        return
     open_: list[tuple[int, int, Span]] = []
     at, following = start, 0
     while at < end:
@@ -139,10 +144,9 @@ def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
         until = min(end, spans[following].start_ns) if following < len(spans) else end
         if open_:
             until = min(until, -open_[0][0])
-            others = tuple(span for _, _, span in open_[1:] if span.end_ns > at)
-            yield _Piece(at, until, open_[0][2], others)
+            yield _Piece(at, until, open_[0][2])
         else:
-            yield _Piece(at, until, None, ())
+            yield _Piece(at, until, None)
         at = until
 
 

@@ -8,14 +8,15 @@ ORCHESTRATOR, DRAFTER, TARGET = "orchestrator", "drafter", "target"
 
 # What a service's step is made of, in the order in which it happens.
 STEP_PARTS = {
-    "prefill": ("queue", "gather", "forward", "accept", "reply"),
-    "draft": ("queue", "gather", "forward", "draw", "reply"),
-    "verify": ("queue", "gather", "forward", "accept", "reply"),
+    "prefill": ("read", "queue", "gather", "forward", "accept", "reply"),
+    "draft": ("read", "queue", "gather", "forward", "draw", "reply"),
+    "verify": ("read", "queue", "gather", "forward", "accept", "reply"),
 }
 PART_NAMES = frozenset(f"{step}.{part}" for step, parts in STEP_PARTS.items() for part in parts)
 # Spans of the orchestrator that are a stage as they stand, and those that only hold others.
 LEAVES = frozenset({"tokenize", "detokenize", "close"})
-HOLDERS = frozenset({"open", "round"})
+ROUND = "round"
+HOLDERS = frozenset({"open", ROUND})
 CALL = "call."
 
 

@@ -77,7 +77,8 @@ def test_a_request_of_known_times(tmp_path: Path) -> None:
     )
 
 
-def test_a_prefill_that_the_first_round_waits_for_owns_the_wait(tmp_path: Path) -> None:
+def test_what_goes_on_side_by_side(tmp_path: Path) -> None:
+    """A prefill that the first round waits for owns the wait, and only that; of calls the last."""
     tape = Tape()
     root = tape.span("orchestrator", "generate", 0, 50, kind="SERVER")
     opening = tape.span("orchestrator", "open", 0, 10, root)
@@ -85,17 +86,22 @@ def test_a_prefill_that_the_first_round_waits_for_owns_the_wait(tmp_path: Path) 
     late = tape.span("orchestrator", "call.prefill", 0, 20, root, "CLIENT")
     prefill = tape.span("drafter", "prefill", 1, 19, late, "SERVER")
     tape.span("drafter", "prefill.forward", 2, 18, prefill)
-    round_ = tape.span("orchestrator", "round", 10, 50, root)
-    tape.span("orchestrator", "call.draft", 21, 50, round_, "CLIENT")
+    round_ = tape.span("orchestrator", "round", 12, 50, root)
+    tape.span("orchestrator", "call.draft", 21, 40, round_, "CLIENT")
+    tape.span("orchestrator", "call.verify", 24, 49, round_, "CLIENT")
     found = only(tape, tmp_path)
     path = segments(found)
     check_partition(found, path)
     assert milliseconds(path) == {
-        "drafter prefill.network": 2,
-        "drafter prefill.else": 2,
-        "drafter prefill.forward": 16,
-        "orchestrator round.else": 1,
-        "drafter draft.unseen": 29,
+        "target prefill.unseen": 9,
+        "orchestrator open.else": 1,
+        "orchestrator own": 2,
+        "drafter prefill.forward": 6,
+        "drafter prefill.else": 1,
+        "drafter prefill.network": 1,
+        "orchestrator round.else": 2,
+        "drafter draft.unseen": 3,
+        "target verify.unseen": 25,
     }
 
 
@@ -140,14 +146,16 @@ def test_any_tree_is_cut_without_gap_or_overlap(seed: int, tmp_path: Path) -> No
     numbers = random.Random(seed)
     tape = Tape()
     ids = [tape.span("orchestrator", "generate", 0, 100, kind="SERVER")]
-    names = ["open", "round", "call.draft", "draft", "draft.forward", "verify", "novel", "close"]
+    names = ["open", "round", "call.prefill", "draft", "draft.forward", "verify", "novel", "close"]
     for _ in range(60):
         start, lasts = numbers.uniform(-10, 105), numbers.choice([0, numbers.uniform(0, 40)])
         service = numbers.choice(["orchestrator", "drafter", "target"])
         name, parent = numbers.choice(names), numbers.choice(ids)
         ids.append(tape.span(service, name, start, start + lasts, parent))
+    late = tape.span("orchestrator", "call.prefill", 0, 90, ids[0])
+    tape.span("orchestrator", "round", 10, 80, late)
     found = only(tape, tmp_path)
-    assert len(found.spans) == 61
+    assert len(found.spans) == 63
     check_partition(found, segments(found))
 
 
@@ -162,26 +170,18 @@ def first_ends_last(pieces: Callable[..., Any]) -> Callable[..., Any]:
 
     def mutant(spans: Any, start: int, end: int) -> Any:
         for piece in pieces(spans, start, end):
-            if piece.others:
-                shortest = min(piece.others, key=lambda span: span.end_ns)
-                yield piece._replace(chosen=shortest, others=(piece.chosen,))
-            else:
-                yield piece
+            open_ = [s for s in spans if s.start_ns <= piece.start_ns and s.end_ns >= piece.end_ns]
+            yield piece._replace(chosen=min(open_, key=lambda span: span.end_ns, default=None))
 
     return mutant
 
 
-MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the child that ends first is critical": lambda patch: patch.setattr(
-        attribution, "_pieces", first_ends_last(attribution._pieces)
-    ),
-    "nothing beside a holder is waited for": lambda patch: patch.setattr(
-        attribution, "HOLDERS", frozenset()
-    ),
-    "network is the service's": lambda patch: patch.setattr(attribution, "CALL", "called."),
-    "every prefill is the target's": lambda patch: patch.setattr(
-        attribution, "_service", lambda request, span, step: TARGET
-    ),
+MUTANTS: dict[str, tuple[str, Any]] = {
+    "the child that ends first is critical": ("_pieces", first_ends_last(attribution._pieces)),
+    "nothing in the background is waited for": ("ROUND", "rounds"),
+    "the drafter's prefill is waited for like all else": ("_BACKGROUND", frozenset()),
+    "a call is the orchestrator's": ("CALL", "called."),
+    "every prefill is the target's": ("_service", lambda request, span, step: TARGET),
 }
 
 
@@ -189,9 +189,10 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 def test_the_attributions_tests_find_a_mutant(
     mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    MUTANTS[mutant](monkeypatch)
-    with pytest.raises((AssertionError, KeyError)):
-        test_a_prefill_that_the_first_round_waits_for_owns_the_wait(tmp_path)
+    test_what_goes_on_side_by_side(tmp_path)
+    monkeypatch.setattr(attribution, *MUTANTS[mutant])
+    with pytest.raises(AssertionError):
+        test_what_goes_on_side_by_side(tmp_path)
 
 
 def test_stages_are_one_list_without_repeats() -> None:
