@@ -170,7 +170,7 @@ def first_ends_last(pieces: Callable[..., Any]) -> Callable[..., Any]:
 
     def mutant(spans: Any, start: int, end: int) -> Any:
         for piece in pieces(spans, start, end):
-            open_ = [s for s in spans if s.start_ns <= piece.start_ns and s.end_ns >= piece.end_ns]
+            open_ = [s for s in spans if s.start_ns <= piece.start_ns < s.end_ns]
             yield piece._replace(chosen=min(open_, key=lambda span: span.end_ns, default=None))
 
     return mutant
