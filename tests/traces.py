@@ -122,7 +122,8 @@ class Costs:
 
     network: float = 0.5  # one way
     queue: float = 0.25
-    gather: float = 0.5
+    gather: float = 0.5  # of the target
+    draft_gather: float = 0.125  # before each pass
     draft_pass: float = 1.0
     draw: float = 0.25  # behind each pass
     verify_pass: float = 5.0
@@ -135,8 +136,8 @@ class Costs:
         """The drafter's span; without a draft there is none."""
         if not gamma:
             return 0.0
-        passes = gamma * (self.draft_pass + self.draw)
-        return self.queue + self.gather + passes + self.reply
+        passes = gamma * (self.draft_gather + self.draft_pass + self.draw)
+        return self.queue + passes + self.reply
 
     def verify_ms(self) -> float:
         """The target's span."""
@@ -259,13 +260,23 @@ def _round(
     said: dict[str, Any] = {"tandem__round": number, "tandem__gamma": gamma}
     decided: dict[str, Any] = {"tandem__accepted": accepted, "tandem__verifier": verifier}
     round_ = tape.span("orchestrator", "round", at, end, root, trace=trace, **said, **decided)
-    waits = (("queue", costs.queue), ("gather", costs.gather))
-    passes = (("forward", costs.draft_pass), ("draw", costs.draw)) * gamma
+    queue = ("queue", costs.queue)
+    a_pass = (("gather", costs.draft_gather), ("forward", costs.draft_pass), ("draw", costs.draw))
     sides = (
-        ("draft", "drafter", costs.draft_ms(gamma), (*waits, *passes, ("reply", costs.reply))),
+        (
+            "draft",
+            "drafter",
+            costs.draft_ms(gamma),
+            (queue, *a_pass * gamma, ("reply", costs.reply)),
+        ),
         (
             *("verify", "target", costs.verify_ms()),
-            (*waits, ("forward", costs.verify_pass), ("accept", costs.accept)),
+            (
+                queue,
+                ("gather", costs.gather),
+                ("forward", costs.verify_pass),
+                ("accept", costs.accept),
+            ),
         ),
     )
     for step, service, lasts, parts in sides if gamma else sides[1:]:

@@ -16,7 +16,7 @@ from tandem.traces.stages import DRAFTER, Stage
 # A mean of fewer rounds says too little to draw a line through.
 MIN_ROUNDS = 50
 _DRAWN = Stage(DRAFTER, "draft.draw")
-_FORWARD = Stage(DRAFTER, "draft.forward")
+_PASSES = (Stage(DRAFTER, "draft.gather"), Stage(DRAFTER, "draft.forward"))
 _REST = Stage(DRAFTER, "draft.else")
 
 
@@ -147,7 +147,7 @@ class GammaCosts:
         if len(self.gammas) > 1:
             return self._curve.at(gamma)
         grown = gamma / self._base
-        each = [_FORWARD, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
+        each = [*_PASSES, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
         per_token = sum(map(self._recorded.mean_ns, each))
         return self._recorded.round_ns + (grown - 1) * per_token
 

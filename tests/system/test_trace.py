@@ -15,7 +15,7 @@ from tests.processes import ROOT
 from tests.system.test_up import PLAIN, invoke, one_line, tandem
 from tests.traces import COSTS, Tape, recorded, request
 
-ROUNDS = [(4, 3), (4, 0), (4, 4), (2, 1)]
+ROUNDS = [(4, 3), (4, 0), (4, 4), (1, 1)]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_report_as_json(trace: Path) -> None:
     assert forward["count"] == 48
     assert forward["p50"] == pytest.approx(COSTS.verify_pass, rel=0.006)
     assert by_name["drafter", "draft.forward"]["p50"] == pytest.approx(4.0, rel=0.006)
-    assert found["acceptance"]["block"]["drafted"] == [48, 48, 36, 36]
+    assert found["acceptance"]["block"]["drafted"] == [48, 36, 36, 36]
     assert found["acceptance"]["block"]["accepted"] == [36, 24, 24, 12]
     assert len(found["slowest"]) == 10
     waits = {(row["step"], row["batch_size"]): row for row in found["waits"]}

@@ -59,7 +59,7 @@ def test_a_request_of_known_times(tmp_path: Path) -> None:
             "target prefill.else": 0.5,
             "drafter draft.network": 2,
             "drafter draft.queue": 0.5,
-            "drafter draft.gather": 1,
+            "drafter draft.gather": 0.625,
             "drafter draft.forward": 5,
             "drafter draft.draw": 1.25,
             "drafter draft.reply": 0.5,
