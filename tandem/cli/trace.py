@@ -48,23 +48,22 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-_Paths = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="PATH...",
-        help="Files of OTLP-JSON lines, gzipped or not; folders of such; - for standard input.",
-    ),
-]
+_SOURCES = (
+    "Files of OTLP-JSON lines, gzipped or not; folders of such; - for standard input;"
+    " jaeger:http://HOST:16686 or tempo:http://HOST:3200, with ?since=2h&limit=500 if need be."
+)
+_Paths = Annotated[list[str], typer.Argument(metavar="SOURCE...", help=_SOURCES)]
 _Request = Annotated[
     str | None,
     typer.Option(
         metavar="ID", help="This request alone; the beginning of its id or its trace's will do."
     ),
 ]
+_LOOKING = "looking at the requests"
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
-def recording_of(paths: Sequence[Path]) -> Recording:
+def recording_of(names: Sequence[str]) -> Recording:
     """Everything in the files, read with a progress bar where somebody watches.
 
     Raises:
@@ -77,16 +76,17 @@ def recording_of(paths: Sequence[Path]) -> Recording:
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("reading", total=_bytes(paths))
-        return Recording(paths, lambda count: progress.advance(task, count))
+        task = progress.add_task("reading", total=_bytes(names))
+        return Recording(names, lambda count: progress.advance(task, count))
 
 
-def _bytes(paths: Sequence[Path]) -> int | None:
+def _bytes(names: Sequence[str]) -> int | None:
     """What there is to read; None where nobody knows, as of standard input."""
-    from tandem.traces.source import STDIN, files_of
+    from tandem.traces.source import STDIN, sources_of
 
-    files = files_of(paths)
-    return None if STDIN in files else sum(path.stat().st_size for path in files)
+    sources = sources_of(names)
+    files = [source for source in sources if isinstance(source, Path) and source != STDIN]
+    return sum(file.stat().st_size for file in files) if len(files) == len(sources) else None
 
 
 @trace.command()
@@ -125,7 +125,8 @@ def report(
             for line in waterfall.lines():
                 out.print(line, soft_wrap=True)
             return
-        found = Report.of(recording)
+        with err.status(_LOOKING):
+            found = Report.of(recording)
         if json:
             _print_json(summary.as_json(found))
             return
@@ -142,8 +143,8 @@ def _print_json(found: object) -> None:
 
 @trace.command()
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="A", help="A recording: a file or a folder.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Another one.")],
+    before: Annotated[str, typer.Argument(metavar="A", help=f"A recording. {_SOURCES}")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
     per: Annotated[
         Per, typer.Option(help="What a round's stages are divided by; a token's add up.")
     ] = Per.ROUND,
@@ -172,19 +173,20 @@ def compare(
                 }
             )
             return
-        out.print(comparison_table(lines, str(before), str(after)))
+        out.print(comparison_table(lines, before, after))
         for remark in comparison_remarks(lines, first, second):
             out.out(remark, highlight=False)
 
 
-def _sample(path: Path, seed: int) -> Sample:
+def _sample(name: str, seed: int) -> Sample:
     """The requests of a recording that ended well, in numbers."""
     from tandem.traces.attribution import segments
     from tandem.traces.comparison import Sample
     from tandem.traces.figures import Figures
 
-    requests = recording_of([path]).finished()
-    return Sample((Figures.of(request, segments(request)) for request in requests), seed)
+    requests = recording_of([name]).finished()
+    with err.status(_LOOKING):
+        return Sample((Figures.of(request, segments(request)) for request in requests), seed)
 
 
 @trace.command()
@@ -236,7 +238,8 @@ def what_if(
 
     with reported():
         recording = recording_of(paths)
-        outlook = Outlook(Basis(recording, verifier, gamma))
+        with err.status(_LOOKING):
+            outlook = Outlook(Basis(recording, verifier, gamma))
         if json:
             _print_json(outlook.as_json())
             return

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from tandem.failure import Failure, Misconfigured
 from tandem.traces.clocks import Clocks, Skew, estimate
 from tandem.traces.request import Request, sort_out
-from tandem.traces.source import LeftOut, files_of, read
+from tandem.traces.source import LeftOut, read, sources_of
 from tandem.traces.spans import Span
 from tandem.traces.store import Store
 
@@ -21,24 +20,23 @@ class Recording:
         skews: of the clocks.
 
     Args:
-        paths: files, folders, or `-`.
+        names: of files and folders, `-`, or addresses of a query API.
         advance: is told of bytes as they are read.
 
     Raises:
         Misconfigured: a file cannot be read, or none has a span of Tandem.
-        Failure: there is no room for temporary files.
+        Failure: there is no room for temporary files, or nobody answers a query.
     """
 
     def __init__(
-        self, paths: Sequence[Path], advance: Callable[[int], object] = lambda _: None
+        self, names: Sequence[str], advance: Callable[[int], object] = lambda _: None
     ) -> None:
         self.left_out = LeftOut()
         self._store = Store()
-        files = files_of(paths)
-        for path in files:
-            self._store.add(read(path, self.left_out, advance), self.left_out)
+        for source in sources_of(names):
+            self._store.add(read(source, self.left_out, advance), self.left_out)
         if not self._store.processes():
-            where = ", ".join(map(str, paths))
+            where = ", ".join(names)
             raise Misconfigured(f"no span of Tandem in {where}", tuple(self._seen_instead()))
         self.skews: list[Skew] = estimate(self._store.exchanges())
         self.first_ns = self._store.first_ns()

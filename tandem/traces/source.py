@@ -1,4 +1,4 @@
-"""Where traces are read from: files, folders, standard input; plain or gzipped."""
+"""Where traces are read from: files, folders, standard input, plain or gzipped; or an API."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tandem.failure import Misconfigured
+from tandem.traces.query import Query
 from tandem.traces.spans import Broken, Foreign, Span, spans_of
 
 STDIN = Path("-")
@@ -76,15 +77,18 @@ class LeftOut:
         return lines + [f"the end of {name}, which is cut off" for name in self.cut_off]
 
 
-def files_of(paths: Sequence[Path]) -> list[Path]:
-    """The files that paths name: themselves, and those of folders in the order of their names.
+def sources_of(names: Sequence[str]) -> list[Path | Query]:
+    """What names stand for: files, those of folders in the order of their names, and queries.
 
     Raises:
-        Misconfigured: there is no such file, a folder holds none, or one cannot be read.
+        Misconfigured: there is no such file, a folder holds none, or an address is wrong.
     """
-    found: list[Path] = []
-    for path in paths:
-        if path == STDIN:
+    found: list[Path | Query] = []
+    for name in names:
+        path, query = Path(name), Query.of(name)
+        if query is not None:
+            found.append(query)
+        elif path == STDIN:
             found.append(path)
         elif path.is_dir():
             inside = sorted(p for p in path.iterdir() if p.name.endswith(_SUFFIXES) and p.is_file())
@@ -98,17 +102,28 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read(path: Path, left_out: LeftOut, advance: Callable[[int], object]) -> Iterator[Span]:
-    """Tandem's spans of a file, in its order, a line at a time.
+def read(
+    source: Path | Query, left_out: LeftOut, advance: Callable[[int], object]
+) -> Iterator[Span]:
+    """Tandem's spans of a source, in its order; of a file a line at a time.
 
     Args:
-        path: of the file; `-` for standard input.
+        source: a file, `-` for standard input, or a query.
         left_out: counts what is no span of ours.
-        advance: is told of bytes as they are read from the disk.
+        advance: is told of bytes as they are read.
 
     Raises:
         Misconfigured: the file cannot be opened.
+        Failure: nobody answers the query.
     """
+    if isinstance(source, Query):
+        for document in source.documents(advance):
+            yield from _spans(document, left_out)
+    else:
+        yield from _read_file(source, left_out, advance)
+
+
+def _read_file(path: Path, left_out: LeftOut, advance: Callable[[int], object]) -> Iterator[Span]:
     try:
         raw: BinaryIO = sys.stdin.buffer if path == STDIN else path.open("rb")
     except OSError as error:
@@ -117,7 +132,8 @@ def read(path: Path, left_out: LeftOut, advance: Callable[[int], object]) -> Ite
         for line in _lines(
             io.BufferedReader(_Chunks(raw, advance), _BUFFER_BYTES), _name(path), left_out
         ):
-            yield from _ours(line, left_out)
+            if line.strip():
+                yield from _parsed(line, left_out)
     finally:
         if path != STDIN:
             raw.close()
@@ -180,18 +196,25 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _ours(line: bytes, left_out: LeftOut) -> Iterator[Span]:
-    if not line.strip():
-        return
+def _parsed(line: bytes, left_out: LeftOut) -> Iterator[Span]:
     try:
-        for found in spans_of(json.loads(line)):
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        left_out.malformed_lines += 1
+    else:
+        yield from _spans(document, left_out)
+
+
+def _spans(document: object, left_out: LeftOut) -> Iterator[Span]:
+    try:
+        for found in spans_of(document):
             if isinstance(found, Span):
                 yield found
             elif isinstance(found, Broken):
                 left_out.broken_spans += found.count
             else:
                 _count(found, left_out.foreign_spans)
-    except (ValueError, RecursionError):
+    except ValueError:
         left_out.malformed_lines += 1
 
 

@@ -20,7 +20,7 @@ from tests.traces import COSTS, MS, Tape, request, request_ms
 
 
 def only(tape: Tape, folder: Path) -> Request:
-    (found,) = Recording([tape.write(folder / "trace.jsonl")]).requests()
+    (found,) = Recording([str(tape.write(folder / "trace.jsonl"))]).requests()
     return found
 
 

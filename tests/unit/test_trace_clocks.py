@@ -22,7 +22,7 @@ def offsets(recording: Recording) -> dict[str, float]:
 def record(folder: Path, **ahead_ms: float) -> Recording:
     tape = Tape(ahead_ms)
     request(tape, [(2, 1), (3, 0)])
-    return Recording([tape.write(folder / "trace.jsonl")])
+    return Recording([str(tape.write(folder / "trace.jsonl"))])
 
 
 @pytest.mark.parametrize("ahead", [-5_000.0, -2.0, 40.0, 86_400_000.0])
@@ -59,7 +59,7 @@ def test_slow_exchanges_do_not_count(tmp_path: Path) -> None:
         root = tape.span("orchestrator", "generate", 0, 100, trace=trace, kind="SERVER")
         call = tape.span("orchestrator", "call.verify", 0, 5 + late, root, "CLIENT", trace)
         tape.span("target", "verify", 0.2, 4.8, call, "SERVER", trace)
-    (skew,) = Recording([tape.write(tmp_path / "trace.jsonl")]).skews
+    (skew,) = Recording([str(tape.write(tmp_path / "trace.jsonl"))]).skews
     assert skew.offset_ns == pytest.approx(10 * MS, abs=1)
     assert skew.uncertainty_ns == pytest.approx(0.2 * MS, abs=1)
     assert skew.exchanges == 400
@@ -71,7 +71,7 @@ def test_without_clients_spans_only_what_cannot_be_is_corrected(tmp_path: Path) 
         root = tape.span("orchestrator", "generate", 0, 30, kind="SERVER")
         round_ = tape.span("orchestrator", "round", 0, 30, root)
         tape.span("target", "verify", 8, 20, round_, "SERVER")
-        (skew,) = Recording([tape.write(tmp_path / "trace.jsonl")]).skews
+        (skew,) = Recording([str(tape.write(tmp_path / "trace.jsonl"))]).skews
         assert not skew.measured
         assert skew.offset_ns / MS == pytest.approx(corrected)
         assert skew.uncertainty_ns / MS == pytest.approx(9)
@@ -81,7 +81,7 @@ def test_passes_are_corrected_too(tmp_path: Path) -> None:
     tape = Tape({"target": 1_000.0})
     request(tape, [(2, 1)])
     tape.span("target", "pass", 20, 25, trace=77, tandem__batch_size=3)
-    recording = Recording([tape.write(tmp_path / "trace.jsonl")])
+    recording = Recording([str(tape.write(tmp_path / "trace.jsonl"))])
     passes: list[Span] = []
     (found,) = recording.requests(passes.append)
     assert passes[0].start_ns == found.root.start_ns + 20 * MS
@@ -91,4 +91,4 @@ def test_one_process_has_no_skew(tmp_path: Path) -> None:
     path = recorded(tmp_path / "trace.jsonl", 1, [])
     text = path.read_text().replace('"drafter', '"orchestrator').replace('"target', '"orchestrator')
     path.write_text(text)
-    assert Recording([path]).skews == []
+    assert Recording([str(path)]).skews == []

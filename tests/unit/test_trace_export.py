@@ -95,7 +95,7 @@ def recording(tmp_path: Path) -> Callable[[], Recording]:
     tape.span("drafter", "draft", 2, 9, round_, "SERVER", trace=3)  # and never a verify
     tape.span("target", "pass", 30, 35, trace=4, tandem__batch_size=2, tandem__tokens=9)
     path = tape.write(tmp_path / "trace.jsonl")
-    return lambda: Recording([path])
+    return lambda: Recording([str(path)])
 
 
 def written(recording: Recording, write: Callable[..., None], only: str | None = None) -> str:

@@ -29,7 +29,7 @@ def rounds(gamma: int, count: int, keep: float, seed: int) -> list[tuple[int, in
 
 
 def outlook(path: Path, verifier: str | None = None, gamma: int | None = None) -> Outlook:
-    return Outlook(Basis(Recording([path]), verifier, gamma))
+    return Outlook(Basis(Recording([str(path)]), verifier, gamma))
 
 
 def measured(texts: list[tuple[int, int]], costs: Costs = COSTS) -> float:
