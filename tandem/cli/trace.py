@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +17,8 @@ from tandem.failure import Misconfigured
 if TYPE_CHECKING:
     from tandem.traces.comparison import Sample
     from tandem.traces.recording import Recording
+
+_T = TypeVar("_T")
 
 trace = typer.Typer(
     name="trace",
@@ -208,11 +210,39 @@ def export(
         if file == Path("-"):
             write(recording, only, out.file.write)
             return
-        try:
-            with file.open("w", encoding="utf-8") as target:
-                write(recording, only, target.write)
-        except OSError as error:
-            raise Misconfigured(f"cannot write {file}: {error.strerror}") from error
+        _into(file, lambda put: write(recording, only, put))
+
+
+@trace.command()
+def view(
+    paths: _Paths,
+    file: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path(
+        "trace.html"
+    ),
+) -> None:
+    """Write one self-contained HTML page: the waterfall of each request."""
+    from tandem.traces.view import MAX_REQUESTS, write
+
+    with reported():
+        recording = recording_of(paths)
+        with err.status(_LOOKING):
+            further = _into(file, lambda put: write(recording, put))
+        out.out(f"{file}", highlight=False)
+        if further:
+            out.out(f"left out: {further} x request after the first {MAX_REQUESTS}")
+
+
+def _into(file: Path, write: Callable[[Callable[[str], object]], _T]) -> _T:
+    """Have a file written.
+
+    Raises:
+        Misconfigured: it cannot be.
+    """
+    try:
+        with file.open("w", encoding="utf-8") as target:
+            return write(target.write)
+    except OSError as error:
+        raise Misconfigured(f"cannot write {file}: {error.strerror}") from error
 
 
 @trace.command("what-if")

@@ -23,7 +23,7 @@ def trace(tmp_path: Path) -> Path:
     return recorded(tmp_path / "trace.jsonl", 12, ROUNDS)
 
 
-@pytest.mark.parametrize("command", ["", "report", "compare", "export", "what-if"])
+@pytest.mark.parametrize("command", ["", "report", "compare", "export", "view", "what-if"])
 def test_help_reads_well(command: str) -> None:
     run = invoke("trace", *filter(None, [command]), "--help")
     assert run.exit_code == 0, run.stderr
@@ -115,6 +115,17 @@ def test_exports(trace: Path, tmp_path: Path) -> None:
     table = invoke("trace", "export", str(trace), "--format", "csv")
     assert len(list(csv.DictReader(table.stdout.splitlines()))) > 12 * 4 * 10
     nowhere = invoke("trace", "export", str(trace), "-f", "csv", "-o", str(tmp_path / "a" / "b"))
+    assert nowhere.exit_code == 2
+    assert "cannot write" in one_line(nowhere)
+
+
+def test_a_page(trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    run = invoke("trace", "view", str(trace), "-o", str(page))
+    assert run.exit_code == 0, run.stderr
+    assert run.stdout == f"{page}\n"
+    assert "request-12" in page.read_text()
+    nowhere = invoke("trace", "view", str(trace), "-o", str(tmp_path / "a" / "b"))
     assert nowhere.exit_code == 2
     assert "cannot write" in one_line(nowhere)
 
