@@ -118,11 +118,14 @@ class Basis:
         return GammaCosts(self._by_gamma, base)
 
     def recorded_shares(self, verifier: str) -> list[float] | None:
-        """Shares of drafts kept up to each of `LONGEST` places; None if the rule is unknown."""
+        """Shares of drafts kept up to each place; None if the rule is unknown.
+
+        One place more than any draft that is told of: a guess goes one token further.
+        """
         counts = self._acceptance.get((verifier, self.way.greedy))
         if counts is None or (verifier != self.way.verifier and counts.rounds < _MIN_ROUNDS):
             return None
-        return kept(continued(counts.onward, counts.reached, LONGEST))
+        return kept(continued(counts.onward, counts.reached, max(LONGEST, self.way.gamma) + 1))
 
     def longest_recorded(self) -> int:
         """Places of drafts of which acceptance was recorded."""

@@ -58,7 +58,8 @@ class Outlook:
         self._costs = basis.costs()
         self._shares, self._sources = self._rules()
         self.tokens_per_s = self._speed(0.0)
-        self.gammas = [self._gamma(rule, g) for rule in self._shares for g in range(1, LONGEST + 1)]
+        lengths = sorted({*range(1, LONGEST + 1), basis.way.gamma})
+        self.gammas = [self._gamma(rule, gamma) for rule in self._shares for gamma in lengths]
         changes = [*self._other_drafts(), self._faster_drafter(), self._free_network()]
         changes += [self._draft_ahead(), self._batch()]
         self.changes = sorted(changes, key=lambda change: -(change.factor or 0.0))
@@ -165,9 +166,8 @@ class Outlook:
         way, rounds = self.basis.way, self._group.rounds
         draft = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("draft."))
         verify = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("verify."))
-        shares = [1.0, *self._shares[way.verifier]]
         # The token behind a fully kept draft is guessed as well as one more drafted one.
-        right = shares[way.gamma + 1] if way.gamma < LONGEST else shares[-1]
+        right = self._shares[way.verifier][way.gamma]
         assumption = (
             f"{right:.1%} of the guesses are right: all {way.gamma} kept, and the target's next"
             " token guessed as often as one more drafted token would be kept, the most there can"

@@ -81,6 +81,16 @@ def test_times_at_other_gammas_come_from_rounds_that_have_them(tmp_path: Path) -
     assert beyond.round_ms == pytest.approx(replace(COSTS, verify_pass=37.0).round_ms(16))
 
 
+def test_drafts_longer_than_those_that_are_listed(tmp_path: Path) -> None:
+    texts = rounds(24, 60, 0.9, seed=8)
+    found = outlook(recorded(tmp_path / "trace.jsonl", 1, texts))
+    assert tokens_per_s(found, 24, "block") == pytest.approx(measured(texts))
+    assert change(found, "verifier token").factor is not None
+    shares = 1 + sum(a for _, a in texts) / 60
+    (row,) = [r for r in found.gammas if (r.gamma, r.verifier) == (24, "block")]
+    assert row.tokens_a_round == pytest.approx(shares)
+
+
 def test_short_drafts_at_texts_ends_are_no_sample_of_short_drafts(tmp_path: Path) -> None:
     found = outlook(recorded(tmp_path / "trace.jsonl", 60, [(4, 3)] * 6 + [(2, 0), (1, 1)]))
     assert "only gamma 4 was recorded" in found.as_json()["gamma_assumption"]
