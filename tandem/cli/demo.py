@@ -49,6 +49,7 @@ def demo(
     """
     from tandem.cli.comparison import first_difference
     from tandem.cli.report import print_report
+    from tandem.cli.trace import recording_of, show
     from tandem.load.client import Client
     from tandem.local.pair import Pair
     from tandem.local.stack import Stack, StackSettings
@@ -76,7 +77,9 @@ def demo(
         finally:
             stack.kill()
         print_report(samples)
-        out.print(f"trace of the text above and of one text a method: {_merge(folder)}")
+        merged = _merge(folder)
+        out.print(f"trace of the text above and of one text a method: {merged}")
+        show(recording_of([str(merged)]))
         if failed := {name: code for name, code in codes.items() if code}:
             raise Failure(f"not every service ended well; exit codes: {failed}")
         if difference := first_difference(samples):

@@ -9,6 +9,7 @@ from tandem.cli.demo import demo
 from tandem.cli.generate import generate
 from tandem.cli.info import info
 from tandem.cli.top import top
+from tandem.cli.trace import trace
 from tandem.cli.up import up
 
 app = typer.Typer(
@@ -26,3 +27,4 @@ app = typer.Typer(
 )
 for command in (up, generate, demo, bench, info, top):
     app.command()(command)
+app.add_typer(trace)

@@ -108,7 +108,8 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator"}
     assert rooms_seen_from("local") <= {"failure", "settings", *stubs}
     assert rooms_seen_from("load") <= {"failure", "orchestrator", "common", "rpc"}
-    above = {"cli", "local", "load"}
+    assert rooms_seen_from("traces") <= {"failure", "telemetry"}
+    above = {"cli", "local", "load", "traces"}
     rooms = {path.name for path in (ROOT / "tandem").iterdir() if (path / "__init__.py").exists()}
     for room in rooms - above:
         assert not rooms_seen_from(room) & {*above, "failure"}, room
@@ -137,7 +138,7 @@ def test_only_the_models_side_touches_torch() -> None:
         "target_svc.settings",
         *(
             ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for room in ("local", "load")
+            for room in ("local", "load", "traces")
             for path in (ROOT / "tandem" / room).glob("*.py")
         ),
     ],

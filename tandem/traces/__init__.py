@@ -1,0 +1,1 @@
+"""What recorded traces say: where the time of requests went, and what a change would be worth."""

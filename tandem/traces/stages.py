@@ -1,0 +1,65 @@
+"""The stages of a request. Every instant of its wall time belongs to exactly one of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tandem.telemetry.stages import STEP_STAGES, name_of
+
+ORCHESTRATOR, DRAFTER, TARGET = "orchestrator", "drafter", "target"
+
+# What a service's step is made of, in the order in which it happens.
+STEP_PARTS = {
+    step: tuple(name_of(step, stage) for stage in STEP_STAGES)
+    for step in ("prefill", "draft", "verify")
+}
+PART_NAMES = frozenset(f"{step}.{part}" for step, parts in STEP_PARTS.items() for part in parts)
+# Spans of the orchestrator that are a stage as they stand, and those that only hold others.
+LEAVES = frozenset({"tokenize", "detokenize", "close"})
+ROUND = "round"
+HOLDERS = frozenset({"open", ROUND})
+CALL = "call."
+
+
+class Stage(NamedTuple):
+    """A stage, and the service that it belongs to.
+
+    A step's time that none of its parts covers is `else`, a call's that the service's span does
+    not cover is `network`, and all of a call whose other side left no span is `unseen`. What
+    the orchestrator does in no stage of its own is `own`.
+    """
+
+    service: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.service} {self.name}"
+
+    @property
+    def in_round(self) -> bool:
+        """Whether it comes once a round, and not once a request."""
+        return self.name.startswith(("draft.", "verify.", "round.")) or self.name == "detokenize"
+
+
+OWN = Stage(ORCHESTRATOR, "own")
+
+
+def _step(service: str, step: str) -> tuple[Stage, ...]:
+    parts = (*STEP_PARTS[step], "else", "network", "unseen")
+    return tuple(Stage(service, f"{step}.{part}") for part in parts)
+
+
+# In the order in which tables show them.
+STAGES: tuple[Stage, ...] = (
+    Stage(ORCHESTRATOR, "tokenize"),
+    Stage(ORCHESTRATOR, "open.else"),
+    *_step(TARGET, "prefill"),
+    *_step(DRAFTER, "prefill"),
+    *_step(DRAFTER, "draft"),
+    *_step(TARGET, "verify"),
+    Stage(ORCHESTRATOR, "detokenize"),
+    Stage(ORCHESTRATOR, "round.else"),
+    Stage(ORCHESTRATOR, "close"),
+    OWN,
+)
+INDEX = {stage: index for index, stage in enumerate(STAGES)}
