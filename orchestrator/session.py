@@ -10,7 +10,7 @@ until the text ends:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
@@ -33,6 +33,7 @@ class Session:
         emission: makes rounds of verdicts.
         ledger: books what takes time here.
         spans: the text's.
+        spell: the texts of tokens, for spans; None keeps them out.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Session:
         emission: Emission,
         ledger: Ledger,
         spans: TextSpans,
+        spell: Callable[[Sequence[int]], list[str]] | None = None,
     ) -> None:
         self._generation = generation
         self._drafting = drafting
@@ -53,6 +55,7 @@ class Session:
         self._emission = emission
         self._ledger = ledger
         self._spans = spans
+        self._spell = spell if spans.context is not None else None
 
     async def rounds(self) -> AsyncGenerator[Round, None]:
         """The text, round by round. Both sequences are ended when the iterator is.
@@ -64,6 +67,7 @@ class Session:
             with self._spans.child("open"):
                 self._drafting.begin(self._deciding.prompt)
                 decided = await self._deciding.open()
+                self._describe_text(None, decided)
             yield self._emit(None, decided)
             while self._emission.finish_reason is None:
                 with self._spans.child("round"):
@@ -88,7 +92,7 @@ class Session:
         emitted = [*kept, decided.next_token]
         self._deciding.tell(emitted)
         self._drafting.tell(emitted)
-        with self._spans.child("detokenize"), self._ledger.stage("detokenize"):
+        with self._spans.brief("detokenize"), self._ledger.stage("detokenize"):
             return self._emission.commit(self._deciding.round, emitted, drafted, decided)
 
     def _describe(self, drafted: Drafted | None, decided: Decided) -> None:
@@ -100,3 +104,12 @@ class Session:
                 "tandem.verifier": self._generation.verifier,
             }
         )
+        self._describe_text(drafted, decided)
+
+    def _describe_text(self, drafted: Drafted | None, decided: Decided) -> None:
+        if self._spell is None:
+            return
+        *texts, following = self._spell(
+            [*(drafted.token_ids if drafted else ()), decided.next_token]
+        ) or [""]
+        self._spans.describe({"tandem.text.drafted": texts, "tandem.text.next": following})

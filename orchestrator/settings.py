@@ -51,6 +51,10 @@ class OrchestratorSettings(ServiceSettings):
     )
     verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
 
+    trace_text: bool = Field(
+        False, description="write the texts of drafted and emitted tokens into spans"
+    )
+
     @field_validator("drafters", "targets", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -9,7 +10,7 @@ from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
 from tandem.telemetry.logs import bind_span
-from tandem.telemetry.spans import Span, head
+from tandem.telemetry.spans import SHORTEST_NS, Span, head
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -56,6 +57,19 @@ class TextSpans:
         finally:
             span.end()
             self._innermost = outer
+
+    @contextmanager
+    def brief(self, name: str) -> Iterator[None]:
+        """The same for a block that takes no calls: no span where it is short."""
+        if self._innermost is None:
+            yield
+            return
+        started_ns = time.time_ns()
+        try:
+            yield
+        finally:
+            if time.time_ns() - started_ns >= SHORTEST_NS:
+                Span(name, self._innermost.context, start_ns=started_ns).end()
 
     def call(self, step: str, method: str, address: str, of_text: bool = False) -> Span | None:
         """The span of an exchange with a service; None where nothing is recorded.

@@ -41,6 +41,13 @@ class TextCodec:
         ids: list[int] = encoding.ids
         return ids
 
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token by itself, for people; none without a tokenizer."""
+        if self._tokenizer is None:
+            return []
+        decode = self._tokenizer.decode
+        return [decode([token_id], skip_special_tokens=False) for token_id in token_ids]
+
     def stream(self, prompt_ids: Sequence[int], stop_strings: Sequence[str]) -> TextStream:
         """A decoder of the tokens that follow a prompt."""
         decoder = Detokenizer(self._vocabulary, prompt_ids) if self._vocabulary else None

@@ -84,7 +84,7 @@ class Texts:
                 rounds = self._rounds(generation, remaining, ledger, spans, meter)
                 async with aclosing(rounds):
                     async for event in rounds:
-                        with ledger.stage("send_wait"):
+                        with spans.brief("send"), ledger.stage("send_wait"):
                             yield event
                         if isinstance(event, Summary):
                             outcome = event.finish_reason.name
@@ -152,6 +152,7 @@ class Texts:
                 emission=emission,
                 ledger=ledger,
                 spans=spans,
+                spell=self.terms.codec.spell if waits.trace_text else None,
             )
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:

@@ -58,7 +58,7 @@ def demo(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with reported():
         services = Pair().settings()
-        services["orchestrator"] = {}
+        services["orchestrator"] = {"TRACE_TEXT": "true"}
         for name in _SERVICES:
             services[name]["LISTEN"] = "127.0.0.1:0"
             services[name]["TRACE_FILE"] = str(_fresh(folder / f"{name}.jsonl"))

@@ -20,6 +20,8 @@ from opentelemetry.util.types import AttributeValue
 from tandem.errors import cut
 
 _PROPAGATOR = TraceContextTextMapPropagator()
+# A shorter wait or computation has no span of its own: it is a part of the outer one.
+SHORTEST_NS = 50_000
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _TRACEPARENT = 55  # characters: version, trace, span and flags
 

@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import SpanContext, SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.spans import Span, below, write
+from tandem.telemetry.spans import SHORTEST_NS, Span, below, write
 from tandem.telemetry.stages import FORWARD, READ, REPLY, StageTimes, span_of
-
-# A shorter wait or computation has no span of its own: it is a part of its step's.
-_SHORTEST_NS = 50_000
 
 
 class StepSpan:
@@ -81,7 +78,7 @@ class StepSpan:
         stamps = [(READ, self._zero_ns, first), *self._stamps, (REPLY, last, self._end_ns)]
         for stage, start_ns, end_ns in stamps:
             end_ns = min(end_ns, self._end_ns)
-            if end_ns - start_ns >= _SHORTEST_NS or stage == FORWARD:
+            if end_ns - start_ns >= SHORTEST_NS or stage == FORWARD:
                 name = span_of(self._step, stage)
                 yield self._span(name, self.context, SpanKind.INTERNAL, start_ns, end_ns)
 

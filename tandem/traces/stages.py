@@ -15,7 +15,7 @@ STEP_PARTS = {
 }
 PART_NAMES = frozenset(f"{step}.{part}" for step, parts in STEP_PARTS.items() for part in parts)
 # Spans of the orchestrator that are a stage as they stand, and those that only hold others.
-LEAVES = frozenset({"tokenize", "detokenize", "close"})
+LEAVES = frozenset({"tokenize", "detokenize", "send", "close"})
 ROUND = "round"
 HOLDERS = frozenset({"open", ROUND})
 CALL = "call."
@@ -38,7 +38,10 @@ class Stage(NamedTuple):
     @property
     def in_round(self) -> bool:
         """Whether it comes once a round, and not once a request."""
-        return self.name.startswith(("draft.", "verify.", "round.")) or self.name == "detokenize"
+        return self.name.startswith(("draft.", "verify.", "round.")) or self.name in (
+            "detokenize",
+            "send",
+        )
 
 
 OWN = Stage(ORCHESTRATOR, "own")
@@ -58,6 +61,7 @@ STAGES: tuple[Stage, ...] = (
     *_step(DRAFTER, "draft"),
     *_step(TARGET, "verify"),
     Stage(ORCHESTRATOR, "detokenize"),
+    Stage(ORCHESTRATOR, "send"),
     Stage(ORCHESTRATOR, "round.else"),
     Stage(ORCHESTRATOR, "close"),
     OWN,

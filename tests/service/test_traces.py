@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
+from tokenizers import Tokenizer, models
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry import spans
@@ -46,14 +47,17 @@ SURE = {
     ("call.verify", "round"),
     ("verify", "call.verify"),
     ("verify.forward", "verify"),
-    ("detokenize", "round"),
-    ("detokenize", "generate"),  # the token of the prefill
     ("close", "generate"),
 }
 # What is too short has no span of its own.
 STEPS = ("prefill", "draft", "verify")
 STAGES = {span_of(step, stage) for step in STEPS for stage in STEP_STAGES}
-PARENTS = SURE | {(stage, stage.split(".")[0]) for stage in STAGES}
+BRIEF = {
+    ("detokenize", "round"),
+    ("detokenize", "generate"),  # the token of the prefill
+    ("send", "generate"),
+}
+PARENTS = SURE | BRIEF | {(stage, stage.split(".")[0]) for stage in STAGES}
 CALL = {"rpc.system.name", "rpc.method", "server.address", "server.port"}
 ATTRIBUTES = {
     "generate": {
@@ -225,6 +229,27 @@ async def test_the_first_token_is_an_event(stack: Stack, exporter: InMemorySpanE
     assert (root.start_time or 0) < event.timestamp < (root.end_time or 0)
 
 
+@pytest.mark.parametrize("asked_for", [False, True])
+async def test_texts_are_in_spans_only_where_they_are_asked_for(
+    exporter: InMemorySpanExporter, asked_for: bool
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    target = FakeTarget()
+    target.tokenizer_json = tokenizer.to_str().encode()
+    async with orchestrate(FakeDrafter(), target, trace_text=asked_for) as stub:
+        reply = await stub.Complete(request(), metadata=METADATA)
+    written: list[str] = []
+    for span in sorted(await finished(exporter), key=lambda span: span.start_time or 0):
+        attributes: Any = span.attributes or {}
+        if asked_for and span.name in ("open", "round"):
+            kept = attributes.get("tandem.accepted", 0)
+            written += attributes["tandem.text.drafted"][:kept]
+            written.append(attributes["tandem.text.next"])
+        else:
+            assert not [key for key in attributes if "text" in key and "gen_ai" not in key]
+    assert written == [f"w{token_id}" for token_id in reply.token_ids] * asked_for
+
+
 @pytest.mark.parametrize("header", ["", "00-zz-11-01", "01", METADATA[0][1][:40], "00-" + 60 * "0"])
 async def test_a_malformed_caller_makes_a_new_trace(
     stack: Stack, exporter: InMemorySpanExporter, header: str
@@ -295,17 +320,16 @@ async def test_a_target_that_fails_within_the_text(exporter: InMemorySpanExporte
         with pytest.raises(grpc.aio.AioRpcError):
             await stub.Complete(request(), metadata=METADATA)
     found = await finished(exporter)
-    assert edges(found) == {
+    counted = {edge: count for edge, count in edges(found).items() if edge not in BRIEF}
+    assert counted == {
         ("generate", "caller"): 1,
         ("tokenize", "generate"): 1,
         ("open", "generate"): 1,
         ("call.prefill", "open"): 1,
         ("call.prefill", "generate"): 1,
-        ("detokenize", "generate"): 1,
         ("round", "generate"): 2,
         ("call.draft", "round"): 2,
         ("call.verify", "round"): 2,
-        ("detokenize", "round"): 1,
     }
     failed = [span for span in found if span.status.status_code == StatusCode.ERROR]
     assert [span.name for span in failed] == ["call.verify", "round", "generate"]
@@ -335,10 +359,12 @@ def test_the_document_lists_these_spans_and_no_others() -> None:
         if len(row) == 6 and (name := row[0].strip()).startswith("`"):
             listed[name.strip("`")] = set(re.findall(r"`([^`]+)`", row[5]))
             parents |= {(name.strip("`"), above) for above in re.findall(r"`([^`]+)`", row[1])}
-    assert set(listed) == {name for name, _ in SURE} - STAGES | {"pass"}
+    assert set(listed) == {name for name, _ in SURE | BRIEF} - STAGES | {"pass"}
     for name, attributes in listed.items():
         assert attributes == ATTRIBUTES.get(name, set()), name
-    assert parents == {edge for edge in SURE if edge[0] not in STAGES} - {("generate", "caller")}
+    assert parents == {edge for edge in SURE | BRIEF if edge[0] not in STAGES} - {
+        ("generate", "caller")
+    }
     stages = {name for row in rows if len(row) == 2 for name in re.findall(r"`([^`]+)`", row[0])}
     assert {
         name
