@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from opentelemetry.trace import SpanContext
-
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.drafter import Drafter, DraftSequence
@@ -11,6 +9,7 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 
 
@@ -34,7 +33,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._end = 0
 
     async def _open(
-        self, message: drafter_pb2.SequenceRequest, traced: SpanContext | None
+        self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
@@ -68,7 +67,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         )
 
     async def _step(
-        self, message: drafter_pb2.SequenceRequest, traced: SpanContext | None
+        self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from opentelemetry.trace import SpanContext
-
 from orchestrator.ledger import Ledger
 from orchestrator.round import Origin, Round
 from orchestrator.summary import FinishReason
@@ -14,6 +12,7 @@ from orchestrator.tally import Tally
 from tandem.errors import TandemError
 from tandem.rpc.status import code_of
 from tandem.telemetry import metrics
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import WAITS
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class TextMeter:
         else:
             self._status = "INTERNAL"
 
-    def end(self, span: SpanContext | None) -> None:
+    def end(self, span: SpanIds | None) -> None:
         """Book the request, once and for all.
 
         Args:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_span
 from tandem.telemetry.spans import SHORTEST_NS, Span, head
 
@@ -28,7 +29,7 @@ class TextSpans:
             bind_span(self._text.context)
 
     @property
-    def context(self) -> SpanContext | None:
+    def context(self) -> SpanIds | None:
         """The text's; None where nothing is recorded."""
         return None if self._text is None else self._text.context
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from opentelemetry.trace import SpanContext
-
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import Scorer
 from tandem.engine.engine import Engine
@@ -11,6 +9,7 @@ from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
 from tandem.target.v1 import target_pb2
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to
@@ -40,7 +39,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._end = 0
 
     async def _open(
-        self, message: target_pb2.SequenceRequest, traced: SpanContext | None
+        self, message: target_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request = message.open
         messages.check_request_id(request.request_id)
@@ -93,7 +92,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
 
     async def _step(
-        self, message: target_pb2.SequenceRequest, traced: SpanContext | None
+        self, message: target_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request, sequence = message.verify, self._sequence
         self._progress.check(request.round, request.position)

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from opentelemetry.trace import SpanContext
 
 from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
@@ -19,6 +18,7 @@ from tandem.engine.gathering import Gathering
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
 
 _log = structlog.get_logger(__name__)
@@ -104,7 +104,7 @@ class Engine:
         steps: Steps[T],
         capacity: int,
         request_id: str = "",
-        traced: SpanContext | None = None,
+        traced: SpanIds | None = None,
     ) -> tuple[T, StageTimes]:
         """Admit a sequence, then run its first steps; waiting for room counts as queueing.
 
@@ -124,7 +124,7 @@ class Engine:
         sequence: AdmittedSequence,
         steps: Steps[T],
         request_id: str = "",
-        traced: SpanContext | None = None,
+        traced: SpanIds | None = None,
     ) -> tuple[T, StageTimes]:
         """Run an open sequence's next steps; their result, and where the time went.
 

@@ -7,9 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from opentelemetry.trace import SpanContext
-
 from tandem.engine.asks import Ask, Steps, Take
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ class Job(Generic[T]):
     sequence: Any
     steps: Steps[T]
     request_id: str = ""
-    traced: SpanContext | None = None
+    traced: SpanIds | None = None
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from opentelemetry.trace import SpanContext
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import InvalidRequest, WrongState
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
 
 
@@ -95,7 +95,7 @@ class ServedSequence(ABC, Generic[Q, R]):
         self.request_id = ""
         self.state = State.NEW
 
-    async def handle(self, message: Q, traced: SpanContext | None = None) -> StepReply[R] | None:
+    async def handle(self, message: Q, traced: SpanIds | None = None) -> StepReply[R] | None:
         """Answer a message; None to `close`, which has no answer.
 
         Args:
@@ -121,11 +121,11 @@ class ServedSequence(ABC, Generic[Q, R]):
         return await self._open(message, traced)
 
     @abstractmethod
-    async def _open(self, message: Q, traced: SpanContext | None) -> StepReply[R]:
+    async def _open(self, message: Q, traced: SpanIds | None) -> StepReply[R]:
         """Open the sequence."""
 
     @abstractmethod
-    async def _step(self, message: Q, traced: SpanContext | None) -> StepReply[R]:
+    async def _step(self, message: Q, traced: SpanIds | None) -> StepReply[R]:
         """Do one step of an open sequence."""
 
     @abstractmethod

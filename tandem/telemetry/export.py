@@ -14,11 +14,12 @@ from opentelemetry.sdk.trace import Event, ReadableSpan, SpanProcessor, TracerPr
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 
 from tandem import __version__
 from tandem.errors import StartupError
 from tandem.telemetry import exporters
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.spans import Record, Span
 from tandem.telemetry.trace_file import TraceFile
 
@@ -83,18 +84,23 @@ class ReadableExporter(SpanExporter):
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(
             span.name,
-            span.context,
-            span.parent,
+            _context(span.context),
+            None if span.parent is None else _context(span.parent),
             self._resource,
             span.attributes,
             [Event(name, timestamp=at_ns) for name, at_ns in span.events],
-            [Link(context) for context in span.links],
+            [Link(_context(ids)) for ids in span.links],
             span.kind,
             status=Status(StatusCode.ERROR, span.error) if span.error else _UNSET,
             start_time=span.start_ns,
             end_time=span.end_ns,
             instrumentation_scope=_SCOPE,
         )
+
+
+def _context(ids: SpanIds) -> SpanContext:
+    """As the SDK has it."""
+    return SpanContext(ids.trace_id, ids.span_id, False, ids.trace_flags, ids.trace_state)
 
 
 def make_writer(service: str, trace_file: Path | None) -> SpanWriter | None:

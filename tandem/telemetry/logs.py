@@ -8,7 +8,8 @@ import time
 from typing import Literal
 
 import structlog
-from opentelemetry.trace import SpanContext
+
+from tandem.telemetry.ids import SpanIds
 
 # Of OpenTelemetry's own, which tries a collector that is away again and again.
 _EXPORT_SECONDS = 600.0
@@ -20,7 +21,7 @@ def bind_request(request_id: str) -> None:
     structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
-def bind_span(span: SpanContext) -> None:
+def bind_span(span: SpanIds) -> None:
     """Have a span's ids in every line that is logged for it from now on."""
     structlog.contextvars.bind_contextvars(**{_SPAN: span})
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from opentelemetry.trace import SpanContext
+from tandem.telemetry.ids import SpanIds
 
 DRAFTER, TARGET, ORCHESTRATOR = "drafter", "target", "orchestrator"
 _MODELS = (DRAFTER, TARGET)
@@ -90,7 +90,7 @@ def underscored(name: str) -> str:
     return name.replace(".", "_")
 
 
-def exemplar_of(span: SpanContext | None) -> dict[str, str] | None:
+def exemplar_of(span: SpanIds | None) -> dict[str, str] | None:
     """What leads from a measurement to its trace; None where it has none."""
     if span is None:
         return None

@@ -13,16 +13,16 @@ from typing import Protocol
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import cut
+from tandem.telemetry.ids import SpanIds
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # A shorter wait or computation has no span of its own: it is a part of the outer one.
 SHORTEST_NS = 50_000
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _TRACEPARENT = 55  # characters: version, trace, span and flags
 
 
@@ -30,7 +30,7 @@ class Record(Protocol):
     """One span that has ended, or several that are made of it when they are written."""
 
     @property
-    def context(self) -> SpanContext:
+    def context(self) -> SpanIds:
         """Of the outermost one."""
 
     def spans(self) -> Iterable[Span]:
@@ -94,11 +94,11 @@ class Span:
     def __init__(
         self,
         name: str,
-        parent: SpanContext | None,
+        parent: SpanIds | None,
         kind: SpanKind = SpanKind.INTERNAL,
-        links: Sequence[SpanContext] = (),
+        links: Sequence[SpanIds] = (),
         start_ns: int | None = None,
-        context: SpanContext | None = None,
+        context: SpanIds | None = None,
     ) -> None:
         self.name = name
         self.parent = parent
@@ -145,12 +145,12 @@ def write(record: Record) -> None:
         _recorder.write(record)
 
 
-def below(parent: SpanContext | None) -> SpanContext:
+def below(parent: SpanIds | None) -> SpanIds:
     """Ids of a new span of a trace; None begins one."""
     assert _recorder is not None  # or there would be nothing to make it for
     trace_id = _recorder.trace_id() if parent is None else parent.trace_id
     state = None if parent is None else parent.trace_state
-    return SpanContext(trace_id, _recorder.span_id(), False, _SAMPLED, state)
+    return SpanIds(trace_id, _recorder.span_id(), state)
 
 
 def head(name: str, metadata: Mapping[str, str]) -> Span | None:
@@ -164,14 +164,16 @@ def head(name: str, metadata: Mapping[str, str]) -> Span | None:
         return None
     context = _PROPAGATOR.extract(dict(metadata), context=Context())
     caller = trace.get_current_span(context).get_span_context()
-    parent = caller if caller.is_valid else None
+    parent = None
+    if caller.is_valid:
+        parent = SpanIds(caller.trace_id, caller.span_id, caller.trace_state)
     own = below(parent)
     if not _recorder.wants(context, own.trace_id, name):
         return None
     return Span(name, parent, SpanKind.SERVER, context=own)
 
 
-def caller_of(traceparent: str) -> SpanContext | None:
+def caller_of(traceparent: str) -> SpanIds | None:
     """The span that a message belongs to; None where nothing is recorded, or it is malformed."""
     if _recorder is None or len(traceparent) != _TRACEPARENT:
         return None
@@ -180,5 +182,4 @@ def caller_of(traceparent: str) -> SpanContext | None:
         flags = int(traceparent[53:], 16)
     except ValueError:
         return None
-    context = SpanContext(trace_id, span_id, True, TraceFlags(flags))
-    return context if context.is_valid and context.trace_flags.sampled else None
+    return SpanIds(trace_id, span_id) if trace_id and span_id and flags & 1 else None

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opentelemetry.trace import SpanContext, SpanKind
+from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
+from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.spans import SHORTEST_NS, Span, below, write
 from tandem.telemetry.stages import FORWARD, READ, REPLY, StageTimes, span_of
 
@@ -30,7 +31,7 @@ class StepSpan:
         caller: whose span the step is done for.
     """
 
-    def __init__(self, caller: SpanContext) -> None:
+    def __init__(self, caller: SpanIds) -> None:
         self.context = below(caller)
         self._caller = caller
         self._start_ns = time.time_ns()
@@ -82,9 +83,7 @@ class StepSpan:
                 name = span_of(self._step, stage)
                 yield self._span(name, self.context, SpanKind.INTERNAL, start_ns, end_ns)
 
-    def _span(
-        self, name: str, parent: SpanContext, kind: SpanKind, start_ns: int, end_ns: int
-    ) -> Span:
+    def _span(self, name: str, parent: SpanIds, kind: SpanKind, start_ns: int, end_ns: int) -> Span:
         """A span between two stamps of the monotonic clock."""
         epoch_ns = self._start_ns - self._zero_ns
         span = Span(name, parent, kind, start_ns=epoch_ns + start_ns)
@@ -105,7 +104,7 @@ class PassRecord:
         zero_ns: of the epoch, when that clock began.
     """
 
-    served: Sequence[SpanContext]
+    served: Sequence[SpanIds]
     start_ns: int
     end_ns: int
     sequences: int
@@ -113,7 +112,7 @@ class PassRecord:
     zero_ns: int = field(default_factory=lambda: time.time_ns() - time.perf_counter_ns())
 
     @property
-    def context(self) -> SpanContext:
+    def context(self) -> SpanIds:
         """Of one that it served: recorded, and so is this."""
         return self.served[0]
 

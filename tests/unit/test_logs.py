@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from opentelemetry.trace import SpanContext
 
 from tandem.telemetry import logs
+from tandem.telemetry.ids import SpanIds
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_line_carries_the_ids_of_its_request(written: io.StringIO) -> None:
     log = structlog.get_logger("test")
     log.info("before")
     logs.bind_request("r-1")
-    logs.bind_span(SpanContext(0xABC, 0xDEF, False))
+    logs.bind_span(SpanIds(0xABC, 0xDEF))
     log.info("within")
     logging.getLogger("a.library").warning("a library's")
     before, within, library = lines(written)
