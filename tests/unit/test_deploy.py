@@ -21,6 +21,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.settings import ServiceSettings
 from tandem.target.v1 import target_pb2
+from tandem.telemetry.export import make_writer
 from target_svc.settings import TargetSettings
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -66,7 +67,7 @@ def container(name: str) -> dict[str, Any]:
 
 
 def environment(name: str) -> dict[str, str]:
-    return {entry["name"]: entry["value"] for entry in container(name)["env"]}
+    return {entry["name"]: entry["value"] for entry in container(name)["env"] if "value" in entry}
 
 
 def settings_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
@@ -208,3 +209,17 @@ def test_ghz_requests_are_requests(name: str) -> None:
     ParseDict(data, message)
     assert message.generation.prompt
     assert config["host"] == OrchestratorSettings.model_fields["listen"].default
+
+
+def test_the_telemetry_that_is_configured_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands nothing is recorded; with the exporter that its comment names, spans go out."""
+    for name, value in manifest("ConfigMap", "telemetry")["data"].items():
+        monkeypatch.setenv(name, value)
+    assert make_writer("target", None) is None
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    writer = make_writer("target", None)
+    assert writer is not None
+    writer.close()
+    for service in SERVICES:
+        (container,) = pod(service)["containers"]
+        assert container["envFrom"] == [{"configMapRef": {"name": "telemetry"}}]
