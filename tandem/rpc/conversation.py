@@ -99,8 +99,8 @@ class Conversation(Generic[Q, R]):
     async def _answer(self, request: Q) -> None:
         caller = caller_of(request.traceparent) if request.traceparent else None
         span = None if caller is None else StepSpan(caller)
-        if span is not None:
-            bind_span(span.context)
+        if span is not None and self._sequence.state is State.NEW:
+            bind_span(span.context)  # once: it takes as long as all of a step's stamps
         sequence = self._sequence
         try:
             reply = await sequence.handle(request, None if span is None else span.context)
