@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -49,6 +50,7 @@ class Jaeger:
 
     def __init__(self, otlp: int, query: int) -> None:
         self.endpoint = f"http://127.0.0.1:{otlp}"
+        self.source = f"jaeger:http://127.0.0.1:{query}"
         self._api = f"http://127.0.0.1:{query}/api"
 
     def get(self, path: str, **parameters: Any) -> Any:
@@ -132,11 +134,21 @@ def test_twenty_requests_are_twenty_whole_traces(
             assert [process.stop() for process in services.processes] == [0, 0, 0]
         wait(lambda: len(collector.traces()) >= REQUESTS)
         traces = collector.traces()
+        reported = report(collector)
         assert {"drafter", "target", "orchestrator"} <= set(collector.get("services"))
     asked = [trace for trace in traces if len(trace["spans"]) > 1]
     assert len(asked) == REQUESTS
     counts = sorted(summary.rounds - 1 for summary in summaries)
     assert sorted(check(trace) for trace in asked) == counts
+    assert (reported["requests"], reported["rounds"]) == (REQUESTS, sum(counts))
+    assert sum(stage["share"] for stage in reported["stages"]) == pytest.approx(1.0, abs=1e-6)
+
+
+def report(collector: Jaeger) -> Any:
+    """What `tandem trace report` makes of what Jaeger gives back."""
+    command = [sys.executable, "-m", "tandem.cli", "trace", "report", "--json", collector.source]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def check(trace: Any) -> int:
