@@ -77,8 +77,9 @@ bench: setup ## Tandem beside transformers and the physical limit: one table, wi
 bench-full: setup ## The same, then sweeps of load, support size and network delay, with plots
 	$(BIN)/python -m benchmarks.bench --sweeps
 
-bench-parts: setup ## One question each: a round's profile, long prompts, memory, large vocabularies
+bench-parts: setup ## One question each: a round's profile, what-if's errors, long prompts, memory, large vocabularies
 	$(BIN)/python -m benchmarks.round_profile
+	$(BIN)/python -m benchmarks.foresight
 	$(BIN)/python -m benchmarks.interference
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.large_vocabulary
