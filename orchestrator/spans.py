@@ -49,14 +49,10 @@ class TextSpans:
 
     @contextmanager
     def _child(self, name: str, outer: Span) -> Iterator[None]:
-        span = self._innermost = Span(name, outer.context)
         try:
-            yield
-        except BaseException as error:
-            span.fail(error)
-            raise
+            with Span(name, outer.context) as self._innermost:
+                yield
         finally:
-            span.end()
             self._innermost = outer
 
     @contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -133,6 +134,20 @@ class Span:
         """Hand it to whoever writes it."""
         self.end_ns = time.time_ns() if at_ns is None else at_ns
         write(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """It lasts as long as the block, and fails with it."""
+        if error is not None:
+            self.fail(error)
+        self.end()
 
     def spans(self) -> Iterable[Span]:
         """See `Record`."""
