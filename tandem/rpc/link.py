@@ -94,6 +94,11 @@ class Link(Generic[R]):
         self._streams.append(stream)
         return stream
 
+    async def close(self) -> None:
+        """End all streams, those too that are kept for later."""
+        streams, self._streams = self._streams, []
+        await asyncio.gather(*(stream.close() for stream in streams))
+
 
 def is_name(address: str) -> bool:
     """Whether an address may stand for several replicas ("dns:///target:50052")."""
@@ -192,6 +197,14 @@ class SharedStream(Generic[R]):
         if not self._members:
             self._outbox.finish()
             asyncio.get_running_loop().call_later(_END_SECONDS, self._call.cancel)
+
+    async def close(self) -> None:
+        """End it now, with whoever is on it."""
+        self._retired = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._call.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self) -> None:
         message: Any
