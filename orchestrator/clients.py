@@ -20,15 +20,13 @@ class _Peer:
     """A channel to one address."""
 
     _role: str
-    _link: Link[Any]
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = connect(address)
 
     async def close(self) -> None:
-        """End the streams, and close the channel."""
-        await self._link.close()
+        """Close the channel; its calls end."""
         await self._channel.close()
 
     async def _call(self, call: Any) -> Any:
@@ -46,7 +44,7 @@ class DrafterClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = drafter_pb2_grpc.DrafterServiceStub(self._channel)
-        self._link = Link(
+        self._link: Link[drafter_pb2.SequenceResponse] = Link(
             self._role,
             address,
             self._channel.stream_stream(
@@ -85,7 +83,7 @@ class TargetClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = target_pb2_grpc.TargetServiceStub(self._channel)
-        self._link = Link(
+        self._link: Link[target_pb2.SequenceResponse] = Link(
             self._role,
             address,
             self._channel.stream_stream(

@@ -35,8 +35,13 @@ def recorded(span: Span | None, request: Request) -> Iterator[None]:
         yield
         return
     request.traceparent = span.traceparent
-    with span:
+    try:
         yield
+    except BaseException as error:
+        span.fail(error)
+        raise
+    finally:
+        span.end()
 
 
 class SequenceCall(Generic[Q, R]):
