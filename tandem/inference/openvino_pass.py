@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.inference.batch import PackedBatch
 from tandem.inference.extents import Extents
+from tandem.inference.openvino_core import core
 from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino_trace import INPUTS
 
@@ -91,7 +92,7 @@ class _Request:
 
     def __init__(self, graph: ov.Model, dtype: torch.dtype, threads: int) -> None:
         precision = precision_of(dtype).to_string()
-        self._compiled = ov.Core().compile_model(
+        self._compiled = core().compile_model(
             graph,
             "CPU",
             {

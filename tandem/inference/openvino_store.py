@@ -18,6 +18,7 @@ import structlog
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
+from tandem.inference.openvino_core import core
 from tandem.inference.record import cache_folder, structure_key
 
 _log = structlog.get_logger(__name__)
@@ -59,7 +60,7 @@ def _read(folder: Path) -> ov.Model | None:
     graph, constants, total = (folder / name for name in _FILES)
     if total.read_text() != _sum(graph, constants):
         raise ValueError(f"{folder} is not what was written")
-    return ov.Core().read_model(graph, constants)
+    return core().read_model(graph, constants)
 
 
 def _write(structure: ov.Model, folder: Path) -> None:

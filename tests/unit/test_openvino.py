@@ -190,3 +190,25 @@ sys.exit(", ".join(asked) or None)
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_signal_is_survived_when_a_pass_is_gone() -> None:
+    """By another thread, as it is when what gives it up runs there."""
+    program = """
+import gc, os, signal, threading
+from tandem.inference.decoder import Decoder
+from tests.architectures import LLAMA, build
+signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+passes = [Decoder(build(LLAMA), "tiny", cache_tokens=64, engine="openvino")]
+def give_up():
+    passes.clear()
+    gc.collect()
+thread = threading.Thread(target=give_up)
+thread.start()
+thread.join()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    result = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, check=False
+    )
+    assert result.returncode == 7, result.stderr.decode()[-1000:]
