@@ -43,9 +43,9 @@ async def test_texts_share_a_stream_up_to_a_bound(monkeypatch: pytest.MonkeyPatc
         assert all(list(reply.token_ids) == target.text(20) for reply in replies)
         assert (drafter.streams, target.streams) == (3, 3)
         assert (drafter.opened, target.opened) == (10, 10)
-        # None is left open behind the last text: the next has a stream of its own.
+        # They are kept for a while: the next text has one of theirs.
         await stub.Complete(request())
-        assert (drafter.streams, target.streams) == (4, 4)
+        assert (drafter.streams, target.streams) == (3, 3)
     assert (drafter.ended, target.ended) == (11, 11)
 
 
@@ -243,6 +243,37 @@ async def test_a_request_larger_than_the_peer_takes_fails_alone() -> None:
     with pytest.raises(Exhausted, match="more than the target takes"):
         await openings(peer, 4096).open(opening, "opened", 60)
     assert not call.written
+
+
+async def test_a_stream_that_all_have_left_ends_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And whoever joins before then is not cut off."""
+    monkeypatch.setattr(link, "_LINGER_SECONDS", 0.1)
+    call: Any = SilentCall()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    stream = peer.join()
+    stream.leave(stream.enter())
+    assert peer.join() is stream
+    number = stream.enter()
+    await asyncio.sleep(0.3)
+    assert stream.goes_on
+    stream.leave(number)
+    assert stream.goes_on
+    await asyncio.sleep(0.3)
+    assert not stream.goes_on
+    assert peer.join() is not stream
+
+
+async def test_a_stream_that_is_retired_does_not_linger() -> None:
+    """It may be what does not answer."""
+    call: Any = SilentCall()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    stream = peer.join()
+    number = stream.enter()
+    stream.retire()
+    stream.leave(number)
+    assert peer.join() is not stream
 
 
 async def test_a_name_is_spread_over_streams_and_an_address_is_not() -> None:
