@@ -20,13 +20,15 @@ class _Peer:
     """A channel to one address."""
 
     _role: str
+    _link: Link[Any]
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._channel = connect(address)
 
     async def close(self) -> None:
-        """Close the channel; its calls end."""
+        """End the streams, and close the channel."""
+        await self._link.close()
         await self._channel.close()
 
     async def _call(self, call: Any) -> Any:
@@ -44,7 +46,7 @@ class DrafterClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = drafter_pb2_grpc.DrafterServiceStub(self._channel)
-        self._link: Link[drafter_pb2.SequenceResponse] = Link(
+        self._link = Link(
             self._role,
             address,
             self._channel.stream_stream(
@@ -83,7 +85,7 @@ class TargetClient(_Peer):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._stub: Any = target_pb2_grpc.TargetServiceStub(self._channel)
-        self._link: Link[target_pb2.SequenceResponse] = Link(
+        self._link = Link(
             self._role,
             address,
             self._channel.stream_stream(

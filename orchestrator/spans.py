@@ -49,14 +49,10 @@ class TextSpans:
 
     @contextmanager
     def _child(self, name: str, outer: Span) -> Iterator[None]:
-        span = self._innermost = Span(name, outer.context)
         try:
-            yield
-        except BaseException as error:
-            span.fail(error)
-            raise
+            with Span(name, outer.context) as self._innermost:
+                yield
         finally:
-            span.end()
             self._innermost = outer
 
     @contextmanager
@@ -85,11 +81,11 @@ class TextSpans:
         if outer is None:
             return None
         span = Span(f"call.{step}", outer.context, SpanKind.CLIENT)
-        host, _, port = address.rpartition(":")
+        host, _, port = address.rpartition("/")[2].rpartition(":")
         span.attributes = {
             "rpc.system.name": "grpc",
             "rpc.method": method,
-            "server.address": host or address,
+            "server.address": host.strip("[]") or address,
         }
         if port.isdecimal():
             span.attributes["server.port"] = int(port)

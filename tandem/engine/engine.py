@@ -187,10 +187,11 @@ class Engine:
                 job.steps.close()
                 continue
             self._gathering.come(job.sequence, job.arrived_ns / 1e9)
+            taken_ns = time.perf_counter_ns()
             job.resume()
+            if job.over:  # it asked for no pass: nobody was waited for
+                job.start(taken_ns, taken_ns)
             (through if job.over else arrived).append(job)
-        for job in through:
-            job.start(job.idle_ns)
         self._leave(through, time.perf_counter())
         self._reclaim()
         return arrived
@@ -224,8 +225,9 @@ class Engine:
         stepper = self._stepper
         assert stepper is not None  # or no job would have asked
         self.on_step(len(jobs))
+        now_ns = time.perf_counter_ns()
         for job in jobs:
-            job.start(gathering_ns)
+            job.start(gathering_ns, now_ns)
         started = time.perf_counter()
         try:
             stepper.step(jobs)

@@ -68,11 +68,10 @@ class Job(Generic[T]):
             return ask.left
         return 0 if ask is None else len(ask.feed.token_ids)  # type: ignore[union-attr]
 
-    def start(self, gathering_ns: int) -> None:
+    def start(self, gathering_ns: int, now_ns: int) -> None:
         """A step begins, before which the engine waited for others from `gathering_ns` on."""
-        now = time.perf_counter_ns()
-        self.times.waited(self.idle_ns, gathering_ns, now)
-        self.idle_ns = now
+        self.times.waited(self.idle_ns, gathering_ns, now_ns)
+        self.idle_ns = now_ns
 
     def resume(self, answer: Any = None) -> None:
         """Go on with an answer, or an error in its place, to the next ask or the end."""

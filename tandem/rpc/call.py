@@ -35,13 +35,8 @@ def recorded(span: Span | None, request: Request) -> Iterator[None]:
         yield
         return
     request.traceparent = span.traceparent
-    try:
+    with span:
         yield
-    except BaseException as error:
-        span.fail(error)
-        raise
-    finally:
-        span.end()
 
 
 class SequenceCall(Generic[Q, R]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,6 +24,8 @@ _END_SECONDS = 1.0
 # How long a stream that all have left is kept for the next one: to open another takes 1.5 ms. Less
 # than a service bears an empty one (EMPTY_SECONDS).
 _LINGER_SECONDS = 5.0
+# After so long others join a younger one: a name may stand for new replicas by then.
+_LONGEST_SECONDS = 60.0
 # How long the status of a call that has failed may be on its way.
 _STATUS_SECONDS = 1.0
 # What grpc.aio makes of a write that fails, whatever the call's own status is or will be.
@@ -72,6 +75,9 @@ class Link(Generic[R]):
         Args:
             after: the stream has to be younger than the one of this number.
         """
+        for stream in self._streams:
+            if stream.age > _LONGEST_SECONDS:
+                stream.retire()
         self._streams = [stream for stream in self._streams if stream.goes_on]
         free = [
             stream
@@ -79,11 +85,19 @@ class Link(Generic[R]):
             if stream.number > after and stream.count < SEQUENCES_A_STREAM
         ]
         if free and len(self._streams) >= self._apart:
-            return min(free, key=lambda stream: stream.count)
+            # A name's replicas share the texts; of one peer's streams the fullest is joined, so
+            # that messages share writes, and those of a burst run empty.
+            choose = min if self._apart > 1 else max
+            return choose(free, key=lambda stream: stream.count)
         self._started += 1
         stream = SharedStream(self, self._start(), self._started)
         self._streams.append(stream)
         return stream
+
+    async def close(self) -> None:
+        """End all streams, those too that are kept for later."""
+        streams, self._streams = self._streams, []
+        await asyncio.gather(*(stream.close() for stream in streams))
 
 
 def is_name(address: str) -> bool:
@@ -113,6 +127,7 @@ class SharedStream(Generic[R]):
         self._ended: dict[int, R] = {}
         self._failure: Callable[[], TandemError] | None = None
         self._retired = False
+        self._opened = time.monotonic()
         self._lingering: asyncio.TimerHandle | None = None
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
 
@@ -120,6 +135,11 @@ class SharedStream(Generic[R]):
     def goes_on(self) -> bool:
         """Whether another sequence may join."""
         return self._failure is None and not self._retired
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was opened."""
+        return time.monotonic() - self._opened
 
     @property
     def count(self) -> int:
@@ -177,6 +197,14 @@ class SharedStream(Generic[R]):
         if not self._members:
             self._outbox.finish()
             asyncio.get_running_loop().call_later(_END_SECONDS, self._call.cancel)
+
+    async def close(self) -> None:
+        """End it now, with whoever is on it."""
+        self._retired = True
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._call.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self) -> None:
         message: Any

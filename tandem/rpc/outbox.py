@@ -96,8 +96,8 @@ class Outbox:
                 await write(message)
             finally:
                 timer.cancel()
-            for call in written:
-                call()
+                for call in written:  # where it failed, its spans are what is looked for
+                    call()
 
     def _next(self) -> tuple[bytes, list[Callable[[], None]]]:
         """The next message to write, made of as many as fit, and whom to tell of it."""

@@ -83,9 +83,15 @@ class Streams(Generic[Q, R]):
         Raises:
             TandemError: why the stream, and not only a sequence of it, is ended.
         """
-        empty = sum(stream.is_empty for stream in self._running)
-        if empty >= self.limits.max_empty:
-            raise Exhausted(f"{empty} streams have no sequence; try another replica, or later")
+        empty = [stream for stream in self._running if stream.is_empty]
+        if len(empty) >= self.limits.max_empty:
+            # One that is kept for later makes room: its caller opens another then.
+            spare = next((stream for stream in empty if stream.is_spare), None)
+            if spare is None:
+                raise Exhausted(
+                    f"{len(empty)} streams have no sequence; try another replica, or later"
+                )
+            spare.note_drain()
         stream = _Stream(self, context, make)
         self._running.add(stream)
         try:
@@ -128,6 +134,11 @@ class _Stream(Generic[Q, R]):
     @property
     def is_empty(self) -> bool:
         return not self._open
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it has had a sequence, and none is left."""
+        return self._last > 0 and self.is_empty
 
     async def serve(self) -> None:
         """Read and write until either ends, or nothing is left to do."""

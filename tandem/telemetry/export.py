@@ -20,7 +20,7 @@ from tandem import __version__
 from tandem.errors import StartupError
 from tandem.telemetry import exporters
 from tandem.telemetry.ids import SpanIds
-from tandem.telemetry.spans import Record, Span
+from tandem.telemetry.spans import Record, Span, guarded
 from tandem.telemetry.trace_file import TraceFile
 
 # A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
@@ -77,9 +77,7 @@ class ReadableExporter(SpanExporter):
 
     def export(self, records: Sequence[Record]) -> SpanExportResult:  # type: ignore[override]
         """See `SpanExporter`."""
-        return self._exporter.export(
-            [self._readable(span) for record in records for span in record.spans()]
-        )
+        return self._exporter.export(guarded(records, self._readable))
 
     def _readable(self, span: Span) -> ReadableSpan:
         return ReadableSpan(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from socketserver import TCPServer
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from tandem.errors import StartupError
 
-# Scrapes are answered one after the other: a client that says nothing must not stop them.
+# A client that says nothing, or a byte now and then, must not stop the others.
 _CLIENT_SECONDS = 5.0
+_CLIENTS = 8
 # How often it looks whether it is to stop.
 _POLL_SECONDS = 0.1
 
@@ -26,7 +28,34 @@ class _Quiet(WSGIRequestHandler):
         """Say nothing."""
 
 
-class _Server(WSGIServer):
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each client, of a few at once."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, *arguments: Any) -> None:
+        self._places = threading.BoundedSemaphore(_CLIENTS)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it, or hang up where too many are answered already."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """End with the client after a while, whatever it sends until then."""
+        hanging_up = threading.Timer(_CLIENT_SECONDS, self.shutdown_request, (request,))
+        hanging_up.daemon = True
+        hanging_up.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            hanging_up.cancel()
+            self._places.release()
+
     def server_bind(self) -> None:
         """Bind, and ask no name server who we are."""
         TCPServer.server_bind(self)
@@ -78,6 +107,6 @@ class Exposition:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the port back. Waits for the scrape that is under way."""
+        """Give the port back. Scrapes that are under way end with the process."""
         self._server.shutdown()
         self._server.server_close()

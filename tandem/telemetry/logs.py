@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from typing import Literal
 
 import structlog
@@ -34,23 +35,26 @@ def _tell_span(_: object, __: str, event: structlog.typing.EventDict) -> structl
 
 
 class _ExportFailures(logging.Filter):
-    """Lets one line of OpenTelemetry's through in `_EXPORT_SECONDS`, with the number of others."""
+    """Lets a line of each of OpenTelemetry's loggers through in `_EXPORT_SECONDS`, with the number
+    of others."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._next = 0.0
-        self._others = 0
+        # By logger: when the next line is let through, and how many were not.
+        self._next: dict[str, float] = {}
+        self._others: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written."""
         if not record.name.startswith("opentelemetry"):
             return True
-        if (now := time.monotonic()) < self._next:
-            self._others += 1
+        now, name = time.monotonic(), record.name
+        if now < self._next.get(name, 0.0):
+            self._others[name] += 1
             return False
-        if self._others:
-            record.msg, record.args = f"{record.getMessage()} (and {self._others} others)", ()
-        self._next, self._others = now + _EXPORT_SECONDS, 0
+        if others := self._others.pop(name, 0):
+            record.msg, record.args = f"{record.getMessage()} (and {others} others)", ()
+        self._next[name] = now + _EXPORT_SECONDS
         return True
 
 

@@ -7,10 +7,12 @@ before it starts, which a pass needs that is linked with the rounds that it serv
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -18,9 +20,12 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from tandem.errors import cut
+from tandem.errors import TandemError, cut
 from tandem.telemetry.ids import SpanIds
 
+# As OpenTelemetry's own, of which a line is let through now and then.
+_log = logging.getLogger("opentelemetry.tandem")
+T = TypeVar("T")
 _PROPAGATOR = TraceContextTextMapPropagator()
 # A shorter wait or computation has no span of its own: it is a part of the outer one.
 SHORTEST_NS = 50_000
@@ -123,17 +128,36 @@ class Span:
         self.events.append((name, time.time_ns()))
 
     def fail(self, error: BaseException) -> None:
-        """Mark it as failed; one whose caller left has not failed."""
+        """Mark it as failed; one whose caller left has not failed.
+
+        Only our own errors have sentences that may leave the process: a library's may quote a
+        prompt.
+        """
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             self.attributes["tandem.cancelled"] = True
             return
-        self.attributes["error.type"] = type(error).__name__
-        self.error = cut(str(error)) or type(error).__name__
+        name = self.attributes["error.type"] = type(error).__name__
+        sentence = cut(str(error)) if isinstance(error, TandemError) else ""
+        self.error = sentence.encode(errors="replace").decode() or name
 
     def end(self, at_ns: int | None = None) -> None:
         """Hand it to whoever writes it."""
         self.end_ns = time.time_ns() if at_ns is None else at_ns
         write(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """It lasts as long as the block, and fails with it."""
+        if error is not None:
+            self.fail(error)
+        self.end()
 
     def spans(self) -> Iterable[Span]:
         """See `Record`."""
@@ -144,6 +168,17 @@ def write(record: Record) -> None:
     """Hand what has ended to whoever writes it."""
     if _recorder is not None:
         _recorder.write(record)
+
+
+def guarded(records: Iterable[Record], encode: Callable[[Span], T]) -> list[T]:
+    """Every span of records that can be encoded; one that cannot be loses its record alone."""
+    found: list[T] = []
+    for record in records:
+        try:
+            found += [encode(span) for span in record.spans()]
+        except Exception:
+            _log.warning("a span was lost that cannot be written", exc_info=True)
+    return found
 
 
 def below(parent: SpanIds | None) -> SpanIds:

@@ -39,7 +39,7 @@ class StepSpan:
         self._step = ""
         self._attributes: Mapping[str, AttributeValue] = {}
         self._stamps: list[tuple[str, int, int]] = []
-        self._error: BaseException | None = None
+        self._error = ""
 
     def end(self) -> None:
         """Stamp the end: when the reply is made, before the caller can read it."""
@@ -62,7 +62,11 @@ class StepSpan:
         """
         self._step, self._attributes = step, attributes
         self._stamps = times.stamps if times is not None and times.stamps else []
-        self._error = error
+        if error is not None:  # now: an error would keep its frames, and what they hold
+            failed = Span(step, self._caller, context=self.context)
+            failed.fail(error)
+            self._attributes = {**attributes, **failed.attributes}
+            self._error = failed.error
         write(self)
 
     def spans(self) -> Iterable[Span]:
@@ -70,8 +74,7 @@ class StepSpan:
         span = self._span(self._step, self._caller, SpanKind.SERVER, self._zero_ns, self._end_ns)
         span.context = self.context
         span.attributes.update(self._attributes)
-        if self._error is not None:
-            span.fail(self._error)
+        span.error = self._error
         yield span
         if not self._stamps:
             return

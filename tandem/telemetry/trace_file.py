@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.spans import Record, Span
+from tandem.telemetry.spans import Record, Span, guarded
 
 _KINDS = {
     SpanKind.INTERNAL: 1,
@@ -49,7 +49,7 @@ class TraceFile(SpanExporter):
 
     def export(self, records: Sequence[Record]) -> SpanExportResult:  # type: ignore[override]
         """Write what ended."""
-        encoded = ",".join(_encoded(span) for record in records for span in record.spans())
+        encoded = ",".join(guarded(records, _encoded))
         self._file.write(f"{self._head}{encoded}]}}]}}]}}\n")
         self._file.flush()
         return SpanExportResult.SUCCESS

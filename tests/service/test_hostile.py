@@ -150,6 +150,31 @@ async def test_streams_that_do_not_open_are_bounded_in_number_and_time(
     opened.cancel()
 
 
+async def test_a_stream_that_is_kept_for_later_makes_room(drafter: tuple[Any, str]) -> None:
+    """Orchestrators keep theirs; their next text opens another."""
+    stub, _ = drafter
+    opening = drafter_pb2.OpenSequence(
+        token_ids=[1],
+        sampling={"seed": 0},  # type: ignore[arg-type]
+        target_vocab_size=5,
+        max_new_tokens=4,
+    )
+    close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
+    kept = [Talk(stub.Draft()) for _ in range(2)]
+    for talk in kept:
+        assert (await talk.ask(drafter_pb2.SequenceRequest(open=opening))).HasField("opened")
+        assert await talk.ask(close) is grpc.aio.EOF
+    another = Talk(stub.Draft())
+    assert (await another.ask(drafter_pb2.SequenceRequest(open=opening))).HasField("opened")
+    codes = []
+    for talk in kept:
+        async with asyncio.timeout(5):
+            codes.append(await talk.call.code())
+    # One at once; the other one when its time was over.
+    assert sorted(code.name for code in codes) == ["ABORTED", "UNAVAILABLE"]
+    another.cancel()
+
+
 async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, Path]) -> None:
     """While it loads, a service ends streams that our first message is still on its way to."""
     async with AsyncExitStack() as stack:

@@ -276,6 +276,23 @@ async def test_a_stream_that_is_retired_does_not_linger() -> None:
     assert peer.join() is not stream
 
 
+async def test_the_fullest_stream_is_joined_and_an_old_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call: Any = SilentCall()
+    peer: link.Link[Any] = link.Link("target", "a:1", lambda: call)
+    monkeypatch.setattr(link, "SEQUENCES_A_STREAM", 3)
+    streams = [peer.join() for _ in range(1)]
+    numbers = [streams[0].enter() for _ in range(3)]
+    streams.append(peer.join())
+    streams[1].enter()
+    streams[0].leave(numbers[0])
+    assert peer.join() is streams[0]  # with two, and not the one with one
+    monkeypatch.setattr(link, "_LONGEST_SECONDS", -1.0)
+    assert peer.join() not in streams
+    assert not any(stream.goes_on for stream in streams)
+
+
 async def test_a_name_is_spread_over_streams_and_an_address_is_not() -> None:
     """Behind a name each stream may lead to another replica."""
     for address, expected in (("a:1", [1, 1, 1, 1, 1, 1]), ("dns:///a:1", [1, 2, 3, 4, 1, 2])):

@@ -250,7 +250,17 @@ async def test_texts_are_in_spans_only_where_they_are_asked_for(
     assert written == [f"w{token_id}" for token_id in reply.token_ids] * asked_for
 
 
-@pytest.mark.parametrize("header", ["", "00-zz-11-01", "01", METADATA[0][1][:40], "00-" + 60 * "0"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "00-zz-11-01",
+        "01",
+        "00--" + "0" * 30 + "1-" + "0" * 15 + "1-01",
+        METADATA[0][1][:40],
+        "00-" + 60 * "0",
+    ],
+)
 async def test_a_malformed_caller_makes_a_new_trace(
     stack: Stack, exporter: InMemorySpanExporter, header: str
 ) -> None:

@@ -127,6 +127,22 @@ def test_others_are_not_written_to(recorder: Recorder) -> None:
         assert bool((untouched == 7.0).all())
 
 
+@torch.inference_mode()
+def test_the_start_holds_every_size_to_the_pass(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: set[Room] = set()
+    calling = Graph.__call__
+
+    def call(self: Graph, feeds: Any) -> Tensor:
+        calls.add(self.room)
+        return calling(self, feeds)
+
+    monkeypatch.setattr(Graph, "__call__", call)
+    pair_of(ARCHITECTURES[0])
+    assert calls == set(rooms(ROWS, LONGEST))
+
+
 def test_sizes_hold_plain_decoding_and_verifications() -> None:
     found = [(room.rows, room.tiles) for room in rooms(16, LONGEST)]
     assert found == [(1, 2), (2, 2), (4, 2), (4, 4), (8, 2), (8, 8), (16, 4), (16, 16)]
@@ -162,6 +178,7 @@ def test_what_cannot_be_captured_is_one_warning(
     with capture_logs() as logs:
         decoders = pair_of(ARCHITECTURES[0])
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert decoders[0].pool.free_positions == decoders[0].positions
     expected = "RuntimeError: CUDA error" if failing == "capture" else "computes otherwise"
     assert expected in warning["reason"]
     assert serve(decoders, random.Random(2), 5) == 0.0

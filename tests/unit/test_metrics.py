@@ -313,6 +313,33 @@ def test_a_service_whose_metrics_port_is_taken_exits_with_2_and_one_line() -> No
     assert "METRICS_LISTEN" in line
 
 
+def test_clients_that_dribble_stop_neither_the_scrapes_nor_the_end() -> None:
+    """A byte now and then never times out by itself."""
+    served = Exposition("127.0.0.1:0", recorded().registry)
+    clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(3)]
+    for client in clients:
+        client.send(b"G")
+    with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30) as reply:
+        assert b"tandem" in reply.read()
+    for client in clients:
+        client.send(b"E")
+    stopping = threading.Thread(target=served.stop)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    for client in clients:
+        client.close()
+
+
+def test_more_clients_than_there_are_places_are_hung_up_on() -> None:
+    served = Exposition("127.0.0.1:0", recorded().registry)
+    clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(40)]
+    assert any(client.recv(1) == b"" for client in clients[-1:])
+    served.stop()
+    for client in clients:
+        client.close()
+
+
 def test_a_client_that_says_nothing_does_not_stop_the_scrapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
 
+from tandem.errors import InvalidRequest
 from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
 from tandem.telemetry.spans import Span
@@ -59,7 +61,7 @@ def test_every_part_of_a_span_is_written(path: Path) -> None:
         "none": [],
     }
     span.events.append(("first_token", 7))
-    span.fail(ValueError(AWKWARD))
+    span.fail(InvalidRequest(AWKWARD))
     span.end(9)
     (written,) = read(path)
     ids = {"traceId": f"{root.context.trace_id:032x}", "spanId": f"{root.context.span_id:016x}"}
@@ -83,11 +85,50 @@ def test_every_part_of_a_span_is_written(path: Path) -> None:
                 "value": {"arrayValue": {"values": [{"stringValue": "a"}, {"stringValue": "b"}]}},
             },
             {"key": "none", "value": {"arrayValue": {"values": []}}},
-            {"key": "error.type", "value": {"stringValue": "ValueError"}},
+            {"key": "error.type", "value": {"stringValue": "InvalidRequest"}},
         ],
         "events": [{"name": "first_token", "timeUnixNano": "7"}],
         "links": [ids],
     }
+
+
+def test_what_cannot_be_written_is_lost_alone(path: Path) -> None:
+    root = spans.head("generate", {})
+    assert root is not None
+    broken = Span("broken", root.context)
+    broken.attributes["what"] = object()  # type: ignore[assignment]
+    broken.end()
+    lone = Span("lone", root.context)
+    lone.fail(InvalidRequest("half a pair: \ud800"))
+    lone.end()
+    Span("sound", root.context).end()
+    assert [span["name"] for span in read(path)] == ["lone", "sound"]
+
+
+def test_only_our_own_sentences_are_written(path: Path) -> None:
+    """A library's may quote a prompt; and the frames of an error are not kept."""
+    root = spans.head("generate", {})
+    assert root is not None
+    step = StepSpan(root.context)
+    error = ValueError("my secret prompt")
+    step.record("verify", None, {}, error)
+    assert sys.getrefcount(error) == 2  # ours, and the call's
+    (written,) = read(path)
+    assert written["status"] == {"code": 2, "message": "ValueError"}
+    assert "secret" not in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "00-" + "1" * 32 + "-" + "0" * 16 + "-01"]
+    + [f"00-{sign}{'1' * 31}-{'1' * 16}-01" for sign in "-+_ A"]
+    + [f"00-{'1' * 32}-{'1' * 16}-{flags}" for flags in ("00", "0x", "-1")],
+)
+def test_a_callers_span_is_known_by_its_digits_alone(path: Path, header: str) -> None:
+    assert spans.caller_of(header) is None
+    found = spans.caller_of(f"00-{'a' * 32}-{'b' * 16}-01")
+    assert found is not None
+    assert (found.trace_id, found.span_id) == (int("a" * 32, 16), int("b" * 16, 16))
 
 
 def test_a_step_is_one_record_and_several_spans(path: Path) -> None:
