@@ -181,7 +181,9 @@ class SequenceCall(Generic[Q, R]):
             return
         try:
             await self._exchange(self._close_request, CLOSE_SECONDS)
-        except (TimeoutError, TandemError):
+        except TimeoutError:
+            self._stream.retire()  # it may be what does not answer: nobody else waits on it
+        except TandemError:
             pass
         else:
             self._leave()

@@ -104,11 +104,13 @@ class Fake(ABC):
                 task.cancel()
 
     async def _read(self, context: Any, open_: dict[int, Any], over: asyncio.Future[None]) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            for request in message.requests:
-                await self._hear(request, open_, context, over)
-        if not over.done():
-            over.set_result(None)
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                for request in message.requests:
+                    await self._hear(request, open_, context, over)
+        finally:
+            if not over.done():
+                over.set_result(None)
 
     async def _hear(
         self, request: Any, open_: dict[int, Any], context: Any, over: asyncio.Future[None]
@@ -166,6 +168,10 @@ class Fake(ABC):
         await self._write(context, self.answer(sequence=number, **result))
 
     async def _write(self, context: Any, reply: Any) -> None:
+        # A close may cancel a sequence whose answer is on its way: the stream has to outlive that.
+        await asyncio.shield(self._write_whole(context, reply))
+
+    async def _write_whole(self, context: Any, reply: Any) -> None:
         async with self._writing:
             await context.write(self.message(responses=[reply]))
 

@@ -158,6 +158,18 @@ async def test_a_stream_that_does_not_answer_attracts_no_more_texts() -> None:
     assert target.streams > 1
 
 
+async def test_a_stream_that_does_not_say_goodbye_is_left_for_a_fresh_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(call_module, "CLOSE_SECONDS", 0.1)
+    peer: link.Link[Any] = link.Link("target", "", SilentCall)
+    sequence = openings(peer, 1 << 20)
+    sequence._join()
+    first = peer.join()
+    await sequence.close()
+    assert peer.join() is not first
+
+
 class SilentCall:
     """A stream whose writes are held back, and that answers nothing."""
 
