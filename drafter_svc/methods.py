@@ -13,6 +13,7 @@ from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import Loaded, admission_limits
 from tandem.settings import MIB
 
@@ -39,7 +40,7 @@ def _load_model(settings: DrafterSettings) -> LoadedDrafter:
     truncation = Truncation(settings.draft_mass, settings.draft_support)
     return LoadedDrafter(
         engine_over(decoder, settings, "drafter-engine"),
-        info_of(decoder, settings),
+        info_of(decoder, settings, "model", settings.draft_mass, settings.draft_support),
         decoder,
         ModelDrafter(decoder, truncation),
     )
@@ -58,6 +59,8 @@ def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
         max_sequences=settings.max_sequences,
         device="cpu",
         max_message_bytes=settings.max_message_mib * MIB,
+        fingerprint=fingerprint_of("lookup", settings.lookup_ngram, settings.lookup_window),
+        zone=settings.zone,
     )
     drafter = LookupDrafter(settings.lookup_ngram, settings.lookup_window)
     return LoadedDrafter(engine, info, None, drafter)

@@ -9,6 +9,7 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.serving.fingerprint import require_same
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 
@@ -27,6 +28,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._engine = engine
         self._drafter = drafter
         self._max_length = info.max_length
+        self._fingerprint = info.fingerprint
         self._max_gamma = info.max_gamma
         self._sequence: DraftSequence | None = None
         self._progress: Progress
@@ -39,6 +41,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
         bind_request(self.request_id)
+        require_same(request.fingerprint, self._fingerprint)
         if request.target_vocab_size < 1:
             raise InvalidRequest("open.target_vocab_size must be at least 1")
         token_ids = messages.tokens_from(
@@ -59,7 +62,10 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         _, times = await self._engine.open(sequence, steps, length, self.request_id, traced)
         return StepReply(
             drafter_pb2.SequenceResponse(
-                opened=drafter_pb2.OpenedSequence(times=messages.times_to(times))
+                opened=drafter_pb2.OpenedSequence(
+                    times=messages.times_to(times),
+                    open_sequences=self._engine.admission.open_sequences,
+                )
             ),
             "prefill",
             times,
@@ -81,6 +87,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
             position=self._progress.length,
             draft=messages.draft_to(draft),
             times=messages.times_to(times),
+            open_sequences=self._engine.admission.open_sequences,
         )
         return StepReply(
             drafter_pb2.SequenceResponse(drafted=drafted),

@@ -84,6 +84,11 @@ class ModelSettings(ServiceSettings):
         description="CPU threads of the model; 0 takes one, and one more for every 4 million"
         " parameters, at most one a core",
     )
+    zone: str = Field(
+        "",
+        max_length=128,
+        description="where it runs: an orchestrator prefers drafters in their target's zone",
+    )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
         2048, ge=2, description="tokens a sequence may hold, if the model can hold as many"

@@ -9,6 +9,7 @@ from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
 from tandem.target.v1 import target_pb2
+from tandem.serving.fingerprint import require_same
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 from target_svc import round as rounds
@@ -32,6 +33,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._scorer = scorer
         self._vocab_size = info.vocab_size
         self._max_length = info.max_length
+        self._fingerprint = info.fingerprint
         self._max_gamma = info.max_gamma
         self._sequence: TargetSequence
         self._progress: Progress
@@ -45,6 +47,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         messages.check_request_id(request.request_id)
         self.request_id = request.request_id
         bind_request(self.request_id)
+        require_same(request.fingerprint, self._fingerprint)
         sequence = self._sequence = self._sequence_from(request)
         self._gamma = request.gamma
         self._end = len(sequence.token_ids) + request.max_new_tokens
@@ -59,6 +62,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             # Without a round in between it is the one that came.
             carry=request.carry if decision is None else carry_to(decision.levels),
             times=messages.times_to(times),
+            open_sequences=self._engine.admission.open_sequences,
         )
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
@@ -110,6 +114,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             carry=carry_to(decision.levels),
             times=messages.times_to(times),
             place=decision.num_accepted,
+            open_sequences=self._engine.admission.open_sequences,
         )
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),

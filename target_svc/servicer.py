@@ -51,7 +51,7 @@ class TargetServicer(
         decoder = load_decoder(self.settings)
         return LoadedTarget(
             engine_over(decoder, self.settings, "target-engine"),
-            info_of(decoder, self.settings),
+            info_of(decoder, self.settings, decoder.dtype),
             decoder,
             decoder,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
 from tandem.inference.graph import capture_passes
 from tandem.inference.memory import cache_size, free_memory
 from tandem.inference.threads import use_threads
@@ -45,6 +44,7 @@ class Decoder:
         forward_passes: model calls so far.
         fed_tokens: positions computed by them.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
+        fingerprint: of a loaded checkpoint, see `model_fingerprint`; else empty.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Decoder:
         drafts: bool = False,
         graph_rows: int = 0,
         longest: int = 0,
+        fingerprint: str = "",
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -70,7 +71,8 @@ class Decoder:
         self.eos_token_ids = _eos_token_ids(model)
         self.forward_passes = 0
         self.fed_tokens = 0
-        self.tokenizer_fingerprint = _fingerprint(tokenizer)
+        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        self.fingerprint = fingerprint
         self._start(model.eval(), cache_tokens, at_most, engine, drafts)
         if graph_rows and self._backends.current.in_one_call:
             longest = min(longest, self.max_length, self.positions)
@@ -134,16 +136,18 @@ class Decoder:
             raise StartupError(f"the model {model!r} lacks weights: {missing}")
         if threads is not None:  # before the layout is chosen
             use_threads(threads, loaded.num_parameters())
+        tokenizer = _tokenizer(model)
         return cls(
             loaded,
             Path(model).name,
-            _tokenizer(model),
+            tokenizer,
             cache_tokens=cache_tokens,
             at_most=at_most,
             engine=engine,
             drafts=drafts and dtype == "auto",
             graph_rows=graph_rows,
             longest=longest,
+            fingerprint=model_fingerprint(loaded, tokenizer_fingerprint(tokenizer)),
         )
 
     def _start(
@@ -266,14 +270,6 @@ def _eos_token_ids(model: PreTrainedModel) -> list[int]:
         if eos is not None:
             return sorted({eos} if isinstance(eos, int) else set(eos))
     return []
-
-
-def _fingerprint(tokenizer: Any) -> str:
-    """SHA-256 over the token-to-id table: the part on which a pair has to agree."""
-    if tokenizer is None:
-        return ""
-    table = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    return hashlib.sha256(json.dumps(table).encode()).hexdigest()
 
 
 def _device(name: str) -> torch.device:

@@ -12,6 +12,7 @@ from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB, ModelSettings
 
@@ -72,8 +73,14 @@ def engine_over(decoder: Decoder, settings: ModelSettings, name: str) -> Engine:
     return Engine(name, admission, limits, stepper)
 
 
-def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:
-    """The handshake's message."""
+def info_of(decoder: Decoder, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
+    """The handshake's message.
+
+    Args:
+        decoder: loaded.
+        settings: of the service.
+        law: what its texts hang on besides the model.
+    """
     return common_pb2.ModelInfo(
         model=decoder.name,
         protocol_version=PROTOCOL_VERSION,
@@ -86,4 +93,6 @@ def info_of(decoder: Decoder, settings: ModelSettings) -> common_pb2.ModelInfo:
         device=decoder.device.type,
         parameters=decoder.parameters,
         max_message_bytes=settings.max_message_mib * MIB,
+        fingerprint=fingerprint_of(decoder.fingerprint, *law),
+        zone=settings.zone,
     )

@@ -301,6 +301,8 @@ class ModelInfo(google.protobuf.message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
     IMPROVING_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    ZONE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
     protocol_version: builtins.int
@@ -345,6 +347,14 @@ class ModelInfo(google.protobuf.message.Message):
     """improving: the service serves, and still looks for what computes its model fastest, for
     some seconds after its start. Who measures waits until it no longer does.
     """
+    fingerprint: builtins.str
+    """fingerprint is a SHA-256 over all that a text's law hangs on, in hexadecimal: of a target
+    its weights, their dtype, what its configuration says of them, its tokenizer and what ends
+    a text; of a drafter the same and its method. Two services with the same one are replicas
+    of each other, whatever their folders are called. Never empty.
+    """
+    zone: builtins.str
+    """zone that the service runs in, as its operator calls it; empty where nobody said so."""
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """eos_token_ids end a text; a model may have several, or none."""
@@ -366,8 +376,10 @@ class ModelInfo(google.protobuf.message.Message):
         max_message_bytes: builtins.int = ...,
         engine: builtins.str = ...,
         improving: builtins.bool = ...,
+        fingerprint: builtins.str = ...,
+        zone: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -102,6 +102,7 @@ class OpenSequence(google.protobuf.message.Message):
     TARGET_VOCAB_SIZE_FIELD_NUMBER: builtins.int
     FIRST_ROUND_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -116,6 +117,11 @@ class OpenSequence(google.protobuf.message.Message):
     """max_new_tokens is the most tokens that will be emitted on this sequence. The
     drafter sets its KV cache aside for them. With token_ids it must fit into
     max_length. > 0.
+    """
+    fingerprint: builtins.str
+    """fingerprint of the drafter that the caller counts on: ModelInfo's. A drafter with another
+    one refuses: its tokens, or the drafts that it makes, may be others than the caller was
+    told. Empty: not compared.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -137,9 +143,10 @@ class OpenSequence(google.protobuf.message.Message):
         target_vocab_size: builtins.int = ...,
         first_round: builtins.int = ...,
         max_new_tokens: builtins.int = ...,
+        fingerprint: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -262,6 +269,9 @@ class OpenedSequence(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TIMES_FIELD_NUMBER: builtins.int
+    OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    open_sequences: builtins.int
+    """open_sequences on the service now, of all its callers."""
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the prefill."""
@@ -270,9 +280,10 @@ class OpenedSequence(google.protobuf.message.Message):
         self,
         *,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        open_sequences: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 
@@ -286,12 +297,15 @@ class DraftedStep(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     DRAFT_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
     """position at which the first drafted token would stand: the number of tokens
     that the sequence holds now.
     """
+    open_sequences: builtins.int
+    """open_sequences on the service now, of all its callers."""
     @property
     def draft(self) -> tandem.common.v1.common_pb2.Draft:
         """draft is for the target, unread."""
@@ -307,9 +321,10 @@ class DraftedStep(google.protobuf.message.Message):
         position: builtins.int = ...,
         draft: tandem.common.v1.common_pb2.Draft | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        open_sequences: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draft", b"draft", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft", b"draft", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draft", b"draft", "open_sequences", b"open_sequences", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___DraftedStep: typing_extensions.TypeAlias = DraftedStep
 

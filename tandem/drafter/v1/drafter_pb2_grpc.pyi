@@ -110,8 +110,8 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
                            free in time; too many streams have no sequence; or a message
                            is larger than max_message_bytes. Try another drafter or go
                            on without.
-      UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
-                           another drafter.
+      UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
+                           not the fingerprint that open counts on. Try another drafter.
       ABORTED              the idle limit passed, or the shorter one of a stream without
                            sequences. Open again if still needed.
       INTERNAL             the engine failed. Try another drafter.
@@ -160,8 +160,8 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
                                free in time; too many streams have no sequence; or a message
                                is larger than max_message_bytes. Try another drafter or go
                                on without.
-          UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
-                               another drafter.
+          UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
+                               not the fingerprint that open counts on. Try another drafter.
           ABORTED              the idle limit passed, or the shorter one of a stream without
                                sequences. Open again if still needed.
           INTERNAL             the engine failed. Try another drafter.

@@ -104,6 +104,7 @@ class OpenSequence(google.protobuf.message.Message):
     CARRY_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -121,6 +122,11 @@ class OpenSequence(google.protobuf.message.Message):
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens this sequence may still emit; with
     token_ids it must fit into max_length. > 0.
+    """
+    fingerprint: builtins.str
+    """fingerprint of the target that the caller counts on: ModelInfo's. A target with another one
+    refuses, since its texts would follow another law: who listens at an address may have
+    changed since it was asked. Empty: not compared.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -149,9 +155,10 @@ class OpenSequence(google.protobuf.message.Message):
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         gamma: builtins.int = ...,
         max_new_tokens: builtins.int = ...,
+        fingerprint: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -267,10 +274,13 @@ class OpenedSequence(google.protobuf.message.Message):
     TOKEN_ID_FIELD_NUMBER: builtins.int
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the numbers of first_round. Unset where
     open brought a carry with levels.
     """
+    open_sequences: builtins.int
+    """open_sequences on the service now, of all its callers."""
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
         """carry to give to another target, should this one die."""
@@ -285,9 +295,10 @@ class OpenedSequence(google.protobuf.message.Message):
         token_id: builtins.int | None = ...,
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        open_sequences: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
@@ -306,6 +317,7 @@ class Verdict(google.protobuf.message.Message):
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
+    OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -316,6 +328,8 @@ class Verdict(google.protobuf.message.Message):
     """next_token_id follows them: the bonus if all were kept, else the correction."""
     place: builtins.int
     """place of the last kept candidate: 0 where none was kept. On a chain it is num_accepted."""
+    open_sequences: builtins.int
+    """open_sequences on the service now, of all its callers."""
     @property
     def overlaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """overlaps holds Σ_x min(p(x), q(x)) for each candidate at its place, its chance of
@@ -342,9 +356,10 @@ class Verdict(google.protobuf.message.Message):
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         place: builtins.int = ...,
+        open_sequences: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 

@@ -139,8 +139,8 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
       RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
                            free in time; too many streams have no sequence; or a message
                            is larger than max_message_bytes. Try another target, or later.
-      UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
-                           another target.
+      UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
+                           not the fingerprint that open counts on. Try another target.
       ABORTED              the idle limit passed, or the shorter one of a stream without
                            sequences. Open again if still needed.
       INTERNAL             the engine failed. Try another target.
@@ -205,8 +205,8 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
           RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
                                free in time; too many streams have no sequence; or a message
                                is larger than max_message_bytes. Try another target, or later.
-          UNAVAILABLE          the service is starting or stopping, or its device is gone. Try
-                               another target.
+          UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
+                               not the fingerprint that open counts on. Try another target.
           ABORTED              the idle limit passed, or the shorter one of a stream without
                                sequences. Open again if still needed.
           INTERNAL             the engine failed. Try another target.
