@@ -8,8 +8,8 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
-from tandem.target.v1 import target_pb2
 from tandem.serving.fingerprint import require_same
+from tandem.target.v1 import target_pb2
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 from target_svc import round as rounds

@@ -43,7 +43,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def _digest(tensor: Tensor) -> str:
     """Of one tensor: its kind, its shape and its bytes."""
     head = f"{tensor.dtype} {list(tensor.shape)} "
-    raw = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(head.encode() + hashlib.sha256(raw).digest()).hexdigest()
 
 
