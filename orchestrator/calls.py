@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.handshake import AROUND_BYTES
@@ -30,6 +31,19 @@ class Waits(Protocol):
     def verify_seconds(self) -> float: ...
 
 
+@dataclass(frozen=True)
+class CountingOn:
+    """The replica that a sequence is meant for, which may be another by now.
+
+    Attributes:
+        fingerprint: that it has to have.
+        note_load: takes how many sequences it says it has open.
+    """
+
+    fingerprint: str
+    note_load: Callable[[int], None]
+
+
 class DraftCall:
     """A sequence on a drafter.
 
@@ -38,6 +52,7 @@ class DraftCall:
         waits: bounds on every wait.
         spans: the text's.
         max_bytes: that the target takes in a message.
+        replica: that it is for.
     """
 
     def __init__(
@@ -46,8 +61,10 @@ class DraftCall:
         waits: Waits,
         spans: TextSpans,
         max_bytes: int,
+        replica: CountingOn,
     ) -> None:
         self._call = call
+        self._replica = replica
         self._max_bytes = max_bytes
         self._waits = waits
         self._spans = spans
@@ -65,11 +82,13 @@ class DraftCall:
             target_vocab_size=prompt.target_vocab_size,
             first_round=prompt.first_round,
             max_new_tokens=prompt.max_new_tokens,
+            fingerprint=self._replica.fingerprint,
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
         span = self._spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
         reply = await self._call.open(message, "opened", self._waits.open_seconds, span)
+        self._replica.note_load(reply.opened.open_sequences)
         return messages.times_from(reply.opened.times)
 
     async def draft(
@@ -83,6 +102,7 @@ class DraftCall:
         span = self._spans.call("draft", DRAFT_METHOD, self._call.address)
         reply = await self._call.ask(message, "drafted", self._waits.draft_seconds, span)
         drafted, expect = reply.drafted, self._call.expect
+        self._replica.note_load(drafted.open_sequences)
         expect("drafted.round", drafted.round, round_, round_)
         end = position + len(new_token_ids)
         expect("drafted.position", drafted.position, end, end)
@@ -125,6 +145,7 @@ class VerifyCall:
         call: carries it.
         waits: bounds on every wait.
         spans: the text's.
+        replica: that it is for.
     """
 
     def __init__(
@@ -132,8 +153,10 @@ class VerifyCall:
         call: SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse],
         waits: Waits,
         spans: TextSpans,
+        replica: CountingOn,
     ) -> None:
         self._call = call
+        self._replica = replica
         self._waits = waits
         self._spans = spans
         self._vocab_size = 0
@@ -152,10 +175,12 @@ class VerifyCall:
             gamma=gamma,
             max_new_tokens=prompt.max_new_tokens,
             carry=carry,
+            fingerprint=self._replica.fingerprint,
         )
         message = target_pb2.SequenceRequest(open=request)
         span = self._spans.call("prefill", VERIFY_METHOD, self._call.address)
         opened = (await self._call.open(message, "opened", self._waits.open_seconds, span)).opened
+        self._replica.note_load(opened.open_sequences)
         owes = carry is not None and len(carry.levels) > 0
         if opened.HasField("token_id") == owes:
             raise self._call.broken(f"opened.token_id must be {'unset' if owes else 'set'}")
@@ -173,6 +198,7 @@ class VerifyCall:
         span = self._spans.call("verify", VERIFY_METHOD, self._call.address)
         reply = await self._call.ask(message, "verdict", self._waits.verify_seconds, span)
         verdict, expect = reply.verdict, self._call.expect
+        self._replica.note_load(verdict.open_sequences)
         gamma = len(drafted.token_ids) if drafted else 0
         accepted = verdict.num_accepted
         expect("verdict.round", verdict.round, round_, round_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orchestrator.request import Rule
@@ -52,32 +52,35 @@ def _short(info: common_pb2.ModelInfo) -> str:
     return info.tokenizer_fingerprint[:12] or "(none)"
 
 
-def require_same_law(
-    first: target_pb2.GetModelInfoResponse, other: target_pb2.GetModelInfoResponse, who: str
-) -> None:
-    """Refuse a target that would end, check or draw texts in another way than the first.
+# What two targets have to have in common to be replicas, by the names of fields.
+Law = Mapping[str, object]
+
+
+def law_of(reply: target_pb2.GetModelInfoResponse) -> Law:
+    """What a target's texts hang on."""
+    info = reply.info
+    return {
+        "fingerprint": info.fingerprint,
+        "dtype": info.dtype,
+        "vocab_size": info.vocab_size,
+        "tokenizer_fingerprint": info.tokenizer_fingerprint,
+        "eos_token_ids": sorted(info.eos_token_ids),
+        "verifiers": sorted(rule.name for rule in reply.verifiers),
+    }
+
+
+def require_law(law: Law, reply: target_pb2.GetModelInfoResponse) -> None:
+    """Refuse a target that would end, check or draw texts in another way than others do.
 
     Raises:
         Unavailable: what differs.
     """
-    agreed, its_own = _law(first), _law(other)
-    for name, value in its_own.items():
-        if value != agreed[name]:
+    for name, value in law_of(reply).items():
+        if value != law[name]:
             raise Unavailable(
-                f"{who} differs from target 1 in {name}: {value} and {agreed[name]};"
-                " all targets must serve the same model in the same way"
+                f"a target ({reply.info.model}) waits, for it differs from the others in {name}:"
+                f" {value} and {law[name]}; it serves when none of theirs is left"
             )
-
-
-def _law(reply: target_pb2.GetModelInfoResponse) -> dict[str, object]:
-    info = reply.info
-    return {
-        "model": info.model,
-        "dtype": info.dtype,
-        "vocab_size": info.vocab_size,
-        "eos_token_ids": sorted(info.eos_token_ids),
-        "verifiers": sorted(rule.name for rule in reply.verifiers),
-    }
 
 
 def rules_of(

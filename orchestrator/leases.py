@@ -7,21 +7,23 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from orchestrator.calls import Waits
+from orchestrator.calls import CountingOn, Waits
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
+from orchestrator.offer import Offer
 from orchestrator.peers import Drafter, Target
-from orchestrator.pool import Pool, Replica
+from orchestrator.pool import Pool
+from orchestrator.replica import Replica
 from orchestrator.spans import TextSpans
 from tandem.errors import DrafterLost, TandemError, Unavailable
-from tandem.rpc.link import is_name
 
 
 class LeasedPeers:
     """Makes sequences on the replicas with the fewest texts; use it as a context manager.
 
     Args:
-        pool: ready.
+        pool: picks them.
+        offer: that the text counts on.
         remaining: seconds until the caller's deadline; None for none.
         waits: bounds on every wait.
         ledger: books them.
@@ -31,12 +33,14 @@ class LeasedPeers:
     def __init__(
         self,
         pool: Pool,
+        offer: Offer,
         remaining: float | None,
         waits: Waits,
         ledger: Ledger,
         spans: TextSpans,
     ) -> None:
         self._pool = pool
+        self._offer = offer
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._waits = waits
         self._ledger = ledger
@@ -64,16 +68,16 @@ class LeasedPeers:
 
     def target(self) -> Target:
         """See `peers.Peers`."""
-        return self._target_on(self._pool.pick_target())
+        targets = self._pool.targets(self._offer)
+        if not targets:
+            raise Unavailable("no target is available; try again")
+        return self._target_on(targets[0])
 
     def next_target(self, lost: TandemError) -> Target:
         """See `peers.Peers`."""
-        last = self._used[-1]
         if isinstance(lost, Unavailable):
-            last.note_failure()
-        others = self._pool.targets_beside(self._used)
-        if not others and is_name(last.client.address) and self._used.count(last) < 2:
-            others = [last]  # another replica may answer to the name
+            self._used[-1].note_failure()
+        others = self._pool.targets(self._offer, self._used)
         if not others:
             raise lost
         self._targets.close()
@@ -82,19 +86,23 @@ class LeasedPeers:
     def _target_on(self, replica: Replica[TargetClient]) -> Target:
         self._used.append(replica)
         client = self._targets.enter_context(replica.lease())
-        limit = self._pool.target.max_message_bytes
-        call = client.sequence(self._remaining, self._waits, self._spans, limit)
+        limit = self._offer.target.max_message_bytes
+        call = client.sequence(
+            self._remaining, self._waits, self._spans, limit, _counting_on(replica)
+        )
         return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
         """See `peers.Peers`."""
-        replica = self._drafting = self._pool.pick_drafter()
-        if replica is None:
+        zone = self._used[-1].reply.info.zone if self._used else ""
+        replica = self._drafting = self._pool.pick_drafter(zone)
+        if replica is None or self._offer.drafter is None:
             return None
         client = self._drafters.enter_context(replica.lease())
-        limit = self._pool.target.max_message_bytes
-        own = self._pool.drafter.max_message_bytes if self._pool.drafter else limit
-        call = client.sequence(self._remaining, self._waits, self._spans, own, limit)
+        limit, own = self._offer.target.max_message_bytes, self._offer.drafter.max_message_bytes
+        call = client.sequence(
+            self._remaining, self._waits, self._spans, own, limit, _counting_on(replica)
+        )
         return TimedDrafter(call, self._ledger)
 
     @property
@@ -106,3 +114,7 @@ class LeasedPeers:
         """Have others preferred for a while."""
         if self._drafting is not None:
             self._drafting.note_failure()
+
+
+def _counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
+    return CountingOn(replica.reply.info.fingerprint, replica.note_load)

@@ -9,7 +9,6 @@ from orchestrator.request import Generation, Request
 from orchestrator.round import Origin, Round
 from orchestrator.summary import FinishReason, Summary
 from orchestrator.terms import Terms
-from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
 from tandem.telemetry.stages import BUSY, WAITS
@@ -112,15 +111,14 @@ def _stages_to(clock: Ledger) -> pb.Stages:
     )
 
 
-def info_to(
-    terms: Terms, target: common_pb2.ModelInfo, drafter: common_pb2.ModelInfo | None
-) -> pb.GetModelInfoResponse:
+def info_to(terms: Terms) -> pb.GetModelInfoResponse:
     """What is served, and what a client may ask for."""
+    offer = terms.offer
     return pb.GetModelInfoResponse(
-        target=target,
-        drafter=drafter,
-        verifiers=list(terms.rules),
+        target=offer.target,
+        drafter=offer.drafter,
+        verifiers=list(offer.rules),
         default_verifier=terms.verifier,
-        default_gamma=min(terms.gamma, terms.max_gamma),
-        max_gamma=terms.max_gamma,
+        default_gamma=min(terms.gamma, offer.max_gamma),
+        max_gamma=offer.max_gamma,
     )

@@ -1,164 +1,172 @@
-"""Replicas of the two services: the handshake, and who serves the next text."""
+"""Who serves the next text: the replicas that fit together, the least loaded first."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import structlog
 
+from orchestrator.agreement import Agreement, agree
 from orchestrator.clients import DrafterClient, TargetClient
-from orchestrator.handshake import (
-    least_limits,
-    longest_draft,
-    noting,
-    require_fit,
-    require_protocol,
-    require_same_law,
-    rules_of,
-)
-from orchestrator.request import Rule
-from tandem.common.v1 import common_pb2
+from orchestrator.handshake import Law, law_of
+from orchestrator.offer import Offer, offer_of
+from orchestrator.replica import Replica
+from orchestrator.replicas import Replicas
+from orchestrator.settings import OrchestratorSettings
+from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
-_RETRY_SECONDS = 0.2
-# About what a channel needs to reach a replica that is back.
-_SHUNNED_SECONDS = 5.0
 
-C = TypeVar("C", DrafterClient, TargetClient)
-
-
-@dataclass(eq=False)
-class Replica(Generic[C]):
-    """One address and its load.
-
-    Attributes:
-        client: its channel.
-        active: texts that it serves for us.
-        failed_at: when it last failed, by time.monotonic().
-    """
-
-    client: C
-    active: int = field(default=0)
-    failed_at: float = field(default=-math.inf)
-
-    @property
-    def load(self) -> tuple[bool, int]:
-        """To pick the least of. One that is gone has no texts, and must not attract them all."""
-        return time.monotonic() - self.failed_at < _SHUNNED_SECONDS, self.active
-
-    @contextmanager
-    def lease(self) -> Iterator[C]:
-        """Count a text while it is served."""
-        self.active += 1
-        try:
-            yield self.client
-        except Unavailable:
-            self.note_failure()
-            raise
-        finally:
-            self.active -= 1
-
-    def note_failure(self) -> None:
-        """Prefer others for a while."""
-        self.failed_at = time.monotonic()
+# How long a target that is away keeps its law the present one, where others wait with another:
+# a process that restarts with the same model is back by then.
+_HELD_SECONDS = 60.0
 
 
 class Pool:
     """The replicas that this orchestrator uses.
 
-    Attributes:
-        target: what the targets serve, with the least limits of them all.
-        drafter: the same of the drafters; None without drafters.
-        max_gamma: longest draft that every replica can make and take; 0 without drafters.
-        rules: that the targets know and the drafters suit, by name.
-        tokenizer_json: the target's; empty where it has none.
+    All targets that texts go to have one law. A target with another one waits, and serves
+    nothing, until no target with the present law is left; then its own becomes the present.
+    What is offered follows who serves: all is compared anew whenever a replica changes.
 
     Args:
-        drafters: addresses; none decodes plainly.
-        targets: addresses.
-        connect_seconds: how long a replica may take to answer.
+        settings: name the services.
+        changed: called when the offer is another, or is there no more.
+
+    Raises:
+        StartupError: an address is malformed.
     """
 
     def __init__(
-        self, drafters: Sequence[str], targets: Sequence[str], connect_seconds: float
+        self, settings: OrchestratorSettings, changed: Callable[[], None] = lambda: None
     ) -> None:
-        self._drafters = [Replica(DrafterClient(address)) for address in drafters]
-        self._targets = [Replica(TargetClient(address)) for address in targets]
-        self._connect_seconds = connect_seconds
-        self._obstacle = "the services have not answered yet"
-        self._ready = False
-        self.target = common_pb2.ModelInfo()
-        self.drafter: common_pb2.ModelInfo | None = None
-        self.max_gamma = 0
-        self.rules: Mapping[str, Rule] = {}
-        self.tokenizer_json = b""
+        seconds, again = settings.connect_seconds, settings.resolve_seconds
+        self._targets = Replicas(
+            "target", settings.targets, TargetClient, self._compare, seconds, again
+        )
+        self._drafters = Replicas(
+            "drafter", settings.drafters, DrafterClient, self._compare, seconds, again
+        )
+        self._changed = changed
+        self._begun = False
+        self._agreed = Agreement(None)
+        # What the drafters said that fitted last: it holds for what is offered while all are away.
+        self._drafts: list[drafter_pb2.GetModelInfoResponse] = []
+        self._told: dict[Replica[Any], str] = {}
+        self._offer: Offer | None = None
+        self._obstacle: TandemError = Unavailable("the services have not answered yet")
 
-    async def become_ready(self) -> None:
-        """Ask every replica what it serves, until all have answered and all fit together.
+    async def begin(self) -> None:
+        """Follow all replicas. Returns when each has been asked what it serves."""
+        await asyncio.gather(self._targets.begin(), self._drafters.begin())
+        self._begun = True
+        self._compare()
 
-        A pair that does not fit is asked again: it may be replaced while we wait. Until then
-        `require_ready` says what differs.
-        """
-        while not self._ready:
-            try:
-                await self._shake_hands()
-                self._ready = True
-            except TandemError as error:
-                if str(error) != self._obstacle:
-                    self._obstacle = str(error)
-                    _log.warning("not ready", reason=self._obstacle, notes=notes_of(error))
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    def require_ready(self) -> None:
-        """Refuse requests until the pair is known to fit.
+    @property
+    def offer(self) -> Offer:
+        """What there is for the next text.
 
         Raises:
             Unavailable: what is missing or differs.
         """
-        if not self._ready:
+        if self._offer is None:
             raise Unavailable(f"not ready: {self._obstacle}")
+        return self._offer
 
-    async def _shake_hands(self) -> None:
-        seconds = self._connect_seconds
-        targets = [await replica.client.model_info(seconds) for replica in self._targets]
-        drafters = [await replica.client.model_info(seconds) for replica in self._drafters]
-        first = targets[0]
-        for place, (reply, replica) in enumerate(zip(targets, self._targets, strict=True), 1):
-            with noting(replica.client.address):
-                require_protocol(first.info, "target 1")
-                require_fit(first.info, reply.info, f"target {place}")
-                require_same_law(first, reply, f"target {place}")
-        for place, (answer, drafting) in enumerate(zip(drafters, self._drafters, strict=True), 1):
-            with noting(drafting.client.address):
-                require_fit(first.info, answer.info, f"drafter {place}")
-        self.target = least_limits([reply.info for reply in targets])
-        self.drafter = least_limits([reply.info for reply in drafters]) if drafters else None
-        self.max_gamma = longest_draft(self.target, drafters)
-        self.rules = rules_of(first, drafters)
-        self.tokenizer_json = await self._targets[0].client.tokenizer_json(seconds)
+    def _compare(self) -> None:
+        """Find out anew who belongs together, and what they offer."""
+        if not self._begun:  # the first to answer might be the only one of its law
+            return
+        law = self._agreed.law
+        held = law is not None and self._is_held(law)
+        self._agreed = agree(self._targets.serving, self._drafters.serving, law if held else None)
+        self._tell(self._agreed.misfits)
+        before = self._offer
+        try:
+            self._offer = self._offered(self._agreed)
+        except TandemError as error:
+            if self._offer is not None or str(error) != str(self._obstacle):
+                _log.warning("not ready", reason=str(error), notes=notes_of(error))
+            self._offer, self._obstacle = None, error
+        if self._offer is not before:
+            self._changed()
 
-    def pick_drafter(self) -> Replica[DrafterClient] | None:
-        """The drafter with the fewest texts, of those that did not just fail; None without any."""
-        return min(self._drafters, key=lambda replica: replica.load, default=None)
+    def _is_held(self, law: Law) -> bool:
+        """Whether a target of a law serves, or was there a moment ago."""
+        horizon = time.monotonic() - _HELD_SECONDS
+        return any(
+            replica.reply is not None
+            and (replica.serving or replica.lost_at > horizon)
+            and law_of(replica.reply) == law
+            for replica in self._targets.known
+        )
 
-    def pick_target(self) -> Replica[TargetClient]:
-        """The target with the fewest texts, of those that did not just fail."""
-        return min(self._targets, key=lambda replica: replica.load)
+    def _tell(self, misfits: dict[Replica[Any], TandemError]) -> None:
+        """Log who gets no texts, each once."""
+        for replica, error in misfits.items():
+            if self._told.get(replica) != str(error):
+                _log.warning("replica not used", reason=str(error), notes=notes_of(error))
+        self._told = {replica: str(error) for replica, error in misfits.items()}
 
-    def targets_beside(self, used: Sequence[Replica[TargetClient]]) -> list[Replica[TargetClient]]:
-        """The others, the one to pick first."""
-        others = [replica for replica in self._targets if replica not in used]
-        return sorted(others, key=lambda replica: replica.load)
+    def _offered(self, agreed: Agreement) -> Offer:
+        """Raises Unavailable where a text could not be begun."""
+        if not agreed.targets:
+            raise self._missing(self._targets)
+        if agreed.drafters:
+            self._drafts = [replica.reply for replica in agreed.drafters]
+        elif self._drafters.expected and not self._drafts:
+            raise self._missing(self._drafters)
+        offer = offer_of([replica.reply for replica in agreed.targets], self._drafts)
+        return offer if self._offer is None or offer != self._offer else self._offer
+
+    def _missing(self, replicas: Replicas[TargetClient] | Replicas[DrafterClient]) -> TandemError:
+        """Why none of a service's replicas can be used."""
+        misfits = self._agreed.misfits
+        wrong = next((misfits[r] for r in replicas.serving if r in misfits), None)
+        return wrong or replicas.obstacle or Unavailable(f"no {replicas.role} is known")
+
+    def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
+        """The drafter for a text; None where none serves.
+
+        One that has just failed comes last, then one without room, then one in another zone than
+        the text's target; of the others the one with the smallest load, and any of several.
+        """
+        return min(self._agreed.drafters, key=lambda replica: _order(replica, zone), default=None)
+
+    def targets(
+        self, offer: Offer, used: Sequence[Replica[TargetClient]] = ()
+    ) -> list[Replica[TargetClient]]:
+        """The targets for a text, the one to pick first.
+
+        Args:
+            offer: that the text began with.
+            used: that it has left already.
+        """
+        fresh = [r for r in self._agreed.targets if r not in used and offer.takes(r.reply)]
+        return sorted(fresh, key=_order)
+
+    async def tokenizer_json(self, seconds: float) -> bytes:
+        """The tokenizer of what is offered; empty where it has none.
+
+        Raises:
+            TandemError: it cannot be had.
+        """
+        replica: Replica[TargetClient] = self.targets(self.offer)[0]
+        return await replica.client.tokenizer_json(seconds)
 
     async def close(self) -> None:
-        """Close all channels."""
-        clients = [r.client for r in self._drafters] + [r.client for r in self._targets]
-        await asyncio.gather(*(client.close() for client in clients))
+        """Follow none any more, and close all channels."""
+        self._begun = False
+        await asyncio.gather(self._targets.close(), self._drafters.close())
+
+
+def _order(replica: Replica[Any], zone: str = "") -> tuple[bool, bool, bool, float, float]:
+    """To pick the least of."""
+    far = bool(zone) and replica.reply.info.zone not in ("", zone)
+    return replica.shunned, replica.load >= 1, far, replica.load, random.random()

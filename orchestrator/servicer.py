@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
+import structlog
 
 from orchestrator import messages
 from orchestrator.encoder import PromptEncoder
 from orchestrator.ledger import Ledger
 from orchestrator.meter import Meters, TextMeter
+from orchestrator.offer import Offer
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.summary import Summary
@@ -28,6 +31,8 @@ from tandem.settings import MIB
 from tandem.telemetry import metrics
 from tandem.telemetry.readers import metering_of
 
+_log = structlog.get_logger(__name__)
+
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -40,48 +45,93 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
-        self._pool = Pool(settings.drafters, settings.targets, settings.connect_seconds)
+        self._pool = Pool(settings, self._renew)
+        self._begun = False
+        self._changed = asyncio.Event()
         self._texts: Texts | None = None
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self._meters = Meters(self.metering.instruments) if self.metering else None
 
     async def become_ready(self) -> None:
-        """Find the pair, check that it fits, and take over the target's tokenizer."""
-        await self._pool.become_ready()
-        settings, known = self._settings, list(self._pool.rules)
+        """Wait until there is a pair that fits, with its tokenizer.
+
+        Raises:
+            StartupError: the settings ask for what the first pair cannot do.
+        """
+        if not self._begun:
+            self._begun = True
+            await self._pool.begin()
+        while not self.is_ready:
+            self._changed.clear()
+            try:
+                await self._adopt(self._pool.offer)
+            except Unavailable:  # the pool has said why
+                await self._changed.wait()
+            except StartupError as error:
+                if self._texts is None:
+                    raise
+                _log.error("the pair cannot be served as configured", reason=str(error))
+                await self._changed.wait()
+
+    async def unready(self) -> None:
+        """Wait until there is no such pair."""
+        while self.is_ready:
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a text could be begun."""
+        try:
+            return self.texts is not None
+        except Unavailable:
+            return False
+
+    def _renew(self) -> None:
+        """Keep to what the pool offers, as long as it is the same model."""
+        self._changed.set()
+        texts = self._texts
+        try:
+            offer = self._pool.offer
+        except Unavailable:
+            return
+        if texts is not None and texts.terms.offer.law == offer.law:
+            texts.terms = replace(texts.terms, offer=offer)
+
+    async def _adopt(self, offer: Offer) -> None:
+        """Serve a model that was not served before."""
+        settings, known = self._settings, list(offer.rules)
         if settings.verifier not in known:
             raise StartupError(
                 f"TANDEM_ORCHESTRATOR_VERIFIER: {settings.verifier!r} is unknown to the target or"
                 f" does not suit the drafter; use one of {known}"
             )
-        # Parsing a large vocabulary takes a second.
-        codec = await asyncio.to_thread(TextCodec, self._pool.tokenizer_json)
-        terms = self._make_terms(codec)
-        if "gamma" in settings.model_fields_set and 0 < terms.max_gamma < settings.gamma:
+        longest = offer.max_gamma
+        if "gamma" in settings.model_fields_set and 0 < longest < settings.gamma:
             raise StartupError(
                 f"TANDEM_ORCHESTRATOR_GAMMA: {settings.gamma} is beyond the pair's longest draft"
-                f" of {terms.max_gamma}; lower it, or raise MAX_GAMMA of drafter and target"
+                f" of {longest}; lower it, or raise MAX_GAMMA of drafter and target"
             )
-        texts = self._texts = Texts(settings, self._pool, terms, self._meters)
+        tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
+        # Parsing a large vocabulary takes a second.
+        codec = await asyncio.to_thread(TextCodec, tokenizer)
+        encoder = PromptEncoder(codec, settings.max_encoding, settings.max_encoding_waiting)
+        terms = Terms(
+            offer, settings.verifier, settings.gamma, settings.max_new_tokens, codec, encoder
+        )
+        if self._texts is None:
+            self._texts = Texts(settings, self._pool, terms, self._meters)
+            self._watch(self._texts)
+        else:
+            self._texts.terms.encoder.close()
+            self._texts.terms = terms
+        self._renew()  # the offer may have changed meanwhile
+
+    def _watch(self, texts: Texts) -> None:
         if self.metering is not None:
             watch, role = self.metering.instruments.watch, metrics.ORCHESTRATOR
             watch(metrics.REQUESTS_ACTIVE, lambda: texts.active)
-            watch(metrics.QUEUE_DEPTH, lambda: terms.encoder.waiting, role)
-
-    def _make_terms(self, codec: TextCodec) -> Terms:
-        target, drafter, settings = self._pool.target, self._pool.drafter, self._settings
-        return Terms(
-            vocab_size=target.vocab_size,
-            target_length=target.max_length,
-            drafter_length=drafter.max_length if drafter else 0,
-            max_gamma=self._pool.max_gamma,
-            rules=self._pool.rules,
-            verifier=settings.verifier,
-            gamma=settings.gamma,
-            max_new_tokens=settings.max_new_tokens,
-            codec=codec,
-            encoder=PromptEncoder(codec, settings.max_encoding, settings.max_encoding_waiting),
-        )
+            watch(metrics.QUEUE_DEPTH, lambda: texts.terms.encoder.waiting, role)
 
     @property
     def texts(self) -> Texts:
@@ -90,8 +140,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         Raises:
             Unavailable: the pair is not ready.
         """
-        self._pool.require_ready()
-        if self._texts is None:
+        offer = self._pool.offer
+        if self._texts is None or self._texts.terms.offer.law != offer.law:
             raise Unavailable("not ready: reading the target's tokenizer")
         return self._texts
 
@@ -144,7 +194,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         async with status_boundary(context):
             texts = self.texts
-            reply = messages.info_to(texts.terms, self._pool.target, self._pool.drafter)
+            reply = messages.info_to(texts.terms)
             reply.active_requests = texts.active
         return reply
 
@@ -154,7 +204,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         try:
             texts, asked = self.texts, messages.request_from(request.generation)
         except TandemError as error:
-            meter = TextMeter(self._meters, Ledger(), self._pool.target.model)
+            model = self._texts.terms.offer.target.model if self._texts else ""
+            meter = TextMeter(self._meters, Ledger(), model)
             meter.fail(error)
             meter.end(None)
             raise
@@ -173,5 +224,6 @@ def make_service(settings: OrchestratorSettings) -> Service:
         settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,
+        unready=servicer.unready,
         metering=servicer.metering,
     )

@@ -23,10 +23,13 @@ class OrchestratorSettings(ServiceSettings):
     )
     drafters: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50051",),
-        description="gRPC targets of the drafters, comma separated; empty decodes plainly",
+        description="gRPC targets of the drafters, comma separated; each address behind a"
+        " dns:///NAME:PORT is a replica; empty decodes plainly",
     )
     targets: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("127.0.0.1:50052",), min_length=1, description="gRPC targets, comma separated"
+        ("127.0.0.1:50052",),
+        min_length=1,
+        description="gRPC targets of the targets, comma separated, as for the drafters",
     )
     verifier: str = Field("block", description="verifier of requests that name none")
     gamma: int = Field(
@@ -44,6 +47,9 @@ class OrchestratorSettings(ServiceSettings):
     )
     connect_seconds: float = Field(
         5.0, gt=0, description="how long a peer may take to say what it serves"
+    )
+    resolve_seconds: float = Field(
+        3.0, gt=0, description="how often names of several replicas (dns:///) are looked up again"
     )
     open_seconds: float = Field(120.0, gt=0, description="how long a prefill may take")
     draft_seconds: float = Field(

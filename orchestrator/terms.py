@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.encoder import PromptEncoder
 from orchestrator.ledger import Ledger
+from orchestrator.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.text import TextCodec
 from tandem.errors import InvalidRequest
@@ -24,11 +24,7 @@ class Terms:
     """The pair's limits and the orchestrator's defaults.
 
     Attributes:
-        vocab_size: of the target.
-        target_length: tokens that a sequence may hold on the target.
-        drafter_length: the same on the drafter; 0 without a drafter.
-        max_gamma: longest draft; 0 without a drafter.
-        rules: that every target knows and the drafter's drafts suit, by name.
+        offer: of the pair.
         verifier: the default rule.
         gamma: the default draft length.
         max_new_tokens: the default number of tokens.
@@ -36,11 +32,7 @@ class Terms:
         encoder: encodes with it.
     """
 
-    vocab_size: int
-    target_length: int
-    drafter_length: int
-    max_gamma: int
-    rules: Mapping[str, Rule]
+    offer: Offer
     verifier: str
     gamma: int
     max_new_tokens: int
@@ -85,19 +77,21 @@ class Terms:
 
     def _speculation(self, request: Request) -> tuple[str, int]:
         verifier = self.verifier if request.verifier is None else request.verifier
-        if verifier not in self.rules:
-            raise InvalidRequest(f"verifier {verifier!r} is unknown; use one of {list(self.rules)}")
-        gamma = min(self.gamma, self.max_gamma) if request.gamma is None else request.gamma
-        if gamma > self.max_gamma:
-            raise InvalidRequest(f"gamma must be 0..{self.max_gamma}, got {gamma}")
+        if verifier not in self.offer.rules:
+            raise InvalidRequest(
+                f"verifier {verifier!r} is unknown; use one of {list(self.offer.rules)}"
+            )
+        gamma = min(self.gamma, self.offer.max_gamma) if request.gamma is None else request.gamma
+        if gamma > self.offer.max_gamma:
+            raise InvalidRequest(f"gamma must be 0..{self.offer.max_gamma}, got {gamma}")
         return verifier, gamma
 
     def _rule(self, verifier: str, gamma: int) -> Rule:
         """The rule that decides. Without drafts all are the same, and some refuse to go without."""
-        rules = [self.rules[verifier], *self.rules.values()]
+        rules = [self.offer.rules[verifier], *self.offer.rules.values()]
         suited = next((rule for rule in rules if gamma or not rule.fixed_gamma), None)
         if suited is None:
-            raise InvalidRequest(f"gamma must be at least 1 for {list(self.rules)}")
+            raise InvalidRequest(f"gamma must be at least 1 for {list(self.offer.rules)}")
         return suited
 
     def _check_stopping(self, request: Request) -> None:
@@ -105,8 +99,8 @@ class Terms:
             raise InvalidRequest("max_new_tokens must be at least 1")
         if len(request.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidRequest(f"stop_token_ids may hold {MAX_STOP_TOKENS} ids")
-        if any(token >= self.vocab_size for token in request.stop_token_ids):
-            raise InvalidRequest(f"stop_token_ids must be below {self.vocab_size}")
+        if any(token >= self.offer.target.vocab_size for token in request.stop_token_ids):
+            raise InvalidRequest(f"stop_token_ids must be below {self.offer.target.vocab_size}")
         if len(request.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop_strings may hold {MAX_STOP_STRINGS} strings")
         if any(not 1 <= len(text) <= MAX_STOP_STRING for text in request.stop_strings):
@@ -116,31 +110,35 @@ class Terms:
 
     async def _prompt(self, request: Request) -> list[int]:
         count, text = len(request.prompt_ids), request.prompt
+        longest, vocab_size = self.offer.target.max_length, self.offer.target.vocab_size
         if (text is not None) == bool(count):
             raise InvalidRequest("prompt: give either prompt or prompt_token_ids, and not both")
-        if count > self.target_length:
+        if count > longest:
             raise InvalidRequest(
-                f"prompt_token_ids: a sequence may hold {self.target_length} tokens, got {count}"
+                f"prompt_token_ids: a sequence may hold {longest} tokens, got {count}"
             )
         if text is None:
             return messages.tokens_from(
-                "prompt_token_ids", request.prompt_ids, self.vocab_size, self.target_length
+                "prompt_token_ids",
+                request.prompt_ids,
+                vocab_size,
+                longest,
             )
         if not text:
             raise InvalidRequest("prompt must not be empty")
         if not self.codec.has_text:
             raise InvalidRequest("prompt: this target has no tokenizer; send prompt_token_ids")
-        most = self.codec.longest_token * self.target_length
+        most = self.codec.longest_token * longest
         if len(text) > most:
-            raise InvalidRequest(
-                f"prompt: {len(text)} characters cannot fit into {self.target_length} tokens"
-            )
+            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
         encoded = await self.encoder.encode(text)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
-        return messages.tokens_from("prompt", encoded, self.vocab_size, limit)
+        return messages.tokens_from("prompt", encoded, vocab_size, limit)
 
     def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int) -> int:
-        limit = min(self.target_length, self.drafter_length) if gamma else self.target_length
+        limit = self.offer.target.max_length
+        if gamma and self.offer.drafter is not None:
+            limit = min(limit, self.offer.drafter.max_length)
         room = limit - prompt_tokens
         count = request.max_new_tokens
         if count is None:

@@ -22,7 +22,7 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
 from orchestrator.terms import Terms, request_id_of
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, Unavailable
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
@@ -33,11 +33,12 @@ class Texts:
 
     Attributes:
         active: texts being made.
+        terms: of the pair, now; a text keeps those that it began with.
 
     Args:
         settings: limits and waits.
-        pool: ready.
-        terms: of the pair.
+        pool: picks replicas.
+        terms: see there.
         meters: book what becomes of requests; None where nobody reads them.
     """
 
@@ -69,8 +70,8 @@ class Texts:
         Raises:
             TandemError: the request is refused, or the text failed.
         """
-        ledger, spans = Ledger(), TextSpans(metadata)
-        meter = TextMeter(self._meters, ledger, self._pool.target.model, remaining)
+        ledger, spans, terms = Ledger(), TextSpans(metadata), self.terms
+        meter = TextMeter(self._meters, ledger, terms.offer.target.model, remaining)
         outcome = "error"
         try:
             request_id = request_id_of(request)
@@ -78,10 +79,10 @@ class Texts:
             spans.describe({"tandem.request_id": request_id})
             with self._place():
                 with spans.child("tokenize"):
-                    generation = await self.terms.accept(request, request_id, ledger)
-                self._describe(generation, spans)
+                    generation = await terms.accept(request, request_id, ledger)
+                self._describe(generation, terms.offer.target.model, spans)
                 meter.accept(len(generation.prompt_ids))
-                rounds = self._rounds(generation, remaining, ledger, spans, meter)
+                rounds = self._rounds(generation, terms, remaining, ledger, spans, meter)
                 async with aclosing(rounds):
                     async for event in rounds:
                         with spans.brief("send"), ledger.stage("send_wait"):
@@ -122,22 +123,26 @@ class Texts:
     async def _rounds(
         self,
         generation: Generation,
+        terms: Terms,
         remaining: float | None,
         ledger: Ledger,
         spans: TextSpans,
         meter: TextMeter,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        pool, waits, rule = self._pool, self._settings, generation.rule
+        waits, rule, target = self._settings, generation.rule, terms.offer.target
 
-        with LeasedPeers(pool, remaining, waits, ledger, spans) as peers:
+        with LeasedPeers(self._pool, terms.offer, remaining, waits, ledger, spans) as peers:
             emission = Emission(
                 generation.stopping,
-                pool.target.eos_token_ids,
-                self.terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
+                target.eos_token_ids,
+                terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
             )
+            deciding = Deciding(generation, peers, target.vocab_size)
             drafter = peers.drafter() if generation.gamma else None
             needed_by = rule.name if rule.fixed_gamma else ""
+            if drafter is None and generation.gamma and needed_by:
+                raise Unavailable(f"{needed_by} needs a drafter, and none is available; try again")
 
             def lose_drafter() -> None:
                 peers.note_lost_drafter()
@@ -147,12 +152,12 @@ class Texts:
             session = Session(
                 generation,
                 drafting=drafting,
-                deciding=Deciding(generation, peers, pool.target.vocab_size),
+                deciding=deciding,
                 policy=FixedGamma(generation.gamma, rule.fixed_gamma),
                 emission=emission,
                 ledger=ledger,
                 spans=spans,
-                spell=self.terms.codec.spell if waits.trace_text else None,
+                spell=terms.codec.spell if waits.trace_text else None,
             )
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:
@@ -176,12 +181,12 @@ class Texts:
             drafting.lost,
         )
 
-    def _describe(self, generation: Generation, spans: TextSpans) -> None:
+    def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:
         spans.describe(
             {
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "tandem",
-                "gen_ai.request.model": self._pool.target.model,
+                "gen_ai.request.model": model,
                 "gen_ai.request.max_tokens": generation.stopping.max_new_tokens,
                 "gen_ai.request.temperature": generation.sampling.temperature,
                 "gen_ai.usage.input_tokens": len(generation.prompt_ids),

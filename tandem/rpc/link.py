@@ -15,16 +15,14 @@ from tandem.rpc.status import from_peer
 
 # That share a stream; what a message costs is shared well enough by so many.
 SEQUENCES_A_STREAM = 64
-# Streams to a name that may stand for several replicas, before any is shared: each new one goes
-# to the next replica.
-_STREAMS_A_NAME = 4
 # How long a peer may take to take a message in, or to end a stream that we have ended.
 _WRITE_SECONDS = 30.0
 _END_SECONDS = 1.0
 # How long a stream that all have left is kept for the next one: to open another takes 1.5 ms. Less
 # than a service bears an empty one (EMPTY_SECONDS).
 _LINGER_SECONDS = 5.0
-# After so long others join a younger one: a name may stand for new replicas by then.
+# After so long others join a younger one, on a connection that is younger too where the service
+# bounds their age.
 _LONGEST_SECONDS = 60.0
 # How long the status of a call that has failed may be on its way.
 _STATUS_SECONDS = 1.0
@@ -67,7 +65,6 @@ class Link(Generic[R]):
         self._start = start
         self._streams: list[SharedStream[R]] = []
         self._started = 0
-        self._apart = _STREAMS_A_NAME if is_name(address) else 1
 
     def join(self, after: int = 0) -> SharedStream[R]:
         """A stream with a free place.
@@ -84,11 +81,9 @@ class Link(Generic[R]):
             for stream in self._streams
             if stream.number > after and stream.count < SEQUENCES_A_STREAM
         ]
-        if free and len(self._streams) >= self._apart:
-            # A name's replicas share the texts; of one peer's streams the fullest is joined, so
-            # that messages share writes, and those of a burst run empty.
-            choose = min if self._apart > 1 else max
-            return choose(free, key=lambda stream: stream.count)
+        if free:
+            # The fullest, so that messages share writes, and those of a burst run empty.
+            return max(free, key=lambda stream: stream.count)
         self._started += 1
         stream = SharedStream(self, self._start(), self._started)
         self._streams.append(stream)
@@ -98,11 +93,6 @@ class Link(Generic[R]):
         """End all streams, those too that are kept for later."""
         streams, self._streams = self._streams, []
         await asyncio.gather(*(stream.close() for stream in streams))
-
-
-def is_name(address: str) -> bool:
-    """Whether an address may stand for several replicas ("dns:///target:50052")."""
-    return "://" in address
 
 
 class SharedStream(Generic[R]):

@@ -50,6 +50,8 @@ class Service:
         drain: called at once when the service is to stop: it takes nothing more on; None where
             each call is a piece of work, and gRPC refuses new ones.
         metering: its metrics; None where nobody reads them.
+        unready: returns when requests can be answered no more; they can again when
+            `become_ready` has returned another time. None where that does not happen.
     """
 
     name: str
@@ -61,12 +63,13 @@ class Service:
     lost: Callable[[], Awaitable[object]] | None = None
     drain: Callable[[], None] | None = None
     metering: Metering | None = None
+    unready: Callable[[], Awaitable[object]] | None = None
 
 
 class RunningServer:
     """A bound server whose health follows its service.
 
-    Health: "" is SERVING while the process lives, the service's name once it is ready. Both
+    Health: "" is SERVING while the process lives, the service's name while it is ready. Both
     are NOT_SERVING when the service is lost, so that a supervisor restarts the process.
     """
 
@@ -91,6 +94,7 @@ class RunningServer:
             ) from error
         self._ready: asyncio.Task[None] | None = None
         self._loss: asyncio.Task[None] | None = None
+        self._readiness: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Answer health checks at once, and requests as soon as the service is ready.
@@ -110,6 +114,17 @@ class RunningServer:
         _log.info("ready", port=self.port)
         if self._service.lost is not None:
             self._loss = asyncio.create_task(self._notice_loss(self._service.lost))
+        if self._service.unready is not None:
+            self._readiness = asyncio.create_task(self._follow(self._service.unready))
+
+    async def _follow(self, unready: Callable[[], Awaitable[object]]) -> None:
+        """Say whether requests can be answered, as that changes."""
+        while True:
+            await unready()
+            await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
+            await self._service.become_ready()
+            await self._set(health_pb2.HealthCheckResponse.SERVING)
+            _log.info("ready again")
 
     async def _notice_loss(self, lost: Callable[[], Awaitable[object]]) -> None:
         await lost()
@@ -130,7 +145,7 @@ class RunningServer:
 
     async def stop(self, grace_seconds: float) -> None:
         """Refuse new requests, let running ones finish for the grace period, then free all."""
-        for task in (self._ready, self._loss):
+        for task in (self._ready, self._loss, self._readiness):
             if task is not None:
                 task.cancel()
         await self._health.drain()

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from tandem.common.v1 import common_pb2
+from tandem.rpc.health import Health
 
 VOCAB_SIZE = 100
 
@@ -65,10 +66,12 @@ class Fake(ABC):
         interfere: called before each answer, with its round (None for the open's) and a
             context; may raise, abort or hang.
         alter: called with each answer; may change it.
+        health: of its server.
     """
 
     message: Any
     answer: Any
+    health: Health
 
     def __init__(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -81,6 +84,7 @@ class Fake(ABC):
             "dtype": "float32",
             "device": "cpu",
             "max_message_bytes": 1 << 20,
+            "fingerprint": "fake",
         }
         self.info = common_pb2.ModelInfo(**(fields | changes))
         self.opened = self.ended = self.streams = 0

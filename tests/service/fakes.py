@@ -7,17 +7,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from orchestrator.calls import CountingOn
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.health import Health
 from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.service.fake_carrier import VOCAB_SIZE, Fake
 
+# A sequence may go to whoever listens.
+ANYBODY = CountingOn("", lambda _: None)
 CHAIN = common_pb2.DRAFT_SHAPE_CHAIN
 RULES = {
     "block": target_pb2.VerifierInfo(name="block", lossless=True, takes=CHAIN, resumable=True),
@@ -169,13 +174,22 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         return target_pb2.GetTokenizerResponse(tokenizer_json=self.tokenizer_json)
 
 
-async def _serve(stack: AsyncExitStack, fake: FakeDrafter | FakeTarget) -> str:
-    """The address of a fake on a free port, until the stack ends."""
-    server = grpc.aio.server()
+async def add_fake(fake: FakeDrafter | FakeTarget, server: grpc.aio.Server) -> None:
+    """Have a server be a fake, which is SERVING."""
+    fake.health = Health()
+    health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
+    for name in ("drafter.v1.DrafterService", "target.v1.TargetService"):
+        await fake.health.set(f"tandem.{name}", health_pb2.HealthCheckResponse.SERVING)
     if isinstance(fake, FakeDrafter):
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(fake, server)
     else:
         target_pb2_grpc.add_TargetServiceServicer_to_server(fake, server)
+
+
+async def _serve(stack: AsyncExitStack, fake: FakeDrafter | FakeTarget) -> str:
+    """The address of a fake on a free port, until the stack ends."""
+    server = grpc.aio.server()
+    await add_fake(fake, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     stack.push_async_callback(server.stop, 0)

@@ -303,16 +303,3 @@ async def test_the_fullest_stream_is_joined_and_an_old_one_is_not(
     monkeypatch.setattr(link, "_LONGEST_SECONDS", -1.0)
     assert peer.join() not in streams
     assert not any(stream.goes_on for stream in streams)
-
-
-async def test_a_name_is_spread_over_streams_and_an_address_is_not() -> None:
-    """Behind a name each stream may lead to another replica."""
-    for address, expected in (("a:1", [1, 1, 1, 1, 1, 1]), ("dns:///a:1", [1, 2, 3, 4, 1, 2])):
-        call: Any = SilentCall()
-        peer: link.Link[Any] = link.Link("target", address, lambda call=call: call)  # type: ignore[misc]
-        joined = []
-        for _ in range(6):
-            stream = peer.join()
-            stream.enter()
-            joined.append(stream.number)
-        assert joined == expected

@@ -22,7 +22,7 @@ from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
 from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.service.fakes import ANYBODY, FakeDrafter, FakeTarget, orchestrate, request
 
 GREEDY_BLOCK = {"verifier": "greedy_block", "gamma": 4}
 
@@ -241,8 +241,8 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 left = 30 - (len(tokens) - 2)
                 return Prompt("r", list(tokens), Sampling(seed=seed), at, left, 5)
 
-            target = first.sequence(None, Waits, TextSpans({}), limit)
-            drafter = drafters.sequence(None, Waits, TextSpans({}), limit, limit)
+            target = first.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
+            drafter = drafters.sequence(None, Waits, TextSpans({}), limit, limit, ANYBODY)
             await drafter.open(prompt(0))
             decided = await target.open(prompt(0), "greedy_block", 4, None)
             assert decided is not None
@@ -255,7 +255,7 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 carry, other = decided.carry, None
                 if carry is not None:
                     carries += 1
-                    successor = second.sequence(None, Waits, TextSpans({}), limit)
+                    successor = second.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
                     assert (
                         await successor.open(prompt(round_ + 2), "greedy_block", 4, carry) is None
                     )

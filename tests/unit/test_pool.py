@@ -1,41 +1,189 @@
-"""Which replica gets the next text."""
+"""Which replica gets the next text, and which gets none."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from orchestrator.pool import Pool
+from orchestrator.agreement import agree
+from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.handshake import law_of
+from orchestrator.offer import offer_of
+from orchestrator.pool import _order
+from orchestrator.replica import Replica
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import InvalidRequest, Unavailable
+from tandem.target.v1 import target_pb2
+
+PLACES = 10
+
+
+def info(**changes: Any) -> common_pb2.ModelInfo:
+    fields: dict[str, Any] = {
+        "model": "m",
+        "protocol_version": 2,
+        "vocab_size": 5,
+        "max_length": 100,
+        "max_gamma": 8,
+        "max_sequences": PLACES,
+        "max_message_bytes": 1 << 20,
+        "fingerprint": "abc",
+    }
+    return common_pb2.ModelInfo(**(fields | changes))
+
+
+class Made:
+    """Replicas without anybody behind them."""
+
+    def __init__(self) -> None:
+        self.replicas: list[Replica[Any]] = []
+
+    def target(self, **changes: Any) -> Replica[TargetClient]:
+        replica = Replica(TargetClient("127.0.0.1:1"), lambda: None, 0.1)
+        replica.reply = target_pb2.GetModelInfoResponse(info=info(**changes))
+        self.replicas.append(replica)
+        return replica
+
+    def drafter(self, **changes: Any) -> Replica[DrafterClient]:
+        replica = Replica(DrafterClient("127.0.0.1:1"), lambda: None, 0.1)
+        replica.reply = drafter_pb2.GetModelInfoResponse(info=info(**changes))
+        self.replicas.append(replica)
+        return replica
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[Pool]:
-    pool = Pool((), ("127.0.0.1:1", "127.0.0.1:2"), connect_seconds=0.1)
-    yield pool
-    await pool.close()
+async def made() -> AsyncIterator[Made]:
+    made = Made()
+    yield made
+    for replica in made.replicas:
+        await replica.close()
 
 
-async def test_the_one_with_the_fewest_texts_is_picked(pool: Pool) -> None:
-    with pool.pick_target().lease() as first, pool.pick_target().lease() as second:
-        assert first is not second
+def first(*replicas: Replica[Any], zone: str = "") -> Replica[Any]:
+    return min(replicas, key=lambda replica: _order(replica, zone))
 
 
-async def test_one_that_is_gone_does_not_attract_all_texts(pool: Pool) -> None:
-    gone = pool.pick_target()
+async def test_the_one_with_the_fewest_texts_is_picked(made: Made) -> None:
+    one, other = made.target(), made.target()
+    with one.lease():
+        assert first(one, other) is other
+        with other.lease(), other.lease():
+            assert first(one, other) is one
+
+
+async def test_any_of_several_that_are_as_busy(made: Made) -> None:
+    targets = [made.target() for _ in range(3)]
+    assert {id(first(*targets)) for _ in range(200)} == {id(target) for target in targets}
+
+
+async def test_load_is_the_share_of_places(made: Made) -> None:
+    small, large = made.target(max_sequences=2), made.target(max_sequences=20)
+    with small.lease(), large.lease(), large.lease():
+        assert first(small, large) is large
+
+
+async def test_texts_of_other_callers_count_for_a_while(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, free = made.target(), made.target()
+    with busy.lease():
+        busy.note_load(7)  # ours is one of them
+    assert busy.load == pytest.approx(6 / PLACES)
+    with free.lease(), free.lease():
+        assert first(busy, free) is free
+        monkeypatch.setattr("orchestrator.replica._TOLD_SECONDS", 0.0)
+        assert first(busy, free) is busy
+
+
+async def test_one_that_has_failed_does_not_attract_all_texts(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, other = made.target(), made.target()
     with pytest.raises(Unavailable), gone.lease():
         raise Unavailable("gone")
-    other = pool.pick_target()
-    assert other is not gone
     with other.lease():
-        assert pool.pick_target() is other
-        gone.failed_at -= 60
-        assert pool.pick_target() is gone
+        assert first(gone, other) is other
+        monkeypatch.setattr("orchestrator.replica._SHUNNED_SECONDS", 0.0)
+        assert first(gone, other) is gone
 
 
-async def test_a_bad_request_is_not_the_replicas_failure(pool: Pool) -> None:
-    replica = pool.pick_target()
+async def test_a_bad_request_is_not_the_replicas_failure(made: Made) -> None:
+    replica = made.target()
     with pytest.raises(InvalidRequest), replica.lease():
         raise InvalidRequest("temperature")
-    assert pool.pick_target() is replica
+    assert not replica.shunned
+    assert replica.idle.is_set()
+
+
+async def test_a_drafter_in_the_targets_zone_is_preferred_while_it_has_room(made: Made) -> None:
+    near, far, unsaid = made.drafter(zone="a"), made.drafter(zone="b"), made.drafter()
+    with near.lease(), unsaid.lease(), unsaid.lease():
+        assert first(near, far, zone="a") is near
+        assert first(far, unsaid, zone="a") is unsaid
+        assert first(near, far, zone="") is far
+        near.note_load(PLACES + 1)
+        assert first(near, far, zone="a") is far
+
+
+async def test_the_law_of_most_is_the_first(made: Made) -> None:
+    odd, *even = (made.target(fingerprint=name) for name in ("x", "y", "y"))
+    agreed = agree([odd, *even], [], None)
+    assert agreed.targets == even
+    assert "differs from the others in fingerprint: x and y" in str(agreed.misfits[odd])
+
+
+async def test_of_equally_many_the_first_to_be_named(made: Made) -> None:
+    one, other = made.target(fingerprint="x"), made.target(fingerprint="y")
+    assert agree([one, other], [], None).targets == [one]
+
+
+async def test_the_present_law_stays_however_many_have_another(made: Made) -> None:
+    old, *new = (made.target(fingerprint=name) for name in ("x", "y", "y"))
+    assert agree([old, *new], [], law_of(old.reply)).targets == [old]
+    assert agree(new, [], law_of(old.reply)).targets == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "sentence"),
+    [
+        ({"fingerprint": "other"}, "in fingerprint: other and abc"),
+        ({"eos_token_ids": [3]}, r"in eos_token_ids: \[3\] and \[\]"),
+        ({"dtype": "bfloat16"}, "in dtype: bfloat16 and "),
+        ({"tokenizer_fingerprint": "t"}, "in tokenizer_fingerprint: t and "),
+        ({"vocab_size": 6}, "in vocab_size: 6 and 5"),
+        ({"protocol_version": 1}, "a target speaks protocol version 1"),
+    ],
+)
+async def test_a_target_with_another_law_waits(
+    made: Made, difference: dict[str, Any], sentence: str
+) -> None:
+    good, bad = made.target(), made.target(**difference)
+    agreed = agree([good, bad], [], law_of(good.reply))
+    assert agreed.targets == [good]
+    with pytest.raises(Unavailable, match=sentence):
+        raise agreed.misfits[bad]
+    assert agreed.misfits[bad].__notes__ == ["127.0.0.1:1"]
+
+
+async def test_drafters_have_to_fit_the_targets_that_serve(made: Made) -> None:
+    target, good, bad = made.target(), made.drafter(), made.drafter(tokenizer_fingerprint="t")
+    agreed = agree([target], [good, bad], None)
+    assert agreed.drafters == [good]
+    assert "another tokenizer" in str(agreed.misfits[bad])
+
+
+async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None:
+    began = offer_of([made.target().reply], [])
+    for changes, takes in (
+        ({}, True),
+        ({"model": "of another name"}, True),
+        ({"max_length": 200, "max_gamma": 9}, True),
+        ({"max_length": 99}, False),
+        ({"max_gamma": 7}, False),
+        ({"max_message_bytes": 1 << 19}, False),
+        ({"fingerprint": "other"}, False),
+    ):
+        assert began.takes(made.target(**changes).reply) is takes

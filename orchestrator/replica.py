@@ -1,0 +1,153 @@
+"""One address and who listens there: whether it serves, what, and how busy it is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from orchestrator.clients import DrafterClient, TargetClient
+from tandem.errors import TandemError, Unavailable
+from tandem.rpc.status import notes_of
+
+_log = structlog.get_logger(__name__)
+
+# Between two looks at a replica that is away: the pause doubles from the first to the last.
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 2.0
+# How long others are preferred to one that has failed a text: its health may say nothing of it.
+_SHUNNED_SECONDS = 5.0
+# How long a reply's count of other callers' sequences is believed: they come and go.
+_TOLD_SECONDS = 5.0
+
+C = TypeVar("C", DrafterClient, TargetClient)
+
+
+class Replica(Generic[C]):
+    """A replica, followed for as long as its address is known.
+
+    Its health is watched on the connection that texts go over. A connection that breaks ends the
+    watch, and whoever listens on the next one is asked anew what it serves.
+
+    Attributes:
+        client: its channel.
+        reply: what it serves, as it said last; None before it has.
+        serving: it said so on this connection, and takes texts.
+        leaving: its name has it no more; open texts go on.
+        active: texts that it serves for us.
+        lost_at: when it was last seen to serve no more, by time.monotonic().
+        obstacle: why it does not serve; None where it does, or has never been asked.
+        asked: set when it has been asked once, whatever came of it.
+        idle: set while it serves no text for us.
+
+    Args:
+        client: made for it.
+        changed: called whenever one of these may be another.
+        seconds: that an answer may take.
+    """
+
+    def __init__(self, client: C, changed: Callable[[], None], seconds: float) -> None:
+        self.client: C = client
+        self.reply: Any = None
+        self.serving = False
+        self.leaving = False
+        self.active = 0
+        self.lost_at = math.inf
+        self.obstacle: TandemError | None = None
+        self.asked = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._changed = changed
+        self._seconds = seconds
+        self._failed_at = -math.inf
+        self._others = 0
+        self._told_at = -math.inf
+        self._checking = False
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self) -> None:
+        """Begin to follow it."""
+        self._checking = True
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                async with aclosing(self.client.health(self._seconds)) as health:
+                    async for serving in health:
+                        if serving:
+                            self.reply = await self.client.model_info(self._seconds)
+                            pause = _FIRST_PAUSE
+                        self._note(serving, None)
+                self._note(False, Unavailable(f"the {self.client.role} is stopping"))
+            except TandemError as error:
+                self._note(False, error)
+            # Not all orchestrators at once, when a replica is back.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _note(self, serving: bool, obstacle: TandemError | None) -> None:
+        address, role = self.client.address, self.client.role
+        if self.serving and not serving:
+            self.lost_at = time.monotonic()
+            reason = "it said so" if obstacle is None else f"{obstacle}; {notes_of(obstacle)}"
+            _log.warning("replica is away", role=role, address=address, reason=reason)
+        elif serving and not self.serving:
+            _log.info("replica serves", role=role, address=address, model=self.reply.info.model)
+        self.serving, self.obstacle, self._checking = serving, obstacle, False
+        self.asked.set()
+        self._changed()
+
+    def note_failure(self) -> None:
+        """Prefer others for a while, and ask again whether it serves."""
+        self._failed_at = time.monotonic()
+        if self._task is not None and self.serving and not self._checking:
+            self._task.cancel()
+            self.follow()
+
+    def note_load(self, open_sequences: int) -> None:
+        """Learn from a reply how many sequences it has open, of all callers."""
+        self._others = max(open_sequences - self.active, 0)
+        self._told_at = time.monotonic()
+
+    @property
+    def shunned(self) -> bool:
+        """Whether it has just failed a text."""
+        return time.monotonic() - self._failed_at < _SHUNNED_SECONDS
+
+    @property
+    def load(self) -> float:
+        """Its share of places that are taken: 1 has no room, as far as we know."""
+        told = time.monotonic() - self._told_at < _TOLD_SECONDS
+        taken = self.active + (self._others if told else 0)
+        return taken / max(self.reply.info.max_sequences, 1) if self.reply is not None else 0.0
+
+    @contextmanager
+    def lease(self) -> Iterator[C]:
+        """Count a text while it is served."""
+        self.active += 1
+        self.idle.clear()
+        try:
+            yield self.client
+        except Unavailable:
+            self.note_failure()
+            raise
+        finally:
+            self.active -= 1
+            if not self.active:
+                self.idle.set()
+
+    async def close(self) -> None:
+        """Follow it no more, and close its channel."""
+        self.serving = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.client.close()

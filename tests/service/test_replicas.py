@@ -1,0 +1,379 @@
+"""Replicas behind a name: they come, go, die, and change their model."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer, models
+
+from orchestrator.servicer import make_service
+from orchestrator.settings import OrchestratorSettings
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.server import RunningServer
+from tests.service.fake_carrier import FakeContext
+from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request
+from tests.service.names import Names, serve_names
+
+SERVICE = "tandem.orchestrator.v1.OrchestratorService"
+NAME = "targets.test"
+AT_MOST_SECONDS = 10
+
+
+class Fleet:
+    """An orchestrator over a name, and the pods behind it: each has an address of its own.
+
+    Attributes:
+        names: their name server.
+        stub: of the orchestrator.
+    """
+
+    def __init__(self, names: Names, stack: AsyncExitStack) -> None:
+        self.names = names
+        self._stack = stack
+        self._servers: dict[str, grpc.aio.Server] = {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        names.records[NAME] = []
+        self.stub: Any = None
+
+    async def start(self, *fakes: FakeTarget) -> list[str]:
+        """Pods that are in the name when they listen; their addresses."""
+        hosts = []
+        for fake in fakes:
+            host = f"127.0.0.{2 + len(self._servers)}"
+            await self.serve(host, fake)
+            hosts.append(host)
+        self.names.records[NAME] += hosts
+        return hosts
+
+    async def serve(self, host: str, fake: FakeTarget | FakeDrafter, port: int = 0) -> None:
+        """Have somebody listen at an address."""
+        server = self._servers[host] = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        await add_fake(fake, server)
+        assert server.add_insecure_port(f"{host}:{port or self.port}")
+        await server.start()
+
+    async def kill(self, host: str) -> None:
+        """A pod is gone; its name may still have it."""
+        await self._servers[host].stop(0)
+
+    async def orchestrate(self, **settings: Any) -> None:
+        """Start the orchestrator."""
+        targets = (f"dns://127.0.0.1:{self.names.port}/{NAME}:{self.port}",)
+        fields: dict[str, Any] = {"targets": targets, "drafters": (), "resolve_seconds": 0.1}
+        self.server = RunningServer(
+            "127.0.0.1:0", make_service(OrchestratorSettings(**(fields | settings)))
+        )
+        await self.server.start()
+        self._stack.push_async_callback(self.server.stop, 0.2)
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}")
+        await self._stack.enter_async_context(channel)
+        self.stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        self._health = health_pb2_grpc.HealthStub(channel)
+
+    async def is_serving(self) -> bool:
+        reply = await self._health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def is_of(self, fingerprint: str) -> Callable[[], Any]:
+        """Whether a model is what it serves."""
+
+        async def served() -> bool:
+            try:
+                info = await self.stub.GetModelInfo(pb.GetModelInfoRequest())
+            except grpc.aio.AioRpcError as error:  # between two models, for a moment
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return False
+            return bool(info.target.fingerprint == fingerprint)
+
+        return served
+
+    async def text(self, **changes: Any) -> Any:
+        changes = {"speculation": {"gamma": 0}} | changes
+        return await self.stub.Complete(request(**changes), timeout=AT_MOST_SECONDS)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.stop(0) for server in self._servers.values()))
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(await stack.enter_async_context(serve_names()), stack)
+        stack.push_async_callback(fleet.close)
+        yield fleet
+
+
+async def until(reached: Callable[[], Any]) -> None:
+    """Wait for something that takes a moment."""
+    async with asyncio.timeout(AT_MOST_SECONDS):
+        while True:
+            value = reached()
+            if await value if asyncio.iscoroutine(value) else value:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def held(*targets: FakeTarget) -> AsyncIterator[asyncio.Event]:
+    """Texts stand still in their second round until the block ends, or the event is set."""
+    go_on = asyncio.Event()
+
+    async def wait(round_: int | None, context: FakeContext) -> None:
+        if round_ == 2:
+            await go_on.wait()
+
+    for target in targets:
+        target.interfere = wait
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+async def test_texts_are_spread_over_the_replicas_of_a_name(fleet: Fleet) -> None:
+    targets = FakeTarget(), FakeTarget(), FakeTarget()
+    await fleet.start(*targets)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    async with held(*targets) as go_on:
+        texts = [asyncio.ensure_future(fleet.text()) for _ in range(12)]
+        await until(lambda: sum(target.opened for target in targets) == 12)
+        assert [target.opened for target in targets] == [4, 4, 4]
+        go_on.set()
+        for text in texts:
+            assert list((await text).token_ids) == targets[0].text(20)
+    # One connection each: a replica's texts share a stream.
+    assert [target.streams for target in targets] == [1, 1, 1]
+
+
+async def test_one_that_comes_takes_work(fleet: Fleet) -> None:
+    first, second = FakeTarget(), FakeTarget()
+    await fleet.start(first)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    await fleet.text()
+    await fleet.start(second)
+
+    async def works() -> bool:
+        await fleet.text()
+        return second.opened > 0
+
+    await until(works)
+
+
+async def test_one_that_leaves_its_name_finishes_its_texts_and_gets_no_more(fleet: Fleet) -> None:
+    leaving, staying = FakeTarget(), FakeTarget()
+    await fleet.start(leaving)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    async with held(leaving) as go_on:
+        text = asyncio.ensure_future(fleet.text())
+        await until(lambda: leaving.opened == 1)
+        fleet.names.records[NAME] = []
+        await fleet.start(staying)
+        await until(lambda: fleet.names.asked > 20)
+        await until(lambda: _serves(fleet, staying))
+        before = leaving.opened
+        for _ in range(10):
+            await fleet.text()
+        assert leaving.opened == before
+        go_on.set()
+        assert list((await text).token_ids) == leaving.text(20)
+
+
+async def _serves(fleet: Fleet, target: FakeTarget) -> bool:
+    before = target.opened
+    for _ in range(3):
+        await fleet.text(stopping={"max_new_tokens": 1})
+    return target.opened == before + 3
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_replicas_stay_where_their_name_is_not_answered(fleet: Fleet, silent: bool) -> None:
+    target = FakeTarget()
+    await fleet.start(target)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    fleet.names.silent = silent
+    if not silent:
+        del fleet.names.records[NAME]
+    asked = fleet.names.asked
+    await until(lambda: fleet.names.asked > asked + 1)
+    assert list((await fleet.text()).token_ids) == target.text(20)
+
+
+async def test_a_name_without_addresses_is_waited_for(fleet: Fleet) -> None:
+    await fleet.orchestrate()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await fleet.text()
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+
+    async def told() -> bool:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await fleet.text()
+        return f"{NAME} has no address" in str(refused.value.details())
+
+    await until(told)
+    await fleet.start(FakeTarget())
+    await until(fleet.is_serving)
+    await fleet.text()
+
+
+async def test_without_any_target_it_does_not_serve(fleet: Fleet) -> None:
+    host, other = await fleet.start(FakeTarget(), FakeTarget())
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    await fleet.kill(host)
+    for _ in range(5):
+        await fleet.text()
+    assert await fleet.is_serving()
+    await fleet.kill(other)
+
+    async def is_gone() -> bool:
+        return not await fleet.is_serving()
+
+    await until(is_gone)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await fleet.text()
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    await fleet.serve(host, FakeTarget())
+    await until(fleet.is_serving)
+    await fleet.text()
+
+
+async def test_it_becomes_ready_where_one_of_several_is_away(fleet: Fleet) -> None:
+    target = FakeTarget()
+    await fleet.start(target)
+    fleet.names.records[NAME].append("127.0.0.99")
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    for _ in range(5):
+        await fleet.text()
+    assert target.opened == 5
+
+
+async def test_one_that_drains_is_left_at_once(fleet: Fleet) -> None:
+    """Its health says so before its name does."""
+    draining, other = FakeTarget(), FakeTarget()
+    await fleet.start(draining, other)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    await draining.health.drain()
+    await until(lambda: _serves(fleet, other))
+    before = draining.opened
+    for _ in range(10):
+        await fleet.text()
+    assert draining.opened == before
+
+
+async def test_another_model_behind_a_name_gets_no_text(fleet: Fleet) -> None:
+    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5)
+    await fleet.start(old, old, new)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    texts = await asyncio.gather(*(fleet.text() for _ in range(24)))
+    assert all(list(text.token_ids) == old.text(20) for text in texts)
+    assert new.opened == 0
+    assert {opening.fingerprint for opening in old.openings} == {"fake"}
+
+
+async def test_the_new_model_serves_when_nothing_of_the_old_is_left(fleet: Fleet) -> None:
+    """As a rolling update does it; the tokenizer may be another too."""
+    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5, tokenizer_fingerprint="n")
+    new.tokenizer_json = Tokenizer(models.WordLevel({"n": 0}, unk_token="n")).to_str().encode()
+    await fleet.start(old)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    async with held(old) as go_on:
+        text = asyncio.ensure_future(fleet.text())
+        await until(lambda: old.opened == 1)
+        hosts = await fleet.start(new, new)
+        await asyncio.sleep(0.3)
+        assert new.opened == 0
+        fleet.names.records[NAME] = hosts
+        await until(fleet.is_of("another"))
+        # A text ends by the law that it began with.
+        go_on.set()
+        assert list((await text).token_ids) == old.text(20)
+    reply = await fleet.text()
+    assert list(reply.token_ids) == new.text(20)
+    assert {opening.fingerprint for opening in new.openings} == {"another"}
+    info = await fleet.stub.GetModelInfo(pb.GetModelInfoRequest())
+    assert info.target.tokenizer_fingerprint == "n"
+
+
+async def test_one_that_restarts_with_another_model_is_asked_anew(fleet: Fleet) -> None:
+    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5)
+    host, _ = await fleet.start(old, old)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    await fleet.kill(host)
+    await fleet.serve(host, new)
+    await asyncio.sleep(0.5)
+    for _ in range(10):
+        assert list((await fleet.text()).token_ids) == old.text(20)
+    assert new.opened == 0
+
+
+async def test_a_text_never_moves_to_another_model(fleet: Fleet) -> None:
+    old, new = FakeTarget(), FakeTarget(fingerprint="another")
+
+    async def lose(round_: int | None, context: FakeContext) -> None:
+        if round_ == 3:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+    await fleet.start(old)
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    old.interfere = lose
+    await fleet.start(new)
+    await asyncio.sleep(0.3)
+    with pytest.raises(grpc.aio.AioRpcError) as lost:
+        await fleet.text()
+    assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert new.opened == 0
+
+
+async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> None:
+    drafter = FakeDrafter()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    await fleet.serve("127.0.0.1", drafter, port)
+    await fleet.start(FakeTarget())
+    await fleet.orchestrate(drafters=(f"127.0.0.1:{port}",))
+    await until(fleet.is_serving)
+    drafting = {"gamma": 4}
+    assert max((await fleet.text(speculation=drafting)).summary.gammas) == 4
+    await fleet.kill("127.0.0.1")
+
+    async def is_plain() -> bool:
+        return not any((await fleet.text(speculation=drafting)).summary.gammas)
+
+    await until(is_plain)
+    assert await fleet.is_serving()
+    with pytest.raises(grpc.aio.AioRpcError, match="greedy_block needs a drafter"):
+        await fleet.text(speculation={"verifier": "greedy_block", "gamma": 4})
+    await fleet.serve("127.0.0.1", drafter, port)
+
+    async def drafts() -> bool:
+        return not await is_plain()
+
+    await until(drafts)
+
+
+async def test_a_name_that_is_none_is_refused_at_the_start() -> None:
+    for target in ("dns:targets", "dns:///targets", "dns:///:50052"):
+        with pytest.raises(Exception, match="is no dns:///HOST:PORT"):
+            make_service(OrchestratorSettings(targets=(target,)))
