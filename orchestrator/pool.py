@@ -131,6 +131,14 @@ class Pool:
         wrong = next((misfits[r] for r in replicas.serving if r in misfits), None)
         return wrong or replicas.obstacle or Unavailable(f"no {replicas.role} is known")
 
+    @property
+    def counts(self) -> dict[str, Callable[[], int]]:
+        """How many replicas of a service texts may go to, by its name."""
+        return {
+            self._targets.role: lambda: len(self._agreed.targets),
+            self._drafters.role: lambda: len(self._agreed.drafters),
+        }
+
     def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
         """The drafter for a text; None where none serves.
 

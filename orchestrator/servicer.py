@@ -51,6 +51,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._texts: Texts | None = None
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self._meters = Meters(self.metering.instruments) if self.metering else None
+        if self.metering is not None:
+            for role, count in self._pool.counts.items():
+                self.metering.instruments.watch(metrics.REPLICAS, count, role)
 
     async def become_ready(self) -> None:
         """Wait until there is a pair that fits, with its tokenizer.

@@ -131,6 +131,13 @@ REQUESTS = Metric(
 REQUESTS_ACTIVE = Metric(
     "tandem.requests.active", Kind.GAUGE, "{request}", "Texts that are being generated"
 )
+REPLICAS = Metric(
+    "tandem.replicas",
+    Kind.GAUGE,
+    "{replica}",
+    "Replicas of a service that texts may go to now",
+    ("role",),
+)
 ROUNDS = Metric(
     "tandem.rounds",
     Kind.COUNTER,
@@ -242,6 +249,7 @@ METRICS = (
     TIME_PER_OUTPUT_TOKEN,
     REQUESTS,
     REQUESTS_ACTIVE,
+    REPLICAS,
     ROUNDS,
     NUM_DRAFTS,
     NUM_DRAFT_TOKENS,

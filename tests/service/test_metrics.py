@@ -181,6 +181,14 @@ async def test_places_that_are_taken_are_booked() -> None:
         assert await service.ends(2) == {("RESOURCE_EXHAUSTED", ""): 1, ("CANCELLED", ""): 1}
 
 
+async def test_replicas_that_texts_may_go_to_are_told() -> None:
+    misfit = FakeTarget(fingerprint="another")
+    async with metered(FakeDrafter(), FakeTarget(), FakeTarget(), misfit) as service:
+        scraped = await service.scrape()
+        for role, count in (("target", 2), ("drafter", 1)):
+            assert scraped.value("tandem_replicas", role=role) == count
+
+
 async def test_a_pair_that_is_not_ready_is_booked() -> None:
     target = FakeTarget(protocol_version=1)
     async with metered(FakeDrafter(), target, ready=False) as service:
