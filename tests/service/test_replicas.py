@@ -277,6 +277,27 @@ async def test_one_that_drains_is_left_at_once(fleet: Fleet) -> None:
     assert draining.opened == before
 
 
+async def test_one_that_is_not_ready_yet_gets_no_text(fleet: Fleet) -> None:
+    """Its name may have it while it loads, as that of a StatefulSet."""
+    loading, other = FakeTarget(), FakeTarget()
+    await fleet.start(loading)
+    health = "tandem.target.v1.TargetService"
+    await loading.health.set(health, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await fleet.orchestrate()
+    await asyncio.sleep(0.3)
+    assert not await fleet.is_serving()
+    await fleet.start(other)
+    await until(fleet.is_serving)
+    assert await _serves(fleet, other)
+    await loading.health.set(health, health_pb2.HealthCheckResponse.SERVING)
+
+    async def works() -> bool:
+        await fleet.text(stopping={"max_new_tokens": 1})
+        return loading.opened > 0
+
+    await until(works)
+
+
 async def test_another_model_behind_a_name_gets_no_text(fleet: Fleet) -> None:
     old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5)
     await fleet.start(old, old, new)
@@ -300,6 +321,8 @@ async def test_the_new_model_serves_when_nothing_of_the_old_is_left(fleet: Fleet
         await until(lambda: old.opened == 1)
         hosts = await fleet.start(new, new)
         await asyncio.sleep(0.3)
+        # They are more than the old one, and wait.
+        assert await _serves(fleet, old)
         assert new.opened == 0
         fleet.names.records[NAME] = hosts
         await until(fleet.is_of("another"))
