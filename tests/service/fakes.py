@@ -94,6 +94,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         verifiers: that it claims to know.
         tokenizer_json: that it hands out; without one it says so.
         openings: what its sequences were opened with.
+        asked: how often it was asked what it serves.
     """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
@@ -102,6 +103,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self.verifiers = ["block", "greedy_block", "token"]
         self.tokenizer_json = b""
         self.openings: list[target_pb2.OpenSequence] = []
+        self.asked = 0
 
     def follow(self, token: int) -> int:
         return 0 if token and token % self.wraps == 0 else token + 1
@@ -162,6 +164,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
     async def GetModelInfo(
         self, request: target_pb2.GetModelInfoRequest, context: Any
     ) -> target_pb2.GetModelInfoResponse:
+        self.asked += 1
         return target_pb2.GetModelInfoResponse(
             info=self.info, verifiers=[RULES[name] for name in self.verifiers]
         )

@@ -320,7 +320,7 @@ async def test_the_new_model_serves_when_nothing_of_the_old_is_left(fleet: Fleet
         text = asyncio.ensure_future(fleet.text())
         await until(lambda: old.opened == 1)
         hosts = await fleet.start(new, new)
-        await asyncio.sleep(0.3)
+        await until(lambda: new.asked == 2)
         # They are more than the old one, and wait.
         assert await _serves(fleet, old)
         assert new.opened == 0
@@ -343,7 +343,7 @@ async def test_one_that_restarts_with_another_model_is_asked_anew(fleet: Fleet) 
     await until(fleet.is_serving)
     await fleet.kill(host)
     await fleet.serve(host, new)
-    await asyncio.sleep(0.5)
+    await until(lambda: new.asked)
     for _ in range(10):
         assert list((await fleet.text()).token_ids) == old.text(20)
     assert new.opened == 0
@@ -361,7 +361,7 @@ async def test_a_text_never_moves_to_another_model(fleet: Fleet) -> None:
     await until(fleet.is_serving)
     old.interfere = lose
     await fleet.start(new)
-    await asyncio.sleep(0.3)
+    await until(lambda: new.asked)
     with pytest.raises(grpc.aio.AioRpcError) as lost:
         await fleet.text()
     assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
