@@ -177,6 +177,35 @@ async def test_target_refuses(
     bystander.cancel()
 
 
+async def test_who_is_not_the_one_that_is_counted_on_refuses(stack: Stack) -> None:
+    """An address may be another service's by the time that a sequence opens."""
+    for stub, call, opening in (
+        (stack.target, stack.target.Verify, open_verify),
+        (stack.drafter, stack.drafter.Draft, open_draft),
+    ):
+        kind = target_pb2 if stub is stack.target else drafter_pb2
+        info = (await stub.GetModelInfo(kind.GetModelInfoRequest())).info
+        assert len(info.fingerprint) == 64
+        talk = Talk(call())
+        assert (await talk.ask(opening(fingerprint=info.fingerprint))).HasField("opened")
+        code, sentence = await refused(call, opening(fingerprint="0" * 64))
+        assert code == grpc.StatusCode.UNAVAILABLE
+        assert "open.fingerprint: 000000000000 is expected here" in sentence
+        await talk.write(close_of(kind))
+        assert (await talk.end())[0] == grpc.StatusCode.OK
+    assert await stack.open_sequences() == 0
+
+
+async def refused(call: Any, opening: Any) -> tuple[grpc.StatusCode, str]:
+    talk = Talk(call())
+    await talk.write(opening)
+    return await talk.end()
+
+
+def close_of(kind: Any) -> Any:
+    return kind.SequenceRequest(close=kind.CloseSequence())
+
+
 async def test_the_last_round_there_is_does_nobody_harm(stack: Stack) -> None:
     """Numbers are computed for many rounds and many sequences at once."""
     bystander, last = Talk(stack.target.Verify()), Talk(stack.target.Verify())
