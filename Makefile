@@ -1,5 +1,7 @@
-# Everything needs only Python 3.11 or 3.12 and make. `make help` lists the rest.
-PYTHON ?= python3
+# Everything needs only Python (3.11 to 3.14) and make. `make help` lists the rest.
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python3.14; do \
+  $$name -c '$(FITS)' 2>/dev/null && { echo $$name; break; }; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
@@ -22,8 +24,10 @@ help: ## Show this list
 setup: $(VENV)/.ready ## Make the environment (28 s on a good line: torch brings 4.7 GB)
 
 $(VENV)/.ready: requirements.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit((3, 11) > v or v >= (3, 13))' || \
-	  { echo "Tandem needs Python 3.11 or 3.12; run: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(or $(PYTHON),false) -c '$(FITS)' || \
+	  { echo "Tandem needs Python 3.11 to 3.14, and '$(or $(PYTHON),python3)' is none. Install one (Debian, Ubuntu:"; \
+	    echo "apt-get install python3 python3-venv; anywhere: uv python install 3.13), then run:"; \
+	    echo "make PYTHON=/path/to/python3.13 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
