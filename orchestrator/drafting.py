@@ -19,7 +19,7 @@ class Drafting:
     """Drafts as long as there is a drafter.
 
     Attributes:
-        lost: whether a drafter failed on the way.
+        lost: whether a drafter failed on the way, or was wanted and not there.
 
     Args:
         drafter: a fresh sequence; None decodes plainly.
@@ -47,6 +47,11 @@ class Drafting:
         self._opening: asyncio.Task[object] | None = None
         # Emitted, and not told to the drafter yet.
         self._news: list[int] = []
+
+    def note_absence(self) -> None:
+        """A drafter was wanted, and there is none."""
+        self.lost = True
+        self._on_loss()
 
     def begin(self, prompt: Prompt) -> None:
         """Open it, beside the target."""

@@ -149,6 +149,8 @@ class Texts:
                 meter.lose_drafter()
 
             drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by, lose_drafter)
+            if drafter is None and generation.gamma:
+                drafting.note_absence()
             session = Session(
                 generation,
                 drafting=drafting,

@@ -178,7 +178,7 @@ DRAFTERS_LOST = Metric(
     "tandem.drafters.lost",
     Kind.COUNTER,
     "{text}",
-    "Texts whose drafter failed, was full or too slow",
+    "Texts whose drafter failed, was full, too slow or not there",
 )
 TOKENS_EMITTED = Metric(
     "tandem.tokens.emitted",

@@ -382,7 +382,9 @@ async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> N
     await fleet.kill("127.0.0.1")
 
     async def is_plain() -> bool:
-        return not any((await fleet.text(speculation=drafting)).summary.gammas)
+        summary = (await fleet.text(speculation=drafting)).summary
+        assert summary.drafter_lost is not any(summary.gammas)
+        return not any(summary.gammas)
 
     await until(is_plain)
     assert await fleet.is_serving()

@@ -448,7 +448,9 @@ class Summary(google.protobuf.message.Message):
     draft_bytes: builtins.int
     """draft_bytes is the size of the drafts' distributions on the wire."""
     drafter_lost: builtins.bool
-    """drafter_lost: the drafter failed and the text went on undrafted."""
+    """drafter_lost: drafts were wanted, and the drafter failed, or none was there: the text went on
+    undrafted.
+    """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """accepted_per_position counts, for each place in a draft, how often the token
