@@ -1,0 +1,63 @@
+"""deploy/Containerfile: what each image holds, and what it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem import __version__
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
+MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
+STAGES = dict(re.findall(r"^FROM .* AS (\S+)\n((?:(?!FROM ).*\n)*)", CONTAINERFILE, re.M))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_an_image_holds_what_it_runs_and_no_more(name: str) -> None:
+    stage, module = STAGES[name], MODULES[name]
+    assert f'ENTRYPOINT ["python", "-m", "{module}"]' in stage
+    assert f"COPY --from=code /app/{module}/ {module}/" in stage
+    assert "COPY --from=code /app/tandem/ tandem/" in stage
+    for other in set(MODULES.values()) - {module}:
+        assert other not in stage
+    base = "build-base" if name == "orchestrator" else "build-inference"
+    assert f"COPY --from={base} " in stage
+    assert "inference" not in STAGES["build-base"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_runs_as_root_or_installs_in_the_last_stage(name: str) -> None:
+    assert f"FROM runtime AS {name}\n" in CONTAINERFILE
+    assert "USER 65532:65532" in STAGES["runtime"]
+    for stage in (STAGES["runtime"], STAGES[name]):
+        assert "RUN " not in stage
+        assert stage.count("USER ") <= 1
+
+
+def test_what_is_installed_is_pinned_by_its_hash() -> None:
+    for build in ("build", "build-base", "build-inference"):
+        assert "--require-hashes" in STAGES[build]
+
+
+def test_code_is_compiled_where_it_may_be_written() -> None:
+    """The root is read-only, and bytecode is not written again at each start."""
+    assert "compileall" in STAGES["code"]
+    assert "UV_COMPILE_BYTECODE=1" in STAGES["build"]
+    for variable in ("HOME=/tmp", "XDG_CACHE_HOME=/tmp/", "HF_HOME=/tmp/"):
+        assert variable in STAGES["runtime"]
+
+
+def test_what_is_copied_is_in_the_context() -> None:
+    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.M)
+    ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    for path in " ".join(copied).split():
+        assert f"!{path.rstrip('/')}" in ignored
+
+
+def test_the_base_is_pinned_and_the_version_is_ours() -> None:
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", CONTAINERFILE, re.M)
+    assert re.search(r":3\.\d+\.\d+-slim-\w+$", base)
+    assert f"ARG VERSION={__version__}\n" in CONTAINERFILE
