@@ -24,6 +24,7 @@ from orchestrator.texts import Texts
 from tandem.errors import IdleTimeout, StartupError, TandemError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import ConnectionAge
 from tandem.rpc.patience import Patience
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -218,6 +219,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 def make_service(settings: OrchestratorSettings) -> Service:
     """The orchestrator as `tandem.rpc.server` runs it."""
     servicer = OrchestratorServicer(settings)
+    age = ConnectionAge(settings.connection_seconds, settings.connection_grace_seconds)
     return Service(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
@@ -228,5 +230,6 @@ def make_service(settings: OrchestratorSettings) -> Service:
         servicer.become_ready,
         servicer.stop,
         unready=servicer.unready,
+        connection_age=age if age.seconds else None,
         metering=servicer.metering,
     )

@@ -21,6 +21,17 @@ class OrchestratorSettings(ServiceSettings):
     idle_seconds: float = Field(
         30.0, gt=0, description="how long a client may read nothing before its text is ended"
     )
+    connection_seconds: float = Field(
+        0.0,
+        ge=0,
+        description="age at which a client is asked for another connection, so that it finds"
+        " replicas that came later; 0 never asks",
+    )
+    connection_grace_seconds: float = Field(
+        600.0,
+        gt=0,
+        description="how long its texts may go on on the old one: longer than the longest text",
+    )
     drafters: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50051",),
         description="gRPC targets of the drafters, comma separated; each address behind a"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc
 
@@ -16,9 +17,29 @@ MAX_ANSWER_BYTES = 64 << 20
 _Options = Sequence[tuple[str, str | int]]
 
 
-def server_options(max_message_bytes: int) -> _Options:
+@dataclass(frozen=True)
+class ConnectionAge:
+    """How long a client may stay on one connection, and so on one replica.
+
+    Attributes:
+        seconds: until it is asked to open another, give or take a tenth.
+        grace_seconds: that its calls may go on for after that.
+    """
+
+    seconds: float
+    grace_seconds: float
+
+
+def server_options(max_message_bytes: int, age: ConnectionAge | None = None) -> _Options:
     """Options of a server that takes requests of up to a size."""
+    ends: _Options = ()
+    if age is not None:
+        ends = (
+            ("grpc.max_connection_age_ms", round(1000 * age.seconds)),
+            ("grpc.max_connection_age_grace_ms", round(1000 * age.grace_seconds)),
+        )
     return (
+        *ends,
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # Lower than the clients' interval, else the server answers their pings with GOAWAY.

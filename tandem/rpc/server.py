@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
-from tandem.rpc.channel import server_options
+from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
 from tandem.settings import ServiceSettings, read_settings
@@ -52,6 +52,7 @@ class Service:
         metering: its metrics; None where nobody reads them.
         unready: returns when requests can be answered no more; they can again when
             `become_ready` has returned another time. None where that does not happen.
+        connection_age: how long a client may stay on one connection; None is for ever.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Service:
     drain: Callable[[], None] | None = None
     metering: Metering | None = None
     unready: Callable[[], Awaitable[object]] | None = None
+    connection_age: ConnectionAge | None = None
 
 
 class RunningServer:
@@ -79,7 +81,7 @@ class RunningServer:
         limits = {f"/{service.name}/{method}": most for method in service.large_methods}
         self._server = grpc.aio.server(
             interceptors=[DecodingInterceptor(limits, _SMALL_MESSAGE_BYTES)],
-            options=server_options(most),
+            options=server_options(most, service.connection_age),
         )
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.server import serve
+from tandem.rpc.server import RunningServer, serve
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
@@ -97,3 +97,26 @@ async def test_a_second_signal_ends_the_drain(second: signal.Signals) -> None:
                 return
             await asyncio.sleep(0.02)
     pytest.fail("a sequence is still open")
+
+
+async def test_a_connection_of_a_great_age_is_given_up_behind_its_last_text() -> None:
+    drafter, target = FakeDrafter(), FakeTarget()
+
+    async def wait(round_: int | None, context: Any) -> None:
+        if round_ == 2:
+            await asyncio.sleep(1.0)
+
+    target.interfere = wait
+    async with serve_fakes(drafter, target, connection_seconds=0.2) as settings:
+        server = RunningServer("127.0.0.1:0", make_service(settings))
+        await server.start()
+        await server.ready()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            text = pb.CompleteRequest(generation=generation())
+            assert list((await stub.Complete(text)).token_ids) == target.text(20)
+            # It was asked to leave while its text went on; nobody needs another one now.
+            async with asyncio.timeout(5):
+                await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            assert list((await stub.Complete(text)).token_ids) == target.text(20)
+        await server.stop(1.0)
