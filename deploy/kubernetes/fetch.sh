@@ -49,7 +49,7 @@ if missing etcd "$etcd"; then
   echo "$etcd" > "$bin/etcd.version"
 fi
 
-module() { # an empty throw-away module, made anew
+module() { # a throw-away folder to build in, made anew
   with_go "$1"
   rm -rf "$work/module"
   mkdir "$work/module"
@@ -61,18 +61,16 @@ build() { # name version package [flags of the linker]
   echo "$2" > "$bin/$1.version"
 }
 
-# Not every proxy serves its vanity path, so it is taken from where it is developed.
+# Not every proxy serves its vanity path: it is built in its own source, from where it is developed.
 kube_linter=0.8.3
 if missing kube-linter "$kube_linter"; then
   module kube-linter
-  cat > go.mod <<END
-module fetch
-
-require golang.stackrox.io/kube-linter v$kube_linter
-
-replace golang.stackrox.io/kube-linter => github.com/stackrox/kube-linter v$kube_linter
-END
-  build kube-linter "$kube_linter" golang.stackrox.io/kube-linter/cmd/kube-linter
+  source="$(go mod download -json "github.com/stackrox/kube-linter@v$kube_linter" |
+    sed -n 's/.*"Dir": "\(.*\)".*/\1/p')"
+  cp -r "$source"/. .
+  chmod -R u+w .
+  go build -trimpath -ldflags "-s -w" -o "$bin/kube-linter" ./cmd/kube-linter
+  echo "$kube_linter" > "$bin/kube-linter.version"
 fi
 
 kubernetes_module() { # a module that may build Kubernetes' commands
