@@ -75,7 +75,7 @@ class ControlPlane:
     def get(self, *what: str) -> Any:
         """Objects as the API server has them: one, or the list's items."""
         found = json.loads(self.kubectl("get", *what, "--output=json").output)
-        return found["items"] if "items" in found else found
+        return found.get("items", found)
 
     def create(self, *documents: Mapping[str, Any]) -> None:
         self.kubectl("create", "--filename=-", given=yaml.safe_dump_all(documents))

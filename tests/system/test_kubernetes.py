@@ -1,0 +1,365 @@
+"""Overlays against kube-linter, and against a real API server with nodes that KWOK plays."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.control_plane import ControlPlane, control_plane, missing, wait
+from tests.manifests import (
+    KUBERNETES,
+    VARIANTS,
+    Document,
+    Manifests,
+    overlay_folder,
+    render,
+    render_text,
+    tool,
+)
+
+BUILT_BY = "is not installed; `make kubernetes-check` builds it"
+
+needs_control_plane = pytest.mark.skipif(
+    bool(missing()), reason=f"{', '.join(missing())}: {BUILT_BY}"
+)
+
+NAMESPACE = "tandem"
+ZONE = "topology.kubernetes.io/zone"
+TIMEOUT = "--timeout=60s"
+
+
+def node(name: str, zone: str, **capacity: str) -> Document:
+    """A node, which KWOK keeps alive; one with a GPU has the label and the taint for it."""
+    gpu = {"nvidia.com/gpu": capacity["gpu"]} if "gpu" in capacity else {}
+    resources = {"cpu": "16", "memory": "128Gi", "pods": "50", **gpu}
+    labels = {"kubernetes.io/hostname": name, ZONE: zone, "tandem-tier": name.partition("-")[0]}
+    if gpu:
+        labels["nvidia.com/gpu.present"] = "true"
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": labels,
+            "annotations": {"kwok.x-k8s.io/node": "fake"},
+        },
+        "spec": {"taints": [taint] if gpu else []},
+        "status": {"capacity": resources, "allocatable": resources},
+    }
+
+
+# Three zones; as many GPUs as `two-tier` needs, but for a small one in the zone without a target.
+NODES = [
+    node("cpu-a", "a"),
+    node("cpu-b", "b"),
+    node("large-a", "a", gpu="1"),
+    node("large-b", "b", gpu="1"),
+    node("small-a", "a", gpu="1"),
+    node("small-b", "b", gpu="1"),
+    node("small-c", "c", gpu="1"),
+]
+# What `components/model-cache` claims.
+VOLUME: Document = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolume",
+    "metadata": {"name": "models"},
+    "spec": {
+        "capacity": {"storage": "200Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "persistentVolumeReclaimPolicy": "Retain",
+        "nfs": {"server": "192.0.2.1", "path": "/models"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(tmp_path_factory.mktemp("control-plane")) as plane:
+        plane.create(*NODES)
+        plane.kubectl("wait", "--for=condition=Ready", TIMEOUT, "node", "--all")
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("overlays")
+
+
+@contextmanager
+def applied(plane: ControlPlane, variant: str, folder: Path) -> Iterator[Manifests]:
+    """A variant in the cluster, all pods ready; removed again."""
+    manifests = render(variant, folder)
+    path = f"--kustomize={overlay_folder(variant, folder)}"
+    plane.create(VOLUME)
+    plane.create(manifests.get("Namespace", NAMESPACE))
+    try:
+        # A pod is admitted once its namespace has its default account.
+        plane.kubectl("apply", "--server-side", "--force-conflicts", path)
+        plane.kubectl(
+            *("wait", "--for=condition=Available", "--namespace", NAMESPACE, TIMEOUT),
+            *("deployment", "--all"),
+        )
+        yield manifests
+    finally:
+        plane.kubectl("uncordon", *(one["metadata"]["name"] for one in NODES))
+        plane.kubectl("delete", "namespace", NAMESPACE, TIMEOUT)
+        plane.kubectl("delete", "persistentvolume", "models", TIMEOUT)
+
+
+def pods(plane: ControlPlane, name: str) -> list[Document]:
+    """The pods of a service that are not on their way out."""
+    selector = f"--selector=app.kubernetes.io/name={name}"
+    found = plane.get("pods", "--namespace", NAMESPACE, selector)
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def is_ready(pod: Document) -> bool:
+    conditions = pod["status"].get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def deployment(plane: ControlPlane, name: str) -> Any:
+    return plane.get("deployment", name, "--namespace", NAMESPACE)
+
+
+@pytest.mark.skipif(
+    None in (tool("kube-linter"), tool("kustomize")), reason=f"kube-linter {BUILT_BY}"
+)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_kube_linter_finds_nothing(variant: str, folder: Path) -> None:
+    path = folder / "rendered.yaml"
+    path.write_text(render_text(variant, folder))
+    assert lint(path) == (0, "")
+    # It does look: a root file system that can be written is found.
+    path.write_text(path.read_text().replace("readOnlyRootFilesystem: true", ""))
+    code, found = lint(path)
+    assert code != 0
+    assert "no-read-only-root-fs" in found
+
+
+def lint(path: Path) -> tuple[int, str]:
+    """kube-linter's exit status and what it says of a file."""
+    program = tool("kube-linter")
+    assert program is not None
+    config = KUBERNETES / "kube-linter.yaml"
+    command = [program, "lint", "--format=plain", "--config", str(config), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, "\n".join(line for line in done.stdout.splitlines() if "check:" in line)
+
+
+@needs_control_plane
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_an_overlay_is_taken_and_its_pods_run(
+    variant: str, plane: ControlPlane, folder: Path
+) -> None:
+    path = f"--kustomize={overlay_folder(variant, folder)}"
+    plane.create(render(variant, folder).get("Namespace", NAMESPACE))
+    rehearsal = plane.kubectl("apply", "--server-side", "--dry-run=server", path, check=False)
+    plane.kubectl("delete", "namespace", NAMESPACE, TIMEOUT)
+    assert (rehearsal.code, rehearsal.errors) == (0, "")
+
+    with applied(plane, variant, folder) as manifests:
+        # Applying it once more would change nothing, whatever controllers have written since.
+        difference = plane.kubectl("diff", "--server-side", "--force-conflicts", path, check=False)
+        assert (difference.code, difference.output) == (0, "")
+        for name in manifests.all("Deployment"):
+            spec = deployment(plane, name)["spec"]
+            running = pods(plane, name)
+            assert len(running) == spec["replicas"]
+            assert all(is_ready(pod) for pod in running)
+            for pod in running:
+                check_place(pod)
+        for name in manifests.all("PersistentVolumeClaim"):
+            claim = plane.get("pvc", name, "--namespace", NAMESPACE)
+            assert claim["status"]["phase"] == "Bound"
+        for name in manifests.all("HorizontalPodAutoscaler"):
+            wait(f"the autoscaler of {name} finds it", lambda one=name: scales(plane, one), 40)
+        check_endpoints(plane, manifests)
+
+
+def check_place(pod: Document) -> None:
+    """A pod with a GPU is on a node of its tier, one a node; others are where none is."""
+    tier = pod["spec"]["nodeName"].partition("-")[0]
+    limits = [box["resources"]["limits"] for box in pod["spec"]["containers"]]
+    on_gpu = any("nvidia.com/gpu" in one for one in limits)
+    assert on_gpu == (tier != "cpu")
+    wanted = pod["spec"].get("nodeSelector", {}).get("tandem-tier", tier)
+    assert tier == wanted
+    assert pod["status"]["qosClass"] == "Guaranteed"
+
+
+def scales(plane: ControlPlane, name: str) -> bool:
+    status = plane.get("hpa", name, "--namespace", NAMESPACE)["status"]
+    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    return conditions.get("AbleToScale") == "True"
+
+
+def check_endpoints(plane: ControlPlane, manifests: Manifests) -> None:
+    """Each Service leads to all pods that it should, by its port."""
+    for name, service in manifests.all("Service").items():
+        selector = f"--selector=kubernetes.io/service-name={name}"
+        slices = plane.get("endpointslices", "--namespace", NAMESPACE, selector)
+        ready = [one for each in slices for one in each["endpoints"] if one["conditions"]["ready"]]
+        (found,) = {port["port"] for each in slices for port in each["ports"]}
+        assert found == service["spec"]["ports"][0]["port"]
+        pod_name = service["spec"]["selector"]["app.kubernetes.io/name"]
+        assert {one["targetRef"]["name"] for one in ready} == {
+            pod["metadata"]["name"] for pod in pods(plane, pod_name)
+        }
+
+
+@needs_control_plane
+def test_other_pods_are_refused(plane: ControlPlane, folder: Path) -> None:
+    """By the namespace's level: the pods of the overlays are admitted since they are confined."""
+    with applied(plane, "cpu-demo", folder) as manifests:
+        template = manifests.templates()["target"]
+        spec = {
+            name: value
+            for name, value in template["spec"].items()
+            if name in ("containers", "volumes", "securityContext")
+        }
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": spec}
+        arguments = ("create", "--dry-run=server", "--namespace", NAMESPACE, "--filename=-")
+        given = yaml_of(pod)
+        assert plane.kubectl(*arguments, given=given).code == 0
+        del spec["securityContext"]
+        refused = plane.kubectl(*arguments, given=yaml_of(pod), check=False)
+        assert refused.code != 0
+        assert 'violates PodSecurity "restricted' in refused.errors
+
+
+def yaml_of(document: Document) -> str:
+    return str(yaml.safe_dump(document))
+
+
+@needs_control_plane
+def test_a_drain_respects_the_budget(plane: ControlPlane, folder: Path) -> None:
+    """The first node goes; the second has to wait, since no GPU is left for the first one's pod."""
+    drain = ("drain", "--ignore-daemonsets", "--delete-emptydir-data")
+    with applied(plane, "two-tier", folder):
+        plane.kubectl(*drain, TIMEOUT, "large-a")
+        wait("one target waits for a GPU", lambda: len(pods(plane, "target")) == 2, 20)
+        (pending,) = [pod for pod in pods(plane, "target") if not is_ready(pod)]
+        assert pending["status"]["phase"] == "Pending"
+        refused = plane.kubectl(*drain, "--timeout=5s", "large-b", check=False)
+        assert refused.code != 0
+        assert "would violate the pod's disruption budget" in refused.errors
+        (ready,) = [pod for pod in pods(plane, "target") if is_ready(pod)]
+        assert ready["spec"]["nodeName"] == "large-b"
+        # With the first node back both targets run, and the second may go.
+        plane.kubectl("uncordon", "large-a")
+        wait("both targets are ready", lambda: both_ready(plane, "target"), 60)
+        wait("the budget has room", lambda: allowed_disruptions(plane, "target") == 1, 30)
+        plane.kubectl(*drain, TIMEOUT, "large-b")
+
+
+def both_ready(plane: ControlPlane, name: str) -> bool:
+    return sum(is_ready(pod) for pod in pods(plane, name)) == 2
+
+
+def allowed_disruptions(plane: ControlPlane, name: str) -> int:
+    budget = plane.get("pdb", name, "--namespace", NAMESPACE)
+    return int(budget["status"]["disruptionsAllowed"])
+
+
+class Watch:
+    """How few replicas of a Deployment were available, while it ran."""
+
+    def __init__(self, plane: ControlPlane, name: str) -> None:
+        self.fewest = 1 << 30
+        self.looks = 0
+        self._plane = plane
+        self._name = name
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.is_set():
+            available = deployment(self._plane, self._name)["status"].get("availableReplicas", 0)
+            self.fewest = min(self.fewest, available)
+            self.looks += 1
+            time.sleep(0.05)
+
+
+@needs_control_plane
+@pytest.mark.parametrize(
+    ("variant", "name", "fewest"),
+    [("two-tier", "orchestrator", 2), ("two-tier", "target", 1), ("cpu-demo", "target", 1)],
+)
+def test_a_rollout_keeps_capacity(
+    variant: str, name: str, fewest: int, plane: ControlPlane, folder: Path
+) -> None:
+    with applied(plane, variant, folder):
+        before = {pod["metadata"]["uid"] for pod in pods(plane, name)}
+        with Watch(plane, name) as watch:
+            restart(plane, name)
+            status = ("rollout", "status", f"deployment/{name}", "--namespace", NAMESPACE)
+            plane.kubectl(*status, "--timeout=100s")
+        assert watch.looks >= 20
+        assert watch.fewest == fewest
+        after = {pod["metadata"]["uid"] for pod in pods(plane, name)}
+        assert len(after) == len(before)
+        assert not after & before
+
+
+def restart(plane: ControlPlane, name: str) -> None:
+    plane.kubectl("rollout", "restart", f"deployment/{name}", "--namespace", NAMESPACE)
+
+
+@needs_control_plane
+def test_a_surge_would_wait_for_ever_for_a_gpu(plane: ControlPlane, folder: Path) -> None:
+    """Why the GPU components say maxSurge 0: with the base's strategy a rollout gets nowhere."""
+    with applied(plane, "single-gpu", folder):
+        # The only other large GPU is away.
+        (running,) = pods(plane, "target")
+        others = [
+            one["metadata"]["name"]
+            for one in NODES
+            if one["metadata"]["name"] != running["spec"]["nodeName"]
+        ]
+        plane.kubectl("cordon", *others)
+        surge = '{"spec": {"strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}}'
+        patch = ("patch", "deployment", "target", "--namespace", NAMESPACE)
+        plane.kubectl(*patch, "--patch", surge)
+        restart(plane, "target")
+        wait("a second pod is wanted", lambda: len(pods(plane, "target")) == 2, 30)
+        time.sleep(15)
+        assert sum(is_ready(pod) for pod in pods(plane, "target")) == 1
+        scarce = surge.replace(
+            '"maxSurge": 1, "maxUnavailable": 0', '"maxSurge": 0, "maxUnavailable": 1'
+        )
+        plane.kubectl(*patch, "--patch", scarce)
+        status = ("rollout", "status", "deployment/target", "--namespace", NAMESPACE)
+        plane.kubectl(*status, "--timeout=60s")
+
+
+@needs_control_plane
+def test_drafters_come_to_their_targets_zone(plane: ControlPlane, folder: Path) -> None:
+    """There is a small GPU in zone c too, and no target."""
+    zones = {one["metadata"]["name"]: one["metadata"]["labels"][ZONE] for one in NODES}
+    with applied(plane, "two-tier", folder):
+        targets = {zones[pod["spec"]["nodeName"]] for pod in pods(plane, "target")}
+        assert targets == {"a", "b"}
+        for _ in range(2):
+            # Drafters that were there before any target may be anywhere; new ones are not.
+            restart(plane, "drafter")
+            status = ("rollout", "status", "deployment/drafter", "--namespace", NAMESPACE)
+            plane.kubectl(*status, "--timeout=100s")
+        assert {zones[pod["spec"]["nodeName"]] for pod in pods(plane, "drafter")} <= targets
