@@ -530,6 +530,27 @@ def test_every_component_is_rendered() -> None:
     assert used == components
 
 
+def test_the_loader_may_write_what_the_services_read() -> None:
+    folder = KUBERNETES / "loader"
+    pod = yaml.safe_load((folder / "pod.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    (box,) = pod["spec"]["containers"]
+    service, own = base().containers()["target"]
+    assert box["securityContext"] == own["securityContext"]
+    shared = service["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"] == shared | {"fsGroup": shared["runAsGroup"]}
+    assert box["resources"]["requests"] == box["resources"]["limits"]
+    (mount,) = box["volumeMounts"]
+    assert mount == {"name": "models", "mountPath": "/models"}
+    cache = KUBERNETES / "components" / "model-cache"
+    claim = yaml.safe_load((cache / "volume.yaml").read_text())["metadata"]["name"]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim}
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert kustomization["components"] == ["../components/images"]
+
+
 def test_variables_in_manifests_are_settings() -> None:
     """Also those of overlays and components, where nothing renders them."""
     used = {
