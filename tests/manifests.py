@@ -112,8 +112,8 @@ def known_variables(services: Sequence[str] = SERVICES) -> set[str]:
 
 
 def tool(name: str) -> str | None:
-    """A program of PATH, or of those that deploy/kubernetes/fetch.sh builds."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}{os.pathsep}{BIN}")
+    """A program as deploy/kubernetes/fetch.sh builds it, else of PATH."""
+    return shutil.which(name, path=f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def base() -> Manifests:

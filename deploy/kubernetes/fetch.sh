@@ -62,9 +62,8 @@ build() { # name version package [flags of the linker]
 
 # Definitions of the kinds that are not Kubernetes' own, out of their projects' modules.
 definitions() { # module version folder file...
-  local module="$1" version="$2" folder="$3" file source
+  local module="$1" version="$2" folder="$3" file source stamp="$crds/${1//\//-}.version"
   shift 3
-  local stamp="$crds/$1.version"
   [[ "$(cat "$stamp" 2>/dev/null)" != "$version" ]] || return 0
   with_go "$module"
   echo "fetching $module $version"
@@ -93,6 +92,7 @@ fi
 
 kubernetes_module() { # a module that may build Kubernetes' commands
   module Kubernetes
+  local name
   {
     printf 'module fetch\n\ngo 1.26\n\nrequire k8s.io/kubernetes v%s\n\nreplace (\n' "$kubernetes"
     for name in $staging; do printf '\tk8s.io/%s => k8s.io/%s v0.%s\n' "$name" "$name" "${kubernetes#1.}"; done

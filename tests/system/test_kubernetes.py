@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,7 @@ def applied(plane: ControlPlane, variant: str, folder: Path) -> Iterator[Manifes
     manifests = render(variant, folder)
     path = f"--kustomize={overlay_folder(variant, folder)}"
     plane.create(VOLUME)
-    plane.create(manifests.get("Namespace", NAMESPACE))
     try:
-        # A pod is admitted once its namespace has its default account.
         plane.kubectl("apply", "--server-side", "--force-conflicts", path)
         plane.kubectl(
             *("wait", "--for=condition=Available", "--namespace", NAMESPACE, TIMEOUT),
@@ -182,7 +181,7 @@ def test_an_overlay_is_taken_and_its_pods_run(
             claim = plane.get("pvc", name, "--namespace", NAMESPACE)
             assert claim["status"]["phase"] == "Bound"
         for name in manifests.all("HorizontalPodAutoscaler"):
-            wait(f"the autoscaler of {name} finds it", lambda one=name: scales(plane, one), 40)
+            wait(f"the autoscaler of {name} finds it", partial(scales, plane, name), 40)
         check_endpoints(plane, manifests)
 
 
