@@ -28,6 +28,8 @@ PROGRAMS = (
     "openssl",
 )
 CUSTOM_RESOURCES = ROOT / ".cache" / "crds"
+# What KWOK makes of nodes and pods: alive, and ready at once.
+STAGES = ROOT / ".cache" / "stages"
 START_SECONDS = 120
 STOP_SECONDS = 20
 COMMAND_SECONDS = 120
@@ -83,8 +85,8 @@ class ControlPlane:
 
 def missing() -> list[str]:
     """What a control plane needs and is not there."""
-    definitions = [] if CUSTOM_RESOURCES.is_dir() else [str(CUSTOM_RESOURCES)]
-    return [name for name in PROGRAMS if tool(name) is None] + definitions
+    folders = [folder.name for folder in (CUSTOM_RESOURCES, STAGES) if not folder.is_dir()]
+    return [name for name in PROGRAMS if tool(name) is None] + folders
 
 
 def free_port() -> int:
@@ -198,6 +200,7 @@ def _controllers(kubeconfig: Path, key: Path) -> Iterator[tuple[str, Sequence[st
             "--manage-all-nodes=true",
             f"--server-address=127.0.0.1:{free_port()}",
             "--node-lease-duration-seconds=40",
+            *(f"--config={path}" for path in sorted(STAGES.glob("*.yaml"))),
         ),
     )
 

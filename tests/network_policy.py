@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,18 +52,26 @@ def _holds(expression: Mapping[str, Any], value: str | None) -> bool:
     raise ValueError(expression["operator"])
 
 
-def allowed_edges(policies: Sequence[Mapping[str, Any]], ends: Sequence[Endpoint]) -> set[Edge]:
-    """Who may begin a connection to which port of whom: (from, to, port's name)."""
-    return set(_edges(policies, ends))
+def allowed_edges(
+    policies: Sequence[Mapping[str, Any]],
+    ends: Sequence[Endpoint],
+    sides: Collection[str] = ("Ingress", "Egress"),
+) -> set[Edge]:
+    """Who may begin a connection to which port of whom: (from, to, port's name).
 
-
-def _edges(policies: Sequence[Mapping[str, Any]], ends: Sequence[Endpoint]) -> Iterator[Edge]:
-    for source in ends:
-        for target in ends:
-            for name in target.ports:
-                leaves = _passes(policies, "Egress", source, target, target, name)
-                if leaves and _passes(policies, "Ingress", target, source, target, name):
-                    yield source.name, target.name, name
+    Args:
+        policies: NetworkPolicy documents.
+        ends: everybody there is.
+        sides: whose policies are asked: of those connected to, of those who connect, or of both.
+    """
+    return {
+        (source.name, target.name, port)
+        for source in ends
+        for target in ends
+        for port in target.ports
+        if ("Egress" not in sides or _passes(policies, "Egress", source, target, target, port))
+        and ("Ingress" not in sides or _passes(policies, "Ingress", target, source, target, port))
+    }
 
 
 def _passes(

@@ -60,23 +60,26 @@ build() { # name version package [flags of the linker]
   echo "$2" > "$bin/$1.version"
 }
 
-# Definitions of the kinds that are not Kubernetes' own, out of their projects' modules.
-definitions() { # module version folder file...
-  local module="$1" version="$2" folder="$3" file source stamp="$crds/${1//\//-}.version"
-  shift 3
+files() { # destination module version folder file...: files of a module's source
+  local into="$PWD/.cache/$1" module="$2" version="$3" folder="$4" file source
+  local stamp="$into/${module//\//-}.version"
+  shift 4
   [[ "$(cat "$stamp" 2>/dev/null)" != "$version" ]] || return 0
   with_go "$module"
-  echo "fetching $module $version"
+  echo "fetching files of $module $version"
+  mkdir -p "$into"
   source="$(go mod download -json "$module@v$version" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')"
-  for file in "$@"; do cp --no-preserve=mode "$source/$folder/$file" "$crds/$file"; done
+  for file in "$@"; do cp --no-preserve=mode "$source/$folder/$file" "$into/${file##*/}"; done
   echo "$version" > "$stamp"
 }
 
-crds="$PWD/.cache/crds"
-mkdir -p "$crds"
-definitions github.com/prometheus-operator/prometheus-operator 0.85.0 example/prometheus-operator-crd \
+# What KWOK makes of nodes and pods.
+files stages sigs.k8s.io/kwok 0.8.0 kustomize/stage node/fast/node-initialize.yaml \
+  node/heartbeat-with-lease/node-heartbeat-with-lease.yaml pod/fast/pod-ready.yaml pod/fast/pod-delete.yaml
+# Kinds that are not Kubernetes' own.
+files crds github.com/prometheus-operator/prometheus-operator 0.85.0 example/prometheus-operator-crd \
   monitoring.coreos.com_podmonitors.yaml monitoring.coreos.com_prometheusrules.yaml
-definitions github.com/kedacore/keda/v2 2.20.2 config/crd/bases keda.sh_scaledobjects.yaml
+files crds github.com/kedacore/keda/v2 2.20.2 config/crd/bases keda.sh_scaledobjects.yaml
 
 # Not every proxy serves its vanity path: it is built in its own source, from where it is developed.
 kube_linter=0.8.3

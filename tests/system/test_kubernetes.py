@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ needs_control_plane = pytest.mark.skipif(
 NAMESPACE = "tandem"
 ZONE = "topology.kubernetes.io/zone"
 TIMEOUT = "--timeout=60s"
+# A pod that can be placed is ready within two.
+STUCK_SECONDS = 10
 
 
 def node(name: str, zone: str, **capacity: str) -> Document:
@@ -95,23 +98,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("overlays")
 
 
-@contextmanager
-def applied(plane: ControlPlane, variant: str, folder: Path) -> Iterator[Manifests]:
-    """A variant in the cluster, all pods ready; removed again."""
-    manifests = render(variant, folder)
-    path = f"--kustomize={overlay_folder(variant, folder)}"
+@dataclass(frozen=True)
+class Cluster:
+    """A control plane with a variant in it.
+
+    Attributes:
+        variant: its name.
+        manifests: what was applied.
+        path: where from, as an argument of kubectl.
+        plane: that has it.
+    """
+
+    variant: str
+    manifests: Manifests
+    path: str
+    plane: ControlPlane
+
+    def settled(self) -> bool:
+        """Whether all replicas are available that Deployments, or their autoscalers, want."""
+        scalers = self.manifests.all("HorizontalPodAutoscaler")
+        for name in self.manifests.all("Deployment"):
+            found = deployment(self.plane, name)
+            wanted = found["spec"]["replicas"]
+            least = scalers[name]["spec"]["minReplicas"] if name in scalers else wanted
+            status = found["status"]
+            current = status.get("observedGeneration") == found["metadata"]["generation"]
+            counts = {status.get(f"{one}eplicas", 0) for one in ("r", "availableR", "updatedR")}
+            if not (current and wanted >= least and counts == {wanted}):
+                return False
+        return True
+
+
+@pytest.fixture(params=VARIANTS, scope="module")
+def cluster(request: pytest.FixtureRequest, plane: ControlPlane, folder: Path) -> Iterator[Cluster]:
+    """Each variant once, for all tests that look at it: settled at first, removed at last."""
+    manifests = render(request.param, folder)
+    path = f"--kustomize={overlay_folder(request.param, folder)}"
     plane.create(VOLUME)
     try:
-        plane.kubectl("apply", "--server-side", "--force-conflicts", path)
-        plane.kubectl(
-            *("wait", "--for=condition=Available", "--namespace", NAMESPACE, TIMEOUT),
-            *("deployment", "--all"),
-        )
-        yield manifests
+        plane.kubectl("apply", "--server-side", path)
+        cluster = Cluster(request.param, manifests, path, plane)
+        wait(f"{request.param} is settled", cluster.settled, 90)
+        yield cluster
     finally:
         plane.kubectl("uncordon", *(one["metadata"]["name"] for one in NODES))
+        # With pods in it a namespace waits for half of their grace period until it looks again.
+        within = ("--namespace", NAMESPACE)
+        plane.kubectl("delete", "hpa", *within, "--all")
+        plane.kubectl("scale", "deployment", *within, "--all", "--replicas=0")
+        plane.kubectl("wait", "--for=delete", *within, TIMEOUT, "pod", "--all")
         plane.kubectl("delete", "namespace", NAMESPACE, TIMEOUT)
         plane.kubectl("delete", "persistentvolume", "models", TIMEOUT)
+
+
+def only(variant: str) -> pytest.MarkDecorator:
+    """The cluster has this variant."""
+    return pytest.mark.parametrize("cluster", [variant], indirect=True)
 
 
 def pods(plane: ControlPlane, name: str) -> list[Document]:
@@ -157,32 +199,35 @@ def lint(path: Path) -> tuple[int, str]:
 
 @needs_control_plane
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_an_overlay_is_taken_and_its_pods_run(
-    variant: str, plane: ControlPlane, folder: Path
-) -> None:
-    path = f"--kustomize={overlay_folder(variant, folder)}"
-    plane.create(render(variant, folder).get("Namespace", NAMESPACE))
-    rehearsal = plane.kubectl("apply", "--server-side", "--dry-run=server", path, check=False)
-    plane.kubectl("delete", "namespace", NAMESPACE, TIMEOUT)
-    assert (rehearsal.code, rehearsal.errors) == (0, "")
+def test_a_rehearsal_finds_nothing(variant: str, plane: ControlPlane, folder: Path) -> None:
+    """The server takes all of it, without a warning, in a namespace of another name."""
+    rendered = render_text(variant, folder).replace("namespace: tandem\n", "namespace: rehearsal\n")
+    name = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "rehearsal"}}
+    plane.kubectl("apply", "--filename=-", given=yaml.safe_dump(name))
+    rehearse = ("apply", "--server-side", "--dry-run=server", "--filename=-")
+    answer = plane.kubectl(*rehearse, given=rendered, check=False)
+    assert (answer.code, answer.errors) == (0, "")
+    assert len(answer.output.splitlines()) == len(render(variant, folder).documents)
 
-    with applied(plane, variant, folder) as manifests:
-        # Applying it once more would change nothing, whatever controllers have written since.
-        difference = plane.kubectl("diff", "--server-side", "--force-conflicts", path, check=False)
-        assert (difference.code, difference.output) == (0, "")
-        for name in manifests.all("Deployment"):
-            spec = deployment(plane, name)["spec"]
-            running = pods(plane, name)
-            assert len(running) == spec["replicas"]
-            assert all(is_ready(pod) for pod in running)
-            for pod in running:
-                check_place(pod)
-        for name in manifests.all("PersistentVolumeClaim"):
-            claim = plane.get("pvc", name, "--namespace", NAMESPACE)
-            assert claim["status"]["phase"] == "Bound"
-        for name in manifests.all("HorizontalPodAutoscaler"):
-            wait(f"the autoscaler of {name} finds it", partial(scales, plane, name), 40)
-        check_endpoints(plane, manifests)
+
+@needs_control_plane
+def test_an_overlay_is_taken_and_its_pods_run(cluster: Cluster) -> None:
+    plane, manifests = cluster.plane, cluster.manifests
+    # Applying it once more would change nothing, whatever controllers have written since.
+    difference = plane.kubectl("diff", "--server-side", cluster.path, check=False)
+    assert (difference.code, difference.output) == (0, "")
+    for name in manifests.all("Deployment"):
+        running = pods(plane, name)
+        assert len(running) == deployment(plane, name)["spec"]["replicas"]
+        assert all(is_ready(pod) for pod in running)
+        for pod in running:
+            check_place(pod)
+    for name in manifests.all("PersistentVolumeClaim"):
+        claim = plane.get("pvc", name, "--namespace", NAMESPACE)
+        assert claim["status"]["phase"] == "Bound"
+    for name in manifests.all("HorizontalPodAutoscaler"):
+        wait(f"the autoscaler of {name} finds it", partial(scales, plane, name), 40)
+    check_endpoints(plane, manifests)
 
 
 def check_place(pod: Document) -> None:
@@ -217,52 +262,39 @@ def check_endpoints(plane: ControlPlane, manifests: Manifests) -> None:
 
 
 @needs_control_plane
-def test_other_pods_are_refused(plane: ControlPlane, folder: Path) -> None:
-    """By the namespace's level: the pods of the overlays are admitted since they are confined."""
-    with applied(plane, "cpu-demo", folder) as manifests:
-        template = manifests.templates()["target"]
-        spec = {
-            name: value
-            for name, value in template["spec"].items()
-            if name in ("containers", "volumes", "securityContext")
-        }
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": spec}
-        arguments = ("create", "--dry-run=server", "--namespace", NAMESPACE, "--filename=-")
-        given = yaml_of(pod)
-        assert plane.kubectl(*arguments, given=given).code == 0
-        del spec["securityContext"]
-        refused = plane.kubectl(*arguments, given=yaml_of(pod), check=False)
-        assert refused.code != 0
-        assert 'violates PodSecurity "restricted' in refused.errors
-
-
-def yaml_of(document: Document) -> str:
-    return str(yaml.safe_dump(document))
+@only("two-tier")
+def test_other_pods_are_refused(cluster: Cluster) -> None:
+    """By the namespace's level. The loader is admitted, as the services are."""
+    rehearse = ("create", "--dry-run=server", "--namespace", NAMESPACE, "--filename=-")
+    loader = yaml.safe_load((KUBERNETES / "loader" / "pod.yaml").read_text())
+    cluster.plane.kubectl(*rehearse, given=yaml.safe_dump(loader))
+    del loader["spec"]["securityContext"]["seccompProfile"]
+    refused = cluster.plane.kubectl(*rehearse, given=yaml.safe_dump(loader), check=False)
+    assert refused.code != 0
+    assert 'violates PodSecurity "restricted' in refused.errors
 
 
 @needs_control_plane
-def test_a_drain_respects_the_budget(plane: ControlPlane, folder: Path) -> None:
+@only("two-tier")
+def test_a_drain_respects_the_budget(cluster: Cluster) -> None:
     """The first node goes; the second has to wait, since no GPU is left for the first one's pod."""
+    plane = cluster.plane
     drain = ("drain", "--ignore-daemonsets", "--delete-emptydir-data")
-    with applied(plane, "two-tier", folder):
-        plane.kubectl(*drain, TIMEOUT, "large-a")
-        wait("one target waits for a GPU", lambda: len(pods(plane, "target")) == 2, 20)
-        (pending,) = [pod for pod in pods(plane, "target") if not is_ready(pod)]
-        assert pending["status"]["phase"] == "Pending"
-        refused = plane.kubectl(*drain, "--timeout=5s", "large-b", check=False)
-        assert refused.code != 0
-        assert "would violate the pod's disruption budget" in refused.errors
-        (ready,) = [pod for pod in pods(plane, "target") if is_ready(pod)]
-        assert ready["spec"]["nodeName"] == "large-b"
-        # With the first node back both targets run, and the second may go.
-        plane.kubectl("uncordon", "large-a")
-        wait("both targets are ready", lambda: both_ready(plane, "target"), 60)
-        wait("the budget has room", lambda: allowed_disruptions(plane, "target") == 1, 30)
-        plane.kubectl(*drain, TIMEOUT, "large-b")
-
-
-def both_ready(plane: ControlPlane, name: str) -> bool:
-    return sum(is_ready(pod) for pod in pods(plane, name)) == 2
+    plane.kubectl(*drain, TIMEOUT, "large-a")
+    wait("one target waits for a GPU", lambda: len(pods(plane, "target")) == 2, 20)
+    (pending,) = [pod for pod in pods(plane, "target") if not is_ready(pod)]
+    assert pending["status"]["phase"] == "Pending"
+    refused = plane.kubectl(*drain, "--timeout=5s", "large-b", check=False)
+    assert refused.code != 0
+    assert "would violate the pod's disruption budget" in refused.errors
+    (ready,) = [pod for pod in pods(plane, "target") if is_ready(pod)]
+    assert ready["spec"]["nodeName"] == "large-b"
+    # With the first node back both targets run, and the second may go.
+    plane.kubectl("uncordon", "large-a")
+    wait("the budget has room", lambda: allowed_disruptions(plane, "target") == 1, 60)
+    plane.kubectl(*drain, TIMEOUT, "large-b")
+    plane.kubectl("uncordon", "large-b")
+    wait("all is as it was", cluster.settled, 60)
 
 
 def allowed_disruptions(plane: ControlPlane, name: str) -> int:
@@ -299,66 +331,65 @@ class Watch:
 
 @needs_control_plane
 @pytest.mark.parametrize(
-    ("variant", "name", "fewest"),
+    ("cluster", "name", "fewest"),
     [("two-tier", "orchestrator", 2), ("two-tier", "target", 1), ("cpu-demo", "target", 1)],
+    indirect=["cluster"],
 )
-def test_a_rollout_keeps_capacity(
-    variant: str, name: str, fewest: int, plane: ControlPlane, folder: Path
-) -> None:
-    with applied(plane, variant, folder):
-        before = {pod["metadata"]["uid"] for pod in pods(plane, name)}
-        with Watch(plane, name) as watch:
-            restart(plane, name)
-            status = ("rollout", "status", f"deployment/{name}", "--namespace", NAMESPACE)
-            plane.kubectl(*status, "--timeout=100s")
-        assert watch.looks >= 20
-        assert watch.fewest == fewest
-        after = {pod["metadata"]["uid"] for pod in pods(plane, name)}
-        assert len(after) == len(before)
-        assert not after & before
+def test_a_rollout_keeps_capacity(name: str, fewest: int, cluster: Cluster) -> None:
+    before = {pod["metadata"]["uid"] for pod in pods(cluster.plane, name)}
+    with Watch(cluster.plane, name) as watch:
+        restart(cluster, name)
+    assert watch.looks >= 20
+    assert watch.fewest == fewest
+    after = {pod["metadata"]["uid"] for pod in pods(cluster.plane, name)}
+    assert len(after) == len(before)
+    assert not after & before
 
 
-def restart(plane: ControlPlane, name: str) -> None:
-    plane.kubectl("rollout", "restart", f"deployment/{name}", "--namespace", NAMESPACE)
+def restart(cluster: Cluster, name: str) -> None:
+    """Replace all pods of a Deployment, and wait until that is done."""
+    begin(cluster, name)
+    wait(f"{name} has been replaced", cluster.settled, 100)
+
+
+def begin(cluster: Cluster, name: str) -> None:
+    cluster.plane.kubectl("rollout", "restart", f"deployment/{name}", "--namespace", NAMESPACE)
 
 
 @needs_control_plane
-def test_a_surge_would_wait_for_ever_for_a_gpu(plane: ControlPlane, folder: Path) -> None:
+@only("single-gpu")
+def test_a_surge_would_wait_for_ever_for_a_gpu(cluster: Cluster) -> None:
     """Why the GPU components say maxSurge 0: with the base's strategy a rollout gets nowhere."""
-    with applied(plane, "single-gpu", folder):
-        # The only other large GPU is away.
-        (running,) = pods(plane, "target")
-        others = [
-            one["metadata"]["name"]
-            for one in NODES
-            if one["metadata"]["name"] != running["spec"]["nodeName"]
-        ]
-        plane.kubectl("cordon", *others)
-        surge = '{"spec": {"strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}}}'
-        patch = ("patch", "deployment", "target", "--namespace", NAMESPACE)
-        plane.kubectl(*patch, "--patch", surge)
-        restart(plane, "target")
-        wait("a second pod is wanted", lambda: len(pods(plane, "target")) == 2, 30)
-        time.sleep(15)
-        assert sum(is_ready(pod) for pod in pods(plane, "target")) == 1
-        scarce = surge.replace(
-            '"maxSurge": 1, "maxUnavailable": 0', '"maxSurge": 0, "maxUnavailable": 1'
-        )
-        plane.kubectl(*patch, "--patch", scarce)
-        status = ("rollout", "status", "deployment/target", "--namespace", NAMESPACE)
-        plane.kubectl(*status, "--timeout=60s")
+    plane = cluster.plane
+    (running,) = pods(plane, "target")
+    names = {one["metadata"]["name"] for one in NODES} - {running["spec"]["nodeName"]}
+    plane.kubectl("cordon", *names)
+    patch = ("patch", "deployment", "target", "--namespace", NAMESPACE, "--patch")
+    plane.kubectl(*patch, strategy(surge=1, unavailable=0))
+    begin(cluster, "target")
+    wait("a second pod is wanted", lambda: len(pods(plane, "target")) == 2, 30)
+    time.sleep(STUCK_SECONDS)
+    assert sum(is_ready(pod) for pod in pods(plane, "target")) == 1
+    plane.kubectl(*patch, strategy(surge=0, unavailable=1))
+    wait("the rollout is over", cluster.settled, 60)
+    (replaced,) = pods(plane, "target")
+    assert replaced["metadata"]["uid"] != running["metadata"]["uid"]
+
+
+def strategy(surge: int, unavailable: int) -> str:
+    """A patch of a Deployment."""
+    rolling = {"maxSurge": surge, "maxUnavailable": unavailable}
+    return json.dumps({"spec": {"strategy": {"rollingUpdate": rolling}}})
 
 
 @needs_control_plane
-def test_drafters_come_to_their_targets_zone(plane: ControlPlane, folder: Path) -> None:
+@only("two-tier")
+def test_drafters_come_to_their_targets_zone(cluster: Cluster) -> None:
     """There is a small GPU in zone c too, and no target."""
     zones = {one["metadata"]["name"]: one["metadata"]["labels"][ZONE] for one in NODES}
-    with applied(plane, "two-tier", folder):
-        targets = {zones[pod["spec"]["nodeName"]] for pod in pods(plane, "target")}
-        assert targets == {"a", "b"}
-        for _ in range(2):
-            # Drafters that were there before any target may be anywhere; new ones are not.
-            restart(plane, "drafter")
-            status = ("rollout", "status", "deployment/drafter", "--namespace", NAMESPACE)
-            plane.kubectl(*status, "--timeout=100s")
-        assert {zones[pod["spec"]["nodeName"]] for pod in pods(plane, "drafter")} <= targets
+    targets = {zones[pod["spec"]["nodeName"]] for pod in pods(cluster.plane, "target")}
+    assert targets == {"a", "b"}
+    # Those that were there before any target may be anywhere; new ones are not.
+    restart(cluster, "drafter")
+    restart(cluster, "drafter")
+    assert {zones[pod["spec"]["nodeName"]] for pod in pods(cluster.plane, "drafter")} <= targets

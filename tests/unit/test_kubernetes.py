@@ -360,7 +360,13 @@ def endpoints(manifests: Manifests) -> list[Endpoint]:
 
     return [
         *pods,
-        Endpoint("job", namespace, {"tandem-client": "true"}, named, other),
+        Endpoint(
+            "job",
+            namespace,
+            {"tandem-client": "true", "app.kubernetes.io/part-of": "tandem"},
+            named,
+            other,
+        ),
         Endpoint("shell", namespace, {}, named, other),
         elsewhere("client", "customers", {}, https=("TCP", 443)),
         elsewhere("stranger", "default", {"tandem-client": "true"}, https=("TCP", 443)),
@@ -406,6 +412,11 @@ def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
     inside = {end.name for end in ends if end.namespace == "tandem"}
     allowed = allowed_edges(policies, ends)
     assert {edge for edge in allowed if inside & set(edge[:2])} == expected
+    # Within the namespace each end by itself allows this and no more.
+    between = {edge for edge in expected if inside.issuperset(edge[:2])}
+    for side in ("Ingress", "Egress"):
+        alone = allowed_edges(policies, ends, [side])
+        assert {edge for edge in alone if inside.issuperset(edge[:2])} == between
     # The model itself: without policies everybody reaches everything.
     assert len(allowed_edges([], ends)) == len(ends) * sum(len(end.ports) for end in ends)
 
