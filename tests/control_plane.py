@@ -176,6 +176,8 @@ def _api_flags(folder: Path, etcd: int, port: int, key: Path) -> Sequence[str]:
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.0.0.0/24",
+        # The wheel's etcd, 3.5.1, cannot report a watch's progress, which this needs.
+        "--feature-gates=WatchList=false",
     )
 
 
@@ -209,7 +211,11 @@ def _start(folder: Path, name: str, *flags: str) -> subprocess.Popen[bytes]:
     program = tool(name)
     assert program is not None
     # HOME: nothing of the user's own configuration is read.
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "KUBE_FEATURE_WatchListClient": "false",
+    }
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
             [program, *flags], stdout=log, stderr=log, cwd=folder, env=environment
