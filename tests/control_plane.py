@@ -191,6 +191,7 @@ def _controllers(kubeconfig: Path, key: Path) -> Iterator[tuple[str, Sequence[st
             f"--secure-port={free_port()}",
             f"--cert-dir={kubeconfig.parent / 'controllers'}",
             f"--service-account-private-key-file={key}",
+            "--horizontal-pod-autoscaler-sync-period=2s",
         ),
     )
     scheduler = (f"--secure-port={free_port()}", f"--cert-dir={kubeconfig.parent / 'scheduler'}")
