@@ -25,6 +25,7 @@ PROGRAMS = (
     "kube-scheduler",
     "kwok",
     "kubectl",
+    "kustomize",
     "openssl",
 )
 CUSTOM_RESOURCES = ROOT / ".cache" / "crds"
