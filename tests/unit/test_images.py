@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem import __version__
+from tests.manifests import known_variables
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
@@ -61,3 +62,9 @@ def test_the_base_is_pinned_and_the_version_is_ours() -> None:
     (base,) = re.findall(r"^ARG BASE=(\S+)$", CONTAINERFILE, re.M)
     assert re.search(r":3\.\d+\.\d+-slim-\w+$", base)
     assert f"ARG VERSION={__version__}\n" in CONTAINERFILE
+
+
+def test_images_read_settings_that_there_are() -> None:
+    used = set(re.findall(r"\bTANDEM_[A-Z_]+", CONTAINERFILE))
+    assert used
+    assert used <= known_variables()

@@ -1,0 +1,574 @@
+"""What the manifests promise: the base as it is read, the overlays as kustomize renders them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from orchestrator.settings import OrchestratorSettings
+from tandem.drafter.v1 import drafter_pb2
+from tandem.orchestrator.v1 import orchestrator_pb2
+from tandem.settings import ModelSettings
+from tandem.target.v1 import target_pb2
+from tandem.telemetry.export import make_writer
+from tandem.telemetry.metrics import METRICS
+from tests.manifests import (
+    KUBERNETES,
+    SERVICES,
+    VARIANTS,
+    Manifests,
+    base,
+    images,
+    known_variables,
+    render,
+    tool,
+)
+from tests.network_policy import Edge, Endpoint, allowed_edges, selects
+
+# The oldest that works (`preStop.sleep`), the one of `make kubernetes-check`, and one between.
+VERSIONS = ("1.30", "1.33", "1.36")
+# Time to stop the engine and to write the last spans, behind preStop and drain.
+STOP_SECONDS = 10
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+GRPC_NAMES = {
+    "drafter": drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
+    "target": target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
+    "orchestrator": orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name,
+}
+CONTAINERFILE = (KUBERNETES.parent / "Containerfile").read_text()
+
+needs_kustomize = pytest.mark.skipif(
+    tool("kustomize") is None,
+    reason="kustomize is not installed; `make kubernetes-check` builds it and renders the overlays",
+)
+
+
+@pytest.fixture(
+    params=["base", *(pytest.param(name, marks=needs_kustomize) for name in VARIANTS)],
+    scope="module",
+)
+def manifests(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Manifests:
+    if request.param == "base":
+        return base()
+    return render(request.param, tmp_path_factory.getbasetemp())
+
+
+def seconds(probe: dict[str, Any]) -> int:
+    """How long a probe has to fail until it counts."""
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+def grpc_port(container: dict[str, Any]) -> dict[str, Any]:
+    """The port that a service serves on."""
+    (port,) = [one for one in container["ports"] if not one["name"].endswith("metrics")]
+    return dict(port)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_documents_are_valid(manifests: Manifests, version: str) -> None:
+    for document in manifests.documents:
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_an_overlay_has_what_is_needed(manifests: Manifests) -> None:
+    sidecar = "sidecar" in manifests.name
+    deployments = {"drafter", "target"} if sidecar else set(SERVICES)
+    assert set(manifests.all("Deployment")) == deployments
+    assert set(manifests.containers()) == set(SERVICES)
+    assert set(manifests.all("Service")) == set(SERVICES)
+    assert set(manifests.all("PodDisruptionBudget")) == deployments
+    assert set(manifests.all("ServiceAccount")) == deployments
+    assert len(manifests.all("ConfigMap")) == 4
+    assert {document["apiVersion"] for document in manifests.documents} <= {
+        "v1",
+        "apps/v1",
+        "policy/v1",
+        "networking.k8s.io/v1",
+        "autoscaling/v2",
+        "keda.sh/v1alpha1",
+        "monitoring.coreos.com/v1",
+    }
+
+
+def test_everything_is_in_the_namespace(manifests: Manifests) -> None:
+    (name,) = manifests.all("Namespace")
+    kustomization = yaml.safe_load((KUBERNETES / "base" / "kustomization.yaml").read_text())
+    assert name == kustomization["namespace"]
+    labels = manifests.get("Namespace", name)["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    if manifests.name != "base":
+        for document in manifests.documents:
+            if document["kind"] != "Namespace":
+                assert document["metadata"]["namespace"] == name, document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_settings_are_ones_that_the_service_takes(
+    manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its ConfigMap are its own and known, and the settings class takes their values."""
+    _, container = manifests.containers()[service]
+    own, telemetry = (source["configMapRef"]["name"] for source in container["envFrom"])
+    assert own.partition("-")[0] == service
+    assert telemetry.partition("-")[0] == "telemetry"
+    names = set(manifests.get("ConfigMap", own)["data"])
+    assert names
+    assert names <= known_variables([service])
+    assert all(name.startswith("OTEL_") for name in manifests.get("ConfigMap", telemetry)["data"])
+    environment = manifests.environment(service)
+    assert {name for name in environment if name.startswith("TANDEM_")} <= known_variables(
+        [service]
+    )
+    manifests.settings(service, monkeypatch)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_ports_agree(manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    template, container = manifests.containers()[service]
+    settings = manifests.settings(service, monkeypatch)
+    port = grpc_port(container)
+    assert settings.listen == f"0.0.0.0:{port['containerPort']}"
+    (metrics,) = [one for one in container["ports"] if one is not port and one != port]
+    assert settings.metrics_listen == f"0.0.0.0:{metrics['containerPort']}"
+    (served,) = manifests.get("Service", service)["spec"]["ports"]
+    assert served["port"] == port["containerPort"]
+    assert served["targetPort"] == port["name"]
+    assert f"ENV TANDEM_{service.upper()}_LISTEN={settings.listen}\n" in CONTAINERFILE
+    everyones = [one for box in template["spec"]["containers"] for one in box["ports"]]
+    for kind in ("name", "containerPort"):
+        assert len({one[kind] for one in everyones}) == len(everyones)
+
+
+def test_the_orchestrator_finds_its_peers(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = manifests.settings("orchestrator", monkeypatch)
+    assert isinstance(settings, OrchestratorSettings)
+    sidecar = "sidecar" in manifests.name
+    for name, addresses in (("drafter", settings.drafters), ("target", settings.targets)):
+        (port,) = manifests.get("Service", name)["spec"]["ports"]
+        beside = sidecar and name == "target"
+        host = "127.0.0.1" if beside else f"dns:///{name}"
+        assert addresses == (f"{host}:{port['port']}",)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_selectors_select_their_pods_and_no_others(manifests: Manifests, service: str) -> None:
+    template, _ = manifests.containers()[service]
+    for kind in ("Service", "Deployment", "PodDisruptionBudget"):
+        found = manifests.all(kind).get(service)
+        if found is None:
+            assert kind != "Service"
+            continue
+        selector = found["spec"]["selector"]
+        selector = {"matchLabels": selector} if kind == "Service" else selector
+        for other in manifests.templates().values():
+            assert selects(selector, other["metadata"]["labels"]) == (other == template)
+    service_spec = manifests.get("Service", service)["spec"]
+    assert (service_spec.get("clusterIP") == "None") == (service != "orchestrator")
+    assert not service_spec.get("publishNotReadyAddresses")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_probes_ask_for_the_right_thing(manifests: Manifests, service: str) -> None:
+    _, container = manifests.containers()[service]
+    port = grpc_port(container)["containerPort"]
+    ready = {"port": port, "service": GRPC_NAMES[service]}
+    assert container["startupProbe"]["grpc"] == container["readinessProbe"]["grpc"] == ready
+    assert container["livenessProbe"]["grpc"] == {"port": port}
+    assert seconds(container["livenessProbe"]) >= 60
+    assert seconds(container["readinessProbe"]) <= 10
+
+
+def test_a_start_may_take_as_long_as_it_is_given(manifests: Manifests) -> None:
+    patience = {
+        service: seconds(container["startupProbe"])
+        for service, (_, container) in manifests.containers().items()
+    }
+    # A pair is there when both models are loaded.
+    assert patience["orchestrator"] >= max(patience["drafter"], patience["target"])
+    for template, container in manifests.containers().values():
+        on_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+        assert seconds(container["startupProbe"]) >= (1800 if on_gpu else 600)
+        (deployment,) = [
+            one
+            for one in manifests.all("Deployment").values()
+            if one["spec"]["template"] is template
+        ]
+        spec = deployment["spec"]
+        pause = spec["minReadySeconds"]
+        assert spec["progressDeadlineSeconds"] > seconds(container["startupProbe"]) + pause
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_drain_fits_its_limits(
+    manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, container = manifests.containers()[service]
+    drain = manifests.settings(service, monkeypatch).drain_seconds
+    before = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    # Until every node has taken the pod out of the Service.
+    assert before >= 5
+    grace = template["spec"]["terminationGracePeriodSeconds"]
+    assert grace >= before + drain + STOP_SECONDS
+
+
+def test_a_targets_text_is_waited_for_by_both(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains = {name: manifests.settings(name, monkeypatch).drain_seconds for name in SERVICES}
+    assert drains["orchestrator"] == drains["target"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_pods_are_confined(manifests: Manifests, service: str) -> None:
+    template, container = manifests.containers()[service]
+    spec = template["spec"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    user = {"runAsUser": 65532, "runAsGroup": 65532}
+    profile = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert spec["securityContext"] == user | profile
+    assert "USER 65532:65532\n" in CONTAINERFILE
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    account = manifests.get("ServiceAccount", spec["serviceAccountName"])
+    assert account["automountServiceAccountToken"] is False
+    for volume in spec["volumes"]:
+        (kind,) = set(volume) - {"name"}
+        assert kind in ("emptyDir", "persistentVolumeClaim")
+        assert "sizeLimit" in volume[kind] or volume[kind]["readOnly"]
+
+
+def test_volumes_are_mounted_and_there(manifests: Manifests) -> None:
+    for template in manifests.templates().values():
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
+        mounts = [mount for box in template["spec"]["containers"] for mount in box["volumeMounts"]]
+        assert {mount["name"] for mount in mounts} == volumes
+        for volume in template["spec"]["volumes"]:
+            if claim := volume.get("persistentVolumeClaim"):
+                assert claim["claimName"] in manifests.all("PersistentVolumeClaim")
+                assert all(one["readOnly"] for one in mounts if one["name"] == volume["name"])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_images_are_pinned(manifests: Manifests, service: str) -> None:
+    _, container = manifests.containers()[service]
+    assert re.fullmatch(r"\S+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})", container["image"])
+    assert container["image"] == images()[service]
+    assert "imagePullPolicy" not in container
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_resources_are_limits(manifests: Manifests, service: str) -> None:
+    _, container = manifests.containers()[service]
+    resources = container["resources"]
+    assert resources["requests"] == resources["limits"]
+    assert {"cpu", "memory"} <= set(resources["limits"])
+
+
+@pytest.mark.parametrize("service", ["drafter", "target"])
+def test_a_model_has_its_device_and_threads(
+    manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, container = manifests.containers()[service]
+    settings = manifests.settings(service, monkeypatch)
+    assert isinstance(settings, ModelSettings)
+    limits = container["resources"]["limits"]
+    assert settings.threads == int(limits["cpu"])
+    spec = template["spec"]
+    on_gpu = limits.get("nvidia.com/gpu") == "1"
+    assert on_gpu == (settings.device == "cuda") == ("nodeSelector" in spec)
+    assert on_gpu == any(one["key"] == "nvidia.com/gpu" for one in spec.get("tolerations", ()))
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert on_gpu == ("/dev/shm" in mounts)
+    # A surge deadlocks without a spare GPU.
+    rolling = manifests.get("Deployment", service)["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == (
+        {"maxSurge": 0, "maxUnavailable": 1} if on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
+    )
+    if getattr(settings, "method", "model") == "model":
+        folder = Path(settings.model)
+        assert str(folder.parent) == ("/models" if on_gpu else "/app/models")
+        assert on_gpu == ("/models" in mounts)
+    else:
+        assert "/models" not in mounts
+
+
+def test_drafters_are_near_their_target(manifests: Manifests) -> None:
+    preferred = manifests.templates()["drafter"]["spec"]["affinity"]["podAffinity"]
+    (only,) = preferred["preferredDuringSchedulingIgnoredDuringExecution"]
+    term = only["podAffinityTerm"]
+    assert term["topologyKey"] == "topology.kubernetes.io/zone"
+    assert selects(term["labelSelector"], manifests.templates()["target"]["metadata"]["labels"])
+    for template in manifests.templates().values():
+        spread = template["spec"]["topologySpreadConstraints"]
+        keys = {one["topologyKey"] for one in spread}
+        assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+        for one in spread:
+            assert one["whenUnsatisfiable"] == "ScheduleAnyway"
+            assert selects(one["labelSelector"], template["metadata"]["labels"])
+
+
+def test_a_budget_keeps_replicas_and_lets_nodes_go(manifests: Manifests) -> None:
+    for budget in manifests.all("PodDisruptionBudget").values():
+        assert budget["spec"]["maxUnavailable"] == 1
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def endpoints(manifests: Manifests) -> list[Endpoint]:
+    """The pods of the manifests, and everybody else who might reach them or be reached."""
+    (namespace,) = manifests.all("Namespace")
+    own = manifests.get("Namespace", namespace)["metadata"]["labels"]
+    named = {"kubernetes.io/metadata.name": namespace} | own
+    # A port that no policy may name: of a debugger, say.
+    other = {"other": ("TCP", 5678)}
+    pods = [
+        Endpoint(
+            name,
+            namespace,
+            template["metadata"]["labels"],
+            named,
+            {
+                port["name"]: ("TCP", port["containerPort"])
+                for box in template["spec"]["containers"]
+                for port in box["ports"]
+            }
+            | other,
+        )
+        for name, template in manifests.templates().items()
+    ]
+
+    def elsewhere(
+        name: str, where: str, labels: dict[str, str], **ports: tuple[str, int]
+    ) -> Endpoint:
+        extra = {"tandem-client": "true"} if where == "customers" else {}
+        of_namespace = {"kubernetes.io/metadata.name": where} | extra
+        return Endpoint(name, where, labels, of_namespace, ports)
+
+    return [
+        *pods,
+        Endpoint(
+            "job",
+            namespace,
+            {"tandem-client": "true", "app.kubernetes.io/part-of": "tandem"},
+            named,
+            other,
+        ),
+        Endpoint("shell", namespace, {}, named, other),
+        elsewhere("client", "customers", {}, https=("TCP", 443)),
+        elsewhere("stranger", "default", {"tandem-client": "true"}, https=("TCP", 443)),
+        elsewhere("monitoring", "monitoring", {}, otlp=("TCP", 4317), http=("TCP", 9090)),
+        elsewhere(
+            "dns", "kube-system", {"k8s-app": "kube-dns"}, dns=("UDP", 53), dns_tcp=("TCP", 53)
+        ),
+        elsewhere("api", "kube-system", {}, https=("TCP", 443)),
+        Endpoint("internet", None, ports={"https": ("TCP", 443)}),
+    ]
+
+
+def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
+    sidecar, telemetry = "sidecar" in manifests.name, "otel" in manifests.name
+    public, port = ("target", "public") if sidecar else ("orchestrator", "grpc")
+    expected: set[Edge] = {
+        ("client", public, port),
+        ("job", public, port),
+        (public, "drafter", "grpc"),
+        ("monitoring", "drafter", "metrics"),
+        ("monitoring", "target", "metrics"),
+        *((one, "dns", name) for one in (public, "job") for name in ("dns", "dns_tcp")),
+    }
+    if sidecar:
+        expected.add(("monitoring", "target", "public-metrics"))
+    else:
+        expected |= {
+            ("orchestrator", "target", "grpc"),
+            ("monitoring", "orchestrator", "metrics"),
+        }
+    if telemetry:
+        for name in manifests.templates():
+            expected |= {
+                (name, "monitoring", "otlp"),
+                (name, "dns", "dns"),
+                (name, "dns", "dns_tcp"),
+            }
+    policies = [
+        policy | {"metadata": policy["metadata"] | {"namespace": "tandem"}}
+        for policy in manifests.all("NetworkPolicy").values()
+    ]
+    ends = endpoints(manifests)
+    inside = {end.name for end in ends if end.namespace == "tandem"}
+    allowed = allowed_edges(policies, ends)
+    assert {edge for edge in allowed if inside & set(edge[:2])} == expected
+    # Within the namespace each end by itself allows this and no more.
+    between = {edge for edge in expected if inside.issuperset(edge[:2])}
+    for side in ("Ingress", "Egress"):
+        alone = allowed_edges(policies, ends, [side])
+        assert {edge for edge in alone if inside.issuperset(edge[:2])} == between
+    # The model itself: without policies everybody reaches everything.
+    assert len(allowed_edges([], ends)) == len(ends) * sum(len(end.ports) for end in ends)
+
+
+def test_telemetry_goes_where_the_policy_lets_it(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for service in SERVICES:
+        variables = {
+            name: value
+            for name, value in manifests.environment(service).items()
+            if name.startswith("OTEL_") and name != "OTEL_RESOURCE_ATTRIBUTES"
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        writer = make_writer(service, None)
+        assert (writer is not None) == ("otel" in manifests.name)
+        if writer is not None:
+            writer.close()
+            address = variables["OTEL_EXPORTER_OTLP_ENDPOINT"]
+            assert re.fullmatch(r"http://[\w-]+\.monitoring:4317", address)
+
+
+CAPACITIES = {
+    "tandem_sequences_open": "max_sequences",
+    "tandem_requests_active": "max_requests",
+}
+
+
+def triggers(manifests: Manifests) -> dict[str, dict[str, int]]:
+    """Of each autoscaled Deployment: metric and threshold a replica."""
+    found: dict[str, dict[str, int]] = {}
+    for name, scaler in manifests.all("HorizontalPodAutoscaler").items():
+        found[name] = {
+            one["pods"]["metric"]["name"]: int(one["pods"]["target"]["averageValue"])
+            for one in scaler["spec"]["metrics"]
+        }
+    for name, scaler in manifests.all("ScaledObject").items():
+        found[name] = {}
+        for one in scaler["spec"]["triggers"]:
+            query = re.fullmatch(
+                r'sum\((\w+)\{namespace="tandem"(?:, role="(\w+)")?\}\)', one["metadata"]["query"]
+            )
+            assert query is not None
+            metric, role = query.groups()
+            (known,) = [known for known in METRICS if known.prometheus_name == metric]
+            assert role == (name if "role" in known.labels else None)
+            found[name][metric] = int(one["metadata"]["threshold"])
+    return found
+
+
+def test_autoscaling_follows_what_the_services_measure(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scalers = triggers(manifests)
+    if not re.search("hpa|keda", manifests.name):
+        assert not scalers
+        return
+    assert set(scalers) == set(manifests.all("Deployment"))
+    served = {metric.prometheus_name: metric.roles for metric in METRICS}
+    for name, thresholds in scalers.items():
+        # An apply must not set back what the autoscaler chose.
+        assert "replicas" not in manifests.get("Deployment", name)["spec"]
+        assert all(name in served[metric] for metric in thresholds)
+        (load,) = set(thresholds) - {"tandem_queue_depth"}
+        capacity = getattr(manifests.settings(name, monkeypatch), CAPACITIES[load])
+        assert thresholds[load] == 0.75 * capacity
+        assert thresholds["tandem_queue_depth"] >= 1
+    kinds = {**manifests.all("HorizontalPodAutoscaler"), **manifests.all("ScaledObject")}
+    for name, scaler in kinds.items():
+        assert scaler["spec"]["scaleTargetRef"]["name"] == name
+        behavior = scaler["spec"].get("behavior")
+        if behavior is None:
+            behavior = scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 300
+
+
+def test_what_prometheus_scrapes_is_there(manifests: Manifests) -> None:
+    monitors = manifests.all("PodMonitor")
+    assert bool(monitors) == ("monitoring" in manifests.name)
+    for monitor in monitors.values():
+        scraped = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
+        for template in manifests.templates().values():
+            assert selects(monitor["spec"]["selector"], template["metadata"]["labels"])
+            for box in template["spec"]["containers"]:
+                assert len({port["name"] for port in box["ports"]} & scraped) == 1
+
+
+def test_alerts_are_those_of_the_observability_folder() -> None:
+    rules = yaml.safe_load((KUBERNETES / "components" / "monitoring" / "rules.yaml").read_text())
+    source = yaml.safe_load((KUBERNETES.parent / "observability" / "rules.yml").read_text())
+    assert rules["spec"] == source
+
+
+def test_a_sidecar_is_the_orchestrator() -> None:
+    """But for what two services in one pod cannot share, and for how long it may wait."""
+    path = KUBERNETES / "components" / "sidecar-orchestrator" / "target.yaml"
+    (sidecar,) = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]["containers"]
+    _, own = base().containers()["orchestrator"]
+    own["image"] = "orchestrator"
+    own["ports"][0]["name"] = "public"
+    own["ports"][1] = {"name": "public-metrics", "containerPort": 9466}
+    own["env"] += [
+        {"name": "TANDEM_ORCHESTRATOR_TARGETS", "value": "127.0.0.1:50052"},
+        {"name": "TANDEM_ORCHESTRATOR_METRICS_LISTEN", "value": "0.0.0.0:9466"},
+    ]
+    own["startupProbe"] |= {"periodSeconds": 5, "failureThreshold": 360}
+    assert sidecar == own
+
+
+def test_every_component_is_rendered() -> None:
+    """By one of the variants, or by an overlay itself."""
+    components = {path.name for path in (KUBERNETES / "components").iterdir()}
+    overlays = {path.name for path in (KUBERNETES / "overlays").iterdir()}
+    assert overlays <= set(VARIANTS)
+    used = {component for _, added in VARIANTS.values() for component in added}
+    for overlay in overlays:
+        text = (KUBERNETES / "overlays" / overlay / "kustomization.yaml").read_text()
+        listed = [Path(one).name for one in yaml.safe_load(text)["components"]]
+        assert listed[-1] == "images"
+        used |= set(listed)
+    assert used == components
+
+
+def test_the_loader_may_write_what_the_services_read() -> None:
+    folder = KUBERNETES / "loader"
+    pod = yaml.safe_load((folder / "pod.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    (box,) = pod["spec"]["containers"]
+    service, own = base().containers()["target"]
+    assert box["securityContext"] == own["securityContext"]
+    shared = service["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"] == shared | {"fsGroup": shared["runAsGroup"]}
+    assert box["resources"]["requests"] == box["resources"]["limits"]
+    (mount,) = box["volumeMounts"]
+    assert mount == {"name": "models", "mountPath": "/models"}
+    cache = KUBERNETES / "components" / "model-cache"
+    claim = yaml.safe_load((cache / "volume.yaml").read_text())["metadata"]["name"]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim}
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert kustomization["components"] == ["../components/images"]
+
+
+def test_variables_in_manifests_are_settings() -> None:
+    """Also those of overlays and components, where nothing renders them."""
+    used = {
+        name
+        for path in KUBERNETES.rglob("*")
+        if path.suffix in (".yaml", ".env")
+        for name in re.findall(r"\bTANDEM_[A-Z_]+", path.read_text())
+    }
+    assert used
+    assert used <= known_variables()
