@@ -14,7 +14,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check
+.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ test: setup lint types ## Lint, types and all tests
 observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
 	deploy/observability/fetch.sh
 	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v tests/system/test_prometheus.py tests/system/test_jaeger.py
+
+load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
+	deploy/ghz/fetch.sh
+	$(BIN)/tandem load
 
 lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check

@@ -106,15 +106,18 @@ async def open_loop_level(
     return Level(rate, LoadReport.of(texts), objective.goodput(texts), texts)
 
 
-def table(levels: Sequence[Level]) -> Table:
-    """Rates from the lowest to the highest."""
-    found = Table(
-        *("texts/s", "texts", "failed", "tokens/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms"),
-        *("good", "goodput/s", "held"),
-    )
+HEADS = (
+    *("texts/s", "texts", "failed", "tokens/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms"),
+    *("good", "goodput/s", "held"),
+)
+
+
+def rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
+    """A row a rate from the lowest to the highest, as `HEADS` has them."""
+    found: list[tuple[str, ...]] = []
     for level in sorted(levels, key=lambda level: level.rate):
         report, goodput = level.report, level.goodput
-        found.add_row(
+        row = (
             f"{level.rate:.3g}",
             str(report.texts),
             str(sum(report.errors.values())),
@@ -125,6 +128,15 @@ def table(levels: Sequence[Level]) -> Table:
             f"{goodput.texts_per_s:.2f}",
             "yes" if goodput.held else "no",
         )
+        found.append(row)
+    return found
+
+
+def table(levels: Sequence[Level]) -> Table:
+    """For a terminal."""
+    found = Table(*HEADS)
+    for row in rows(levels):
+        found.add_row(*row)
     return found
 
 

@@ -27,7 +27,8 @@ class Outcome:
         cuts: whether ghz cancelled the calls itself.
         ttft: of ghz, where it cut calls behind their first message.
         served: by the services' metrics; None without any.
-        left_open: texts and sequences behind a storm of cancels; None where nobody looked.
+        left_open: texts and sequences that were open some seconds later; None where nobody looked.
+        trouble: why the load could not be run.
     """
 
     name: str
@@ -38,6 +39,10 @@ class Outcome:
     ttft: Percentiles | None = None
     served: Served | None = None
     left_open: int | None = None
+    trouble: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {'; '.join(self.faults) or f'{self.calls.count} calls, none failed'}"
 
     @classmethod
     def of(
@@ -64,7 +69,9 @@ class Outcome:
     def faults(self) -> list[str]:
         """What is wrong; nothing, if all is well."""
         found = []
-        if not self.calls.count:
+        if self.trouble:
+            found.append(self.trouble)
+        elif not self.calls.count:
             found.append("no call was counted")
         if self.failed:
             kinds = ", ".join(
@@ -97,15 +104,17 @@ class Outcome:
         """
         if self.cuts or self.served is None or not self.calls.count:
             return None
-        good: float = self.calls.ended((OK,))
+        ended = good = float(self.calls.ended((OK,)))
         if objective.latency_ms is not None:
             good -= self.calls.slower(objective.latency_ms / 1e3, (OK,))
-        for limit, seen in (
-            (objective.ttft_ms, self.served.ttft),
-            (objective.tpot_ms, self.served.tpot),
-        ):
-            if limit is not None:
-                good -= seen.count - seen.surely_within(limit / 1e3)
+        if objective.ttft_ms is not None:
+            seen = self.served.ttft
+            # A call that ended well and was not observed was not seen to be in time.
+            good -= max(seen.count, ended) - seen.surely_within(objective.ttft_ms / 1e3)
+        if objective.tpot_ms is not None:
+            # A text of one token has none.
+            seen = self.served.tpot
+            good -= seen.count - seen.surely_within(objective.tpot_ms / 1e3)
         good = max(good, 0.0)
         share = good / self.calls.count
         wall = self.calls.wall_s
