@@ -18,10 +18,10 @@ HEADS = (
     *("tokens/s", "accepted", "goodput/s"),
 )
 LEGEND = (
-    "Times are p50/p95/p99. Latency, and TTFT marked *, are the client's, by ghz; other TTFT"
-    " and TPOT are the services', straight between the bounds of their histograms; calls/s and"
-    " goodput/s are of calls that ended well. Goodput, and its share of all calls, is what surely kept"
-    " the objective."
+    "Times are p50/p95/p99. Latency is the client's, by ghz; TTFT, where it is not said to be the"
+    " client's, and TPOT are the services', straight between the bounds of their histograms."
+    " calls/s and goodput/s are of calls that ended well; goodput, and its share of all calls, is"
+    " what surely kept the objective."
 )
 
 
@@ -35,9 +35,8 @@ def _row(outcome: Outcome, objective: Objective) -> tuple[str, ...]:
     wall = calls.wall_s
     goodput = outcome.goodput(objective)
     latency = None if outcome.cuts else calls.latency((OK,))
-    ttft = (
-        f"{_times(outcome.ttft)} *" if outcome.ttft else _buckets(served.ttft if served else None)
-    )
+    first = served.ttft if served else None
+    ttft = f"{_times(outcome.ttft)}\nclient's" if outcome.ttft else _buckets(first)
     accepted = served.figures.acceptance if served else None
     return (
         f"{outcome.name}\n{outcome.loop}",
@@ -49,7 +48,7 @@ def _row(outcome: Outcome, objective: Objective) -> tuple[str, ...]:
         _buckets(served.tpot if served else None, 1),
         f"{served.tokens / wall:.0f}" if served and wall else "-",
         "-" if accepted is None else f"{accepted:.3f}",
-        f"≥{goodput.texts_per_s:.2f}, {goodput.share:.1%}" if goodput else "-",
+        f"≥{goodput.texts_per_s:.2f}\n{goodput.share:.1%}" if goodput else "-",
     )
 
 
@@ -68,7 +67,7 @@ def table(outcomes: Sequence[Outcome], objective: Objective) -> Table:
     found = Table(*HEADS, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     found.columns[0].no_wrap = True
     for column in found.columns[1:]:
-        column.justify = "right"
+        column.justify, column.overflow = "right", "fold"
     for row in rows(outcomes, objective):
         found.add_row(*row)
     return found
