@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tandem.traces.costs import Curve
 
-# As tandem/engine/gathering.py has it: nobody is as punctual as his average.
+# As tandem/engine/gathering.py has them: nobody is as punctual as his average.
 _GRACE = 1.5
 _GRACE_SECONDS = 0.001
 
@@ -24,12 +24,15 @@ class Times:
         self.of = [0.0, *(passes * curve.at(size) for size in range(1, most + 1))]
 
 
+_Job = tuple[int, float, Callable[[float], None]]
+
+
 class Engine:
     """One engine.
 
-    A step takes what its batch takes, and the prompts in it what they take beyond. Like the
-    engine itself it waits up to the length of the last step for sequences that should be back
-    by then, and for each of them once.
+    A step takes what its batch takes, and the prompts in it what they take beyond. As
+    tandem/engine/gathering.py has it, a step waits up to the length of the last one for sequences
+    that should be back by then, once for each of their absences.
 
     Attributes:
         active: texts that hold a place.
@@ -44,8 +47,9 @@ class Engine:
     """
 
     __slots__ = (
-        *("_absent", "_at", "_awaited", "_batch", "_gather", "_last", "_times", "_usual"),
-        *("_waiting", "_wake", "active", "busy_s", "running", "served", "steps"),
+        *("_absent", "_at", "_awaited", "_batch", "_commonly", "_gather", "_gathering", "_last"),
+        *("_running", "_times", "_usual", "_waiting", "_wakes", "active", "busy_s", "served"),
+        "steps",
     )
 
     def __init__(
@@ -54,18 +58,18 @@ class Engine:
         self.active = 0
         self.busy_s = 0.0
         self.steps = self.served = 0
-        self.running = False
-        self._times = times
-        self._gather = gather
-        self._at = at
+        self._times, self._gather, self._at = times, gather, at
+        self._running = self._gathering = False
         self._last = 0.0
-        self._waiting: list[tuple[int, float, Callable[[float], None]]] = []
-        self._batch: list[tuple[int, float, Callable[[float], None]]] = []
-        # Who left when, for how long as a rule, and whom a step now waits for.
+        self._waiting: list[_Job] = []
+        self._batch: list[_Job] = []
+        # Who is away since when; how long each is as a rule, and the others are.
         self._absent: dict[int, float] = {}
         self._usual: dict[int, float] = {}
-        self._awaited: set[int] = set()
-        self._wake = 0
+        self._commonly: float | None = None
+        # For whom a step waits now, and until when at most.
+        self._awaited: dict[int, float] = {}
+        self._wakes = 0
 
     def ask(self, now: float, text: int, extra_s: float, done: Callable[[float], None]) -> None:
         """A text has a step to be done.
@@ -76,67 +80,73 @@ class Engine:
             extra_s: that it takes beyond a sequence's share: a prompt's.
             done: called at its end.
         """
-        left = self._absent.pop(text, None)
-        if left is not None:
-            away = now - left
-            before = self._usual.get(text)
-            self._usual[text] = away if before is None else (away + before) / 2
-            self._awaited.discard(text)
+        self._come(now, text)
         self._waiting.append((text, extra_s, done))
-        if not self.running:
-            if self._awaited:
-                return
-            self._wake += 1
-            self._start(now)
+        if self._running:
+            return
+        if not self._gathering:
+            self._gather_some(now)
+        elif self._awaited.pop(text, None) is not None:
+            self._go_or_wait(now)
 
     def drop(self, text: int) -> None:
         """A text is over."""
         self._absent.pop(text, None)
         self._usual.pop(text, None)
-        self._awaited.discard(text)
+        self._awaited.pop(text, None)
+
+    def _come(self, now: float, text: int) -> None:
+        left = self._absent.pop(text, None)
+        if left is None:
+            return
+        away, before = now - abs(left), self._usual.get(text)
+        self._commonly = self._usual[text] = away if before is None else (away + before) / 2
+
+    def _gather_some(self, now: float) -> None:
+        """Find out for whom the step that could begin now should wait."""
+        self._gathering = True
+        until = now + self._gather * self._last
+        for text, left in self._absent.items():
+            usual = self._usual.get(text, self._commonly)
+            # Less than 0: a step has waited for it since it left.
+            if usual is not None and left >= 0 and left + usual <= until:
+                self._awaited[text] = min(left + usual * _GRACE + _GRACE_SECONDS, until)
+        self._go_or_wait(now)
+
+    def _go_or_wait(self, now: float) -> None:
+        latest = max(self._awaited.values(), default=now)
+        if latest <= now:
+            self._start(now)
+            return
+        self._wakes += 1
+        wake = self._wakes
+
+        def overdue(moment: float) -> None:
+            if self._gathering and self._wakes == wake:
+                self._start(moment)
+
+        self._at(latest, overdue)
 
     def _start(self, now: float) -> None:
-        self._batch, self._waiting = self._waiting, []
+        for text in self._awaited:  # who is late delays no other step
+            self._absent[text] = -abs(self._absent[text])
         self._awaited.clear()
-        self.running = True
-        extra = sum(job[1] for job in self._batch)
+        self._gathering = False
+        self._batch, self._waiting = self._waiting, []
+        self._running = True
         size = min(len(self._batch), len(self._times.of) - 1)
-        self._last = self._times.of[size] + extra
+        self._last = self._times.of[size] + sum(job[1] for job in self._batch)
         self.busy_s += self._last
         self.steps += 1
         self.served += len(self._batch)
         self._at(now + self._last, self._end)
 
     def _end(self, now: float) -> None:
-        self.running = False
         ended, self._batch = self._batch, []
         for text, _, done in ended:
             self._absent[text] = now
             done(now)
-        if self._waiting and not self.running:
-            self._wait_or_start(now)
-
-    def _wait_or_start(self, now: float) -> None:
-        """Wait for those who should be back soon, or begin."""
-        until = now + self._gather * self._last
-        latest = now
-        for text, left in self._absent.items():
-            usual = self._usual.get(text)
-            if usual is not None and left + usual <= until:
-                overdue = left + usual * _GRACE + _GRACE_SECONDS
-                if overdue > now:
-                    latest = max(latest, min(overdue, until))
-                    self._awaited.add(text)
-        if not self._awaited:
-            self._start(now)
-            return
-        self._wake += 1
-        wake = self._wake
-
-        def give_up(moment: float) -> None:
-            if self._wake == wake and not self.running and self._waiting:
-                for text in self._awaited:  # who is late delays no other step
-                    self._usual.pop(text, None)
-                self._start(moment)
-
-        self._at(latest, give_up)
+        # Only now: a text may have asked again at once.
+        self._running = False
+        if self._waiting:
+            self._gather_some(now)

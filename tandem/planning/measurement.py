@@ -16,11 +16,13 @@ class Shape:
         new_tokens: emitted.
         target_prefill_s: of the target's engine, for its prompt.
         drafter_prefill_s: of the drafter's.
+        target_passes: that the prompt was divided into at the target.
     """
 
     new_tokens: int
     target_prefill_s: float
     drafter_prefill_s: float
+    target_passes: int = 1
 
 
 @dataclass(frozen=True)

@@ -63,17 +63,16 @@ class Recorded:
         drafter = request.server_side(request.root, "prefill")
         first = request.first_token_ns
         work = _sum(request, target, _WORK)
-        self._texts.append(
-            Shape(max(request.tokens, 1), work / _NS, _sum(request, drafter, _WORK) / _NS)
-        )
+        passes = max(_passes(request, target), 1)
+        drafting = _sum(request, drafter, _WORK)
+        self._texts.append(Shape(max(request.tokens, 1), work / _NS, drafting / _NS, passes))
         if first is not None:
             self._opening_ns += max(first - work - _sum(request, target, _WAITS), 0.0)
         self._text_ns += sum(span.duration_ns for span in children if span.name in _OWN)
 
     def _add_round(self, request: Request, round_: Round, draft: Span, verify: Span) -> None:
         drafting, verifying = (_sum(request, step, _WORK) for step in (draft, verify))
-        passes = sum(1 for child in request.children(draft) if child.name.endswith(_FORWARD))
-        self._draft.add(batch_size(request, draft), drafting, max(passes, 1))
+        self._draft.add(batch_size(request, draft), drafting, max(_passes(request, draft), 1))
         self._verify.add(batch_size(request, verify), verifying)
         waits = sum(_sum(request, step, _WAITS) for step in (draft, verify))
         self._beside_ns += max(round_.span.duration_ns - drafting - verifying - waits, 0.0)
@@ -117,6 +116,12 @@ def _sum(request: Request, step: Span | None, parts: tuple[str, ...]) -> float:
         return 0.0
     children = request.children(step)
     return float(sum(child.duration_ns for child in children if child.name.endswith(parts)))
+
+
+def _passes(request: Request, step: Span | None) -> int:
+    """Of the model, in a step."""
+    children = request.children(step) if step else ()
+    return sum(1 for child in children if child.name.endswith(_FORWARD))
 
 
 def measured_from(recording: Recording) -> Measurement:

@@ -84,6 +84,7 @@ class Rounds:
         self._events: list[tuple[float, int, _Then]] = []
         self._order = count()
         self._random = random.Random(load.seed)
+        self.alone_s, self.drafted_alone_s = measured.verify.at(1), measured.draft.at(1)
         verify = Times(measured.verify, 1, fleet.slots)
         # Drafters have no places of their own here: all texts that targets hold are spread on them.
         most = fleet.slots * fleet.targets // max(fleet.drafters, 1) + 1
@@ -187,7 +188,7 @@ class _Text:
     """One text on its way."""
 
     __slots__ = (
-        *("_gamma", "_left", "_simulation", "arrived", "drafter", "ended", "first"),
+        *("_gamma", "_left", "_parts", "_simulation", "arrived", "drafter", "ended", "first"),
         *("number", "placed", "shape", "target"),
     )
 
@@ -197,12 +198,17 @@ class _Text:
         self.target = self.drafter = 0
         self.placed = self.first = self.ended = now
         self._left = shape.new_tokens
+        self._parts = 0
         self._gamma = simulation.fleet.gamma
 
     def open(self, now: float) -> None:
-        """Its prompt has come to the target."""
-        target = self._simulation.targets[self.target]
-        target.ask(now, self.number, self.shape.target_prefill_s, self._opened)
+        """Its prompt, or the next part of it, has come to the target's engine."""
+        simulation, shape = self._simulation, self.shape
+        self._parts += 1
+        then = self.open if self._parts < shape.target_passes else self._opened
+        # In a pass that is computed anyway a prompt costs what it takes beyond.
+        extra = shape.target_prefill_s / shape.target_passes - simulation.alone_s
+        simulation.targets[self.target].ask(now, self.number, max(extra, 0.0), then)
 
     def _opened(self, now: float) -> None:
         self.first = now + self._simulation.measured.opening_s / 2
@@ -223,7 +229,8 @@ class _Text:
 
     def _draft(self, now: float) -> None:
         is_first = self._left == self.shape.new_tokens - 1
-        extra = self.shape.drafter_prefill_s if is_first else 0.0
+        prompt = self.shape.drafter_prefill_s - self._simulation.drafted_alone_s
+        extra = max(prompt, 0.0) if is_first else 0.0
         drafter = self._simulation.drafters[self.drafter]
         drafter.ask(now, self.number, extra, self._drafted)
 
