@@ -10,7 +10,6 @@ from typing import Any
 
 from tandem.failure import Failure, Misconfigured
 from tandem.load.timeline import Timeline
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.planning.measurement import Measurement, Shape
 from tandem.traces.basis import LONGEST
 from tandem.traces.costs import Curve
@@ -93,7 +92,7 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
     )
 
 
-def _shape(summary: pb.Summary) -> Shape:
+def _shape(summary: Any) -> Shape:
     stages = summary.stages
     return Shape(
         max(summary.new_tokens, 1),
@@ -102,7 +101,7 @@ def _shape(summary: pb.Summary) -> Shape:
     )
 
 
-def _shares(drafted: Sequence[pb.Summary], gammas: Counter[int]) -> list[float]:
+def _shares(drafted: Sequence[Any], gammas: Counter[int]) -> list[float]:
     """Of drafts, those kept up to each place."""
     longest = max(gammas)
     accepted = [0] * longest

@@ -1,50 +1,231 @@
-"""The real ghz runs both configurations of deploy/ghz by reflection, without an error."""
+"""The real ghz, by `tandem load`, on the three services: every configuration of deploy/ghz."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection
 
+from tandem.load.ghz.scenario import scenarios
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.processes import ROOT, Trio, trio
+from tests.system.test_prometheus import free_ports
 
-TIMEOUT_SECONDS = 120
+CONFIGS = ROOT / "deploy" / "ghz"
+SCENARIOS = [scenario.name for scenario in scenarios(CONFIGS, [])]
+# What makes each of them short, over what its file says.
+SHORT = {
+    "closed": ["total=24"],
+    "open": ["duration=3s"],
+    "steps": ["duration=4s", "load-step-duration=1s", "load-max-duration=4s"],
+    "token": ["total=24"],
+    "cancels": ["total=500"],
+}
+RUN_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def ghz() -> str:
-    folders = [os.environ.get("GOBIN", ""), str(ROOT / ".cache" / "bin"), os.environ["PATH"]]
+    folders = [str(ROOT / ".cache" / "bin"), os.environ.get("GOBIN", ""), os.environ["PATH"]]
     found = shutil.which("ghz", path=os.pathsep.join(filter(None, folders)))
     if found is None:
         pytest.skip(
-            "no ghz on PATH, in GOBIN or in .cache/bin; it needs Go and two minutes: GOBIN="
-            "$PWD/.cache/bin go install github.com/bojand/ghz/cmd/ghz@v0.121.0"
+            "no ghz in .cache/bin, in GOBIN or on PATH; deploy/ghz/fetch.sh builds it in some"
+            " minutes, with Go"
         )
     return found
 
 
 @pytest.fixture(scope="module")
-def stack(ghz: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    with trio(tmp_path_factory.mktemp("ghz")) as running:
+def endpoints() -> dict[str, str]:
+    names = ("orchestrator", "drafter", "target")
+    ports = free_ports(len(names))
+    return {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def stack(
+    ghz: str, endpoints: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trio]:
+    settings = {name: {"METRICS_LISTEN": endpoint} for name, endpoint in endpoints.items()}
+    with trio(tmp_path_factory.mktemp("ghz"), **settings) as running:  # type: ignore[arg-type]
         yield running
 
 
-@pytest.mark.parametrize("name", ["complete", "generate"])
-def test_no_call_fails(ghz: str, stack: Trio, name: str, tmp_path: Path) -> None:
-    config = ROOT / "deploy" / "ghz" / f"{name}.json"
-    report = tmp_path / "report.json"
-    output = ["--format", "json", "--output", str(report)]
-    command = [ghz, "--config", str(config), *output, stack.orchestrator.address]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+def load(*arguments: str, address: str, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tandem.cli", "load", *arguments]
+    clean = {name: value for name, value in os.environ.items() if "METRICS_LISTEN" not in name}
+    return subprocess.run(
+        [*command, "--address", address, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+
+
+def flags_of(name: str) -> list[str]:
+    given = SHORT[name.rpartition("-")[2]]
+    return [word for flag in given for word in ("--ghz", flag)]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_no_call_fails_and_nothing_stays_open(
+    name: str, stack: Trio, endpoints: dict[str, str], tmp_path: Path
+) -> None:
+    metrics = [word for endpoint in endpoints.values() for word in ("--metrics", endpoint)]
+    run = load(
+        *(name, "--no-sweep", *flags_of(name), *metrics),
+        address=stack.orchestrator.address,
+        out=tmp_path,
+    )
     assert run.returncode == 0, run.stderr
-    # ghz exits with 0 even if every call fails.
-    result = json.loads(report.read_text())
-    total = json.loads(config.read_text())["total"]
-    assert result["statusCodeDistribution"] == {"OK": total}
-    assert result["count"] == total
+    (found,) = json.loads((tmp_path / "report.json").read_text())["loads"]
+    statuses = found["statuses"]
+    cut = name in ("generate-cancels", "generate-first-token")
+    assert set(statuses) <= ({"OK", "Canceled"} if cut else {"OK"})
+    total = dict(flag.split("=") for flag in SHORT[name.rpartition("-")[2]]).get("total")
+    assert sum(statuses.values()) == int(total) if total else sum(statuses.values()) >= 3
+    assert found["left_open"] == 0
+    assert found["served"]["tokens"] > 0
+    if cut:
+        assert statuses["Canceled"] > sum(statuses.values()) / 2
+        assert found["goodput"] is None
+    else:
+        assert found["latency"]["p50"] <= found["latency"]["p99"]
+        assert 0 < found["goodput"]["share"] <= 1
+    if name == "generate-first-token":
+        assert found["first_message"]["p50"] > 0
     stack.wait_idle()
+
+
+def test_a_sweep_and_judging_what_ran_elsewhere(stack: Trio, tmp_path: Path) -> None:
+    """Without metrics: calls alone are judged, and no storm is run."""
+    address = stack.orchestrator.address
+    wanted = ["--sweep", "--rate", "4", "--seconds", "1", "--slo-ttft-ms", "0"]
+    run = load(
+        *("complete-closed", "--ghz", "total=8", *wanted, "--slo-tpot-ms", "0"),
+        *("--slo-latency-ms", "60000"),
+        address=address,
+        out=tmp_path,
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["sweep"][0]["goodput"]["held"]
+    assert found["loads"][0]["served"] is None
+    page = (tmp_path / "report.html").read_text()
+    assert "The highest rate that holds the objective" in page
+
+    judged = load(
+        *("--results", str(tmp_path / "complete-closed.json")), address=address, out=tmp_path / "j"
+    )
+    assert judged.returncode == 0, judged.stderr
+    storm = load("generate-cancels", "--no-sweep", address=address, out=tmp_path / "s")
+    assert storm.returncode == 2
+    assert "no metrics to look at" in storm.stderr
+
+
+class Refusing(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Takes no text."""
+
+    def Generate(self, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "every place is taken")
+
+
+def test_a_server_that_refuses_is_reported(ghz: str, tmp_path: Path) -> None:
+    """ghz itself ends with 0."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(Refusing(), server)
+    name = pb.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
+    reflection.enable_server_reflection((name, reflection.SERVICE_NAME), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        run = load(
+            *("generate-closed", "--ghz", "total=20", "--seconds", "1"),
+            address=f"127.0.0.1:{port}",
+            out=tmp_path,
+        )
+    finally:
+        server.stop(None)
+    assert run.returncode == 1
+    assert "1 of 1 loads failed: generate-closed" in run.stderr
+    assert "20 of 20 calls failed: 20 ResourceExhausted" in run.stdout
+    assert "every place is taken" in run.stdout
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert found["loads"][0]["statuses"] == {"ResourceExhausted": 20}
+    assert len(found["sweep"]) == 1  # there is nothing to be found
+    assert "20 ResourceExhausted" in (tmp_path / "report.html").read_text()
+
+
+def test_a_missing_ghz_says_how_to_install_it(tmp_path: Path) -> None:
+    """A checkout without one, as an environment without any folder of programs."""
+    program = (
+        "from pathlib import Path; from tandem.load.ghz.tool import find\n"
+        "from tandem.failure import Misconfigured\n"
+        f"try: find(Path({str(tmp_path)!r}))\n"
+        "except Misconfigured as error: print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "deploy/ghz/fetch.sh" in run.stdout
+    assert "go install github.com/bojand/ghz/cmd/ghz@v" in run.stdout
+    fetch = subprocess.run(
+        ["/bin/bash", str(_copied(tmp_path))],
+        env={"PATH": f"{tmp_path}:{_only('dirname', tmp_path)}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert fetch.returncode == 1
+    assert "building it needs Go" in fetch.stderr
+
+
+def _copied(folder: Path) -> Path:
+    """The script, in a checkout that has nothing else."""
+    script = folder / "deploy" / "ghz" / "fetch.sh"
+    script.parent.mkdir(parents=True)
+    shutil.copy(CONFIGS / "fetch.sh", script)
+    return script
+
+
+def _only(program: str, folder: Path) -> Path:
+    """A folder with one program in it."""
+    bin_ = folder / "bin"
+    bin_.mkdir()
+    (bin_ / program).symlink_to(str(shutil.which(program)))
+    return bin_
+
+
+def test_every_flag_that_documents_name_is_one_of_ghz(ghz: str) -> None:
+    said = subprocess.run([ghz, "--help"], capture_output=True, text=True, check=True)
+    known = set(re.findall(r"--([a-zA-Z-]+)", said.stdout + said.stderr))
+    named = set()
+    for path in (ROOT / "docs" / "load.md", ROOT / "deploy" / "README.md"):
+        for command in re.findall(
+            r"^(?:\$ )?(?:\.\./)*(?:[./\w]*/)?ghz (.*)$", path.read_text(), re.M
+        ):
+            named |= set(re.findall(r"--([a-zA-Z-]+)", command))
+    assert named
+    assert named <= known
+    for scenario in scenarios(CONFIGS, []):
+        assert set(scenario.config) - {"host"} <= known, scenario.name

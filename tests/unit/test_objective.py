@@ -102,5 +102,5 @@ def test_a_timeline_is_read_as_it_was_written() -> None:
     text = Timeline(1.0, 2.0, ((3.0, 4),), 5.0, "", pb.Summary(new_tokens=4, draft_bytes=1 << 40))
     assert Timeline.from_json(text.as_json()) == text
     assert Timeline.from_json(FAILED.as_json()) == FAILED
-    with pytest.raises(ValueError, match="no such field|no field"):
+    with pytest.raises(ValueError, match="unheard_of"):
         Timeline.from_json({**text.as_json(), "summary": {"unheard_of": 1}})
