@@ -87,8 +87,6 @@ def test_only_the_edge_touches_grpc(folder: str) -> None:
         if module.split(".")[0] != "grpc" and "_pb2" not in module:
             continue
         edge = {"rpc", "serving", "cli", "local", "load"} & set(path.relative_to(ROOT).parts)
-            path.relative_to(ROOT).parts
-        )
         assert edge or path.stem in edge_files or path.name == "methods.py", (path, module)
 
 
