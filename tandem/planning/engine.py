@@ -12,44 +12,51 @@ _GRACE_SECONDS = 0.001
 
 
 class Times:
-    """Lengths of an engine's step by its batch, computed once each.
+    """Lengths of an engine's passes by their batch, computed once each.
 
     Args:
         curve: of a pass.
-        passes: in a step.
         most: sequences in a batch.
     """
 
-    def __init__(self, curve: Curve, passes: int, most: int) -> None:
-        self.of = [0.0, *(passes * curve.at(size) for size in range(1, most + 1))]
+    def __init__(self, curve: Curve, most: int) -> None:
+        self.of = [0.0, *(curve.at(size) for size in range(1, most + 1))]
 
 
-_Job = tuple[int, float, Callable[[float], None]]
+class _Job:
+    """A step of a text: so many passes, each with what it takes beyond its batch."""
+
+    __slots__ = ("done", "extra_s", "passes", "text")
+
+    def __init__(
+        self, text: int, passes: int, extra_s: float, done: Callable[[float], None]
+    ) -> None:
+        self.text, self.passes, self.extra_s, self.done = text, passes, extra_s, done
 
 
 class Engine:
     """One engine.
 
-    A step takes what its batch takes, and the prompts in it what they take beyond. As
-    tandem/engine/gathering.py has it, a step waits up to the length of the last one for sequences
+    A pass takes what its batch takes, and the prompts in it what they take beyond. As
+    tandem/engine/gathering.py has it, a pass waits up to the length of the last one for sequences
     that should be back by then, once for each of their absences.
 
     Attributes:
         active: texts that hold a place.
-        busy_s: in steps, in all.
-        steps: how many.
-        served: sequences in those steps, in all.
+        busy_s: in passes, in all.
+        passes: how many.
+        served: sequences in those passes, in all.
 
     Args:
-        times: of its steps.
-        gather: share of the last step that it waits at most.
+        times: of its passes.
+        gather: share of the last pass that it waits at most.
         at: calls a function at a moment.
     """
 
     __slots__ = (
         *("_absent", "_at", "_awaited", "_batch", "_commonly", "_gather", "_gathering", "_last"),
         *("_running", "_times", "_usual", "_waiting", "_wakes", "active", "busy_s", "served"),
-        "steps",
+        "passes",
     )
 
     def __init__(
@@ -57,7 +64,7 @@ class Engine:
     ) -> None:
         self.active = 0
         self.busy_s = 0.0
-        self.steps = self.served = 0
+        self.passes = self.served = 0
         self._times, self._gather, self._at = times, gather, at
         self._running = self._gathering = False
         self._last = 0.0
@@ -67,21 +74,29 @@ class Engine:
         self._absent: dict[int, float] = {}
         self._usual: dict[int, float] = {}
         self._commonly: float | None = None
-        # For whom a step waits now, and until when at most.
+        # For whom a pass waits now, and until when at most.
         self._awaited: dict[int, float] = {}
         self._wakes = 0
 
-    def ask(self, now: float, text: int, extra_s: float, done: Callable[[float], None]) -> None:
+    def ask(
+        self,
+        now: float,
+        text: int,
+        done: Callable[[float], None],
+        passes: int = 1,
+        extra_s: float = 0.0,
+    ) -> None:
         """A text has a step to be done.
 
         Args:
             now: the moment.
             text: whose.
-            extra_s: that it takes beyond a sequence's share: a prompt's.
-            done: called at its end.
+            done: called at its end. Must not ask in it, but at a later moment.
+            passes: of the step.
+            extra_s: that each takes beyond what its batch takes: a prompt's.
         """
         self._come(now, text)
-        self._waiting.append((text, extra_s, done))
+        self._waiting.append(_Job(text, passes, extra_s, done))
         if self._running:
             return
         if not self._gathering:
@@ -103,12 +118,12 @@ class Engine:
         self._commonly = self._usual[text] = away if before is None else (away + before) / 2
 
     def _gather_some(self, now: float) -> None:
-        """Find out for whom the step that could begin now should wait."""
+        """Find out for whom the pass that could begin now should wait."""
         self._gathering = True
         until = now + self._gather * self._last
         for text, left in self._absent.items():
             usual = self._usual.get(text, self._commonly)
-            # Less than 0: a step has waited for it since it left.
+            # Less than 0: a pass has waited for it since it left.
             if usual is not None and left >= 0 and left + usual <= until:
                 self._awaited[text] = min(left + usual * _GRACE + _GRACE_SECONDS, until)
         self._go_or_wait(now)
@@ -128,25 +143,28 @@ class Engine:
         self._at(latest, overdue)
 
     def _start(self, now: float) -> None:
-        for text in self._awaited:  # who is late delays no other step
+        for text in self._awaited:  # who is late delays no other pass
             self._absent[text] = -abs(self._absent[text])
         self._awaited.clear()
         self._gathering = False
         self._batch, self._waiting = self._waiting, []
         self._running = True
         size = min(len(self._batch), len(self._times.of) - 1)
-        self._last = self._times.of[size] + sum(job[1] for job in self._batch)
+        self._last = self._times.of[size] + sum(job.extra_s for job in self._batch)
         self.busy_s += self._last
-        self.steps += 1
+        self.passes += 1
         self.served += len(self._batch)
         self._at(now + self._last, self._end)
 
     def _end(self, now: float) -> None:
-        ended, self._batch = self._batch, []
-        for text, _, done in ended:
-            self._absent[text] = now
-            done(now)
-        # Only now: a text may have asked again at once.
         self._running = False
+        for job in self._batch:
+            job.passes -= 1
+            if job.passes:
+                self._waiting.append(job)
+            else:
+                self._absent[job.text] = now
+                job.done(now)
+        self._batch = []
         if self._waiting:
             self._gather_some(now)

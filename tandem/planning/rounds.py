@@ -85,10 +85,10 @@ class Rounds:
         self._order = count()
         self._random = random.Random(load.seed)
         self.alone_s, self.drafted_alone_s = measured.verify.at(1), measured.draft.at(1)
-        verify = Times(measured.verify, 1, fleet.slots)
+        verify = Times(measured.verify, fleet.slots)
         # Drafters have no places of their own here: all texts that targets hold are spread on them.
         most = fleet.slots * fleet.targets // max(fleet.drafters, 1) + 1
-        draft = Times(measured.draft, max(fleet.gamma, 1), most if fleet.drafters else 1)
+        draft = Times(measured.draft, most if fleet.drafters else 1)
         self.targets = [Engine(verify, fleet.gather, self.at) for _ in range(fleet.targets)]
         self.drafters = [Engine(draft, fleet.gather, self.at) for _ in range(fleet.drafters)]
         self._least_target, self._least_drafter = Least(self.targets), Least(self.drafters)
@@ -180,7 +180,7 @@ class Rounds:
             target_busy=sum(e.busy_s for e in self.targets) / (now * len(self.targets) or 1.0),
             drafter_busy=sum(e.busy_s for e in self.drafters) / (now * len(self.drafters) or 1.0),
             target_batch=sum(e.served for e in self.targets)
-            / max(sum(e.steps for e in self.targets), 1),
+            / max(sum(e.passes for e in self.targets), 1),
         )
 
 
@@ -188,7 +188,7 @@ class _Text:
     """One text on its way."""
 
     __slots__ = (
-        *("_gamma", "_left", "_parts", "_simulation", "arrived", "drafter", "ended", "first"),
+        *("_gamma", "_left", "_simulation", "arrived", "drafter", "ended", "first"),
         *("number", "placed", "shape", "target"),
     )
 
@@ -198,17 +198,15 @@ class _Text:
         self.target = self.drafter = 0
         self.placed = self.first = self.ended = now
         self._left = shape.new_tokens
-        self._parts = 0
         self._gamma = simulation.fleet.gamma
 
     def open(self, now: float) -> None:
-        """Its prompt, or the next part of it, has come to the target's engine."""
+        """Its prompt has come to the target."""
         simulation, shape = self._simulation, self.shape
-        self._parts += 1
-        then = self.open if self._parts < shape.target_passes else self._opened
         # In a pass that is computed anyway a prompt costs what it takes beyond.
-        extra = shape.target_prefill_s / shape.target_passes - simulation.alone_s
-        simulation.targets[self.target].ask(now, self.number, max(extra, 0.0), then)
+        extra = max(shape.target_prefill_s / shape.target_passes - simulation.alone_s, 0.0)
+        target = simulation.targets[self.target]
+        target.ask(now, self.number, self._opened, shape.target_passes, extra)
 
     def _opened(self, now: float) -> None:
         self.first = now + self._simulation.measured.opening_s / 2
@@ -228,17 +226,20 @@ class _Text:
         self._simulation.leave(self, now)
 
     def _draft(self, now: float) -> None:
-        is_first = self._left == self.shape.new_tokens - 1
-        prompt = self.shape.drafter_prefill_s - self._simulation.drafted_alone_s
-        extra = max(prompt, 0.0) if is_first else 0.0
-        drafter = self._simulation.drafters[self.drafter]
-        drafter.ask(now, self.number, extra, self._drafted)
+        simulation, shape = self._simulation, self.shape
+        extra = 0.0
+        if self._left == shape.new_tokens - 1:
+            # The first draft waits for the drafter to take in the prompt.
+            prompt = max(shape.drafter_prefill_s - simulation.drafted_alone_s, 0.0)
+            extra = prompt / self._gamma
+        drafter = simulation.drafters[self.drafter]
+        drafter.ask(now, self.number, self._drafted, self._gamma, extra)
 
     def _drafted(self, now: float) -> None:
         self._simulation.at(now + self._simulation.measured.round_s / 2, self._verify)
 
     def _verify(self, now: float) -> None:
-        self._simulation.targets[self.target].ask(now, self.number, 0.0, self._verified)
+        self._simulation.targets[self.target].ask(now, self.number, self._verified)
 
     def _verified(self, now: float) -> None:
         self._left -= 1 + (self._simulation.accepted() if self._gamma else 0)

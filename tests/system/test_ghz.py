@@ -145,6 +145,8 @@ class Refusing(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def Generate(self, request: Any, context: Any) -> Any:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "every place is taken")
 
+    Complete = GetModelInfo = Generate
+
 
 def test_a_server_that_refuses_is_reported(ghz: str, tmp_path: Path) -> None:
     """ghz itself ends with 0."""

@@ -142,7 +142,7 @@ def test_more_texts_need_more_targets_and_just_enough() -> None:
     assert sized.good >= 0.99
     assert good_share(sized.served, need.objective) == sized.good
     assert sized.served.texts_per_s == pytest.approx(160, rel=0.15)
-    tighter = Sizing(SOME_KEPT, Need(160.0, Objective(1000.0, 20.0)), 4)
+    tighter = Sizing(SOME_KEPT, Need(160.0, Objective(1000.0, 14.0)), 4)
     more = Sizing(SOME_KEPT, Need(640.0, Objective(1000.0, 40.0)), 4)
     assert tighter.targets > sized.targets
     assert 3 * sized.targets <= more.targets <= 5 * sized.targets
