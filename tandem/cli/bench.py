@@ -18,7 +18,7 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.terminal import err
+from tandem.cli.terminal import err, tell
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
@@ -256,26 +256,19 @@ def _sweep(
     objective: Objective,
     seconds: float,
 ) -> list[Level]:
-    """Warm up, then one rate after the other, each told on standard error."""
+    """Warm up, then one rate after the other."""
     import asyncio
 
     from tandem.load.client import Client
     from tandem.load.generator import LoadGenerator
-    from tandem.load.sweep import open_loop_level, sweep
+    from tandem.load.sweep import OpenLoop, sweep
 
     async def run() -> list[Level]:
         async with LoadGenerator(address, load.timeout_s) as generator:
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
-
-            async def measure(rate: float) -> Level:
-                level = await open_loop_level(
-                    generator, request, rate, seconds, load.seed, objective, load.max_in_flight
-                )
-                err.out(str(level), style="dim", highlight=False)
-                return level
-
-            return await sweep(measure, load.rate or 1.0)
+            loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
+            return await sweep(loop.level, load.rate or 1.0, tell)
 
     with Client(address) as client:
         client.info()

@@ -18,7 +18,7 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.terminal import err, out
+from tandem.cli.terminal import err, out, tell
 from tandem.failure import Failure, Misconfigured
 
 if TYPE_CHECKING:
@@ -206,61 +206,62 @@ def _run(
     from tandem.local.process import ROOT
 
     ghz = tool.find(ROOT)
+    request = _requests(wanted) if wanted.sweep else None
     folder.mkdir(parents=True, exist_ok=True)
     cuts = any(scenario.cuts for scenario in wanted.scenarios)
     with services(address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
         if are_ours:
-            asyncio.run(_warm_up(wanted, address))
+            asyncio.run(_warm_up(address))
         watch = Watch(endpoints) if endpoints else None
         campaign = Campaign(ghz, address, watch, folder, wanted.flags)
         outcomes = []
         for scenario in wanted.scenarios:
             with err.status(f"{scenario.name}: {scenario.loop}"):
                 outcomes.append(campaign.run(scenario))
-            err.out(str(outcomes[-1]), style="dim", highlight=False)
-        levels = _levels(wanted, address, objective) if wanted.sweep else []
+            tell(outcomes[-1])
+        levels = asyncio.run(_levels(wanted, address, request, objective)) if request else []
     _finish(outcomes, levels, objective, address, folder)
 
 
 def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
-    """The first scenario's own requests, by their numbers."""
+    """The first scenario's own requests, by their numbers.
+
+    Raises:
+        Misconfigured: they are in no file, or it is no list of requests.
+    """
     from tandem.load.requests import RequestFile
 
     first = wanted.scenarios[0]
-    return RequestFile(first.path.parent / str(first.config.get("data-file"))).generation
+    if not (name := first.config.get("data-file")):
+        raise Misconfigured(
+            f"{first.name} has no data-file, and the sweep takes its requests from there; leave it"
+            " out with --no-sweep"
+        )
+    return RequestFile(first.path.parent / str(name)).generation
 
 
-async def _warm_up(wanted: _Wanted, address: str) -> None:
+async def _warm_up(address: str) -> None:
     """What has just started makes some things at their first use."""
     from tandem.load.generator import LoadGenerator
+    from tandem.load.requests import requests
 
-    request = _requests(wanted)
+    request = requests(None, None, None, None, 0, verifier=None, gamma=None)
     async with LoadGenerator(address) as generator:
         await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
 
 
-def _levels(wanted: _Wanted, address: str, objective: Objective) -> list[Level]:
-    """The sweep, with the scenarios' own requests."""
-    import asyncio
+async def _levels(
+    wanted: _Wanted,
+    address: str,
+    request: Callable[[int], pb.Generation],
+    objective: Objective,
+) -> list[Level]:
+    from tandem.load.generator import LoadGenerator
+    from tandem.load.sweep import OpenLoop, sweep
 
-    from tandem.load.generator import MAX_IN_FLIGHT, LoadGenerator
-    from tandem.load.sweep import open_loop_level, sweep
-
-    request = _requests(wanted)
-
-    async def run() -> list[Level]:
-        async with LoadGenerator(address) as generator:
-
-            async def measure(rate: float) -> Level:
-                level = await open_loop_level(
-                    generator, request, rate, wanted.seconds, 0, objective, MAX_IN_FLIGHT
-                )
-                err.out(str(level), style="dim", highlight=False)
-                return level
-
-            return await sweep(measure, wanted.rate)
-
-    return asyncio.run(run())
+    async with LoadGenerator(address) as generator:
+        loop = OpenLoop(generator, request, wanted.seconds, objective)
+        return await sweep(loop.level, wanted.rate, tell)
 
 
 def _finish(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tandem.cli.endpoints import endpoints_of
-from tandem.cli.terminal import err
+from tandem.cli.terminal import tell
 from tandem.failure import Failure, Misconfigured
 
 _SERVICES = ("orchestrator", "drafter", "target")
@@ -42,13 +42,13 @@ def services(
         except Misconfigured:
             if metrics or must_measure:
                 raise
-            err.out("without metrics: nothing is said of tokens", style="dim", highlight=False)
+            tell("without metrics: nothing is said of tokens")
             endpoints = []
         yield endpoints, False
         return
     if host not in _LOOPBACK:
         raise Failure(f"no orchestrator answers at {address}")
-    err.out(f"no orchestrator at {address}: starting the embedded pair", highlight=False)
+    tell(f"no orchestrator at {address}: starting the embedded pair")
     started = {**Pair().settings(), "orchestrator": {"LISTEN": address}}
     endpoints = [f"127.0.0.1:{free}" for free in _free_ports(len(_SERVICES))]
     for name, endpoint in zip(_SERVICES, endpoints, strict=True):

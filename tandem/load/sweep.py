@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tandem.load.generator import LoadGenerator
+from tandem.load.generator import MAX_IN_FLIGHT, LoadGenerator
 from tandem.load.objective import Goodput, Objective
 from tandem.load.report import LoadReport
 from tandem.load.timeline import Percentiles, Timeline
@@ -57,12 +57,17 @@ def best(levels: Sequence[Level]) -> Level | None:
     return max(held, key=lambda level: level.rate, default=None)
 
 
-async def sweep(measure: Callable[[float], Awaitable[Level]], start: float) -> list[Level]:
+async def sweep(
+    measure: Callable[[float], Awaitable[Level]],
+    start: float,
+    tell: Callable[[Level], object] = lambda level: None,
+) -> list[Level]:
     """Look for the highest rate that is held: outwards by factors of two, then in between.
 
     Args:
         measure: runs a load of a rate.
         start: the first rate, texts a second.
+        tell: is handed each rate when it has been run.
 
     Returns:
         All rates that were run, in their order. A run without a text that ended well is the
@@ -74,6 +79,7 @@ async def sweep(measure: Callable[[float], Awaitable[Level]], start: float) -> l
     while len(levels) < _MOST_LEVELS:
         level = await measure(rate)
         levels.append(level)
+        tell(level)
         if level.goodput.held:
             held = rate
         else:
@@ -91,19 +97,36 @@ async def sweep(measure: Callable[[float], Awaitable[Level]], start: float) -> l
     return levels
 
 
-async def open_loop_level(
-    generator: LoadGenerator,
-    request: Callable[[int], pb.Generation],
-    rate: float,
-    seconds: float,
-    seed: int,
-    objective: Objective,
-    max_in_flight: int,
-) -> Level:
-    """A rate for some seconds, and as long as its last texts take."""
-    generations = [request(number) for number in range(max(math.ceil(rate * seconds), 1))]
-    texts = await generator.open_loop(generations, rate, seed, max_in_flight=max_in_flight)
-    return Level(rate, LoadReport.of(texts), objective.goodput(texts), texts)
+@dataclass(frozen=True)
+class OpenLoop:
+    """Rates of one kind of load, to be run one by one.
+
+    Attributes:
+        generator: that runs it.
+        request: what is asked for, by its number.
+        seconds: that texts are asked for at a rate; it lasts as long as its last texts take.
+        objective: that they should keep.
+        seed: of the gaps.
+        max_in_flight: texts on their way at once.
+    """
+
+    generator: LoadGenerator
+    request: Callable[[int], pb.Generation]
+    seconds: float
+    objective: Objective
+    seed: int = 0
+    max_in_flight: int = MAX_IN_FLIGHT
+
+    async def level(self, rate: float) -> Level:
+        """A rate."""
+        count = max(math.ceil(rate * self.seconds), 1)
+        texts = await self.generator.open_loop(
+            [self.request(number) for number in range(count)],
+            rate,
+            self.seed,
+            max_in_flight=self.max_in_flight,
+        )
+        return Level(rate, LoadReport.of(texts), self.objective.goodput(texts), texts)
 
 
 HEADS = (

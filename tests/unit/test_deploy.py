@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from google.protobuf.json_format import ParseDict
 
 from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
@@ -196,55 +194,6 @@ def test_settings_need_no_torch() -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=DEPLOY.parent)
-
-
-@pytest.mark.parametrize("path", sorted((DEPLOY / "ghz").glob("*-*.json")), ids=lambda p: p.stem)
-def test_ghz_configurations_call_what_there_is(path: Path) -> None:
-    config = json.loads(path.read_text())
-    service, _, method = config["call"].rpartition(".")
-    assert service == GRPC_NAMES["orchestrator"]
-    assert method.lower() == path.stem.partition("-")[0]
-    assert config["host"] == OrchestratorSettings.model_fields["listen"].default
-    kinds: dict[str, Any] = {"Complete": pb.CompleteRequest, "Generate": pb.GenerateRequest}
-    for row in json.loads((path.parent / config["data-file"]).read_text()):
-        message = kinds[method]()
-        ParseDict(json.loads(json.dumps(row).replace("{{.RequestNumber}}", "1")), message)
-        assert message.generation.prompt
-    # ghz kills what is on its way at the end of a duration, unless it is told to wait.
-    assert config.get("duration-stop", "close") == ("wait" if "duration" in config else "close")
-
-
-def test_the_job_of_ghz_is_restricted_and_its_image_named_once() -> None:
-    folder = DEPLOY / "ghz"
-    job = yaml.safe_load((folder / "job.yaml").read_text())
-    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
-    spec = job["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert not spec["automountServiceAccountToken"]
-    assert container["resources"]["requests"] == container["resources"]["limits"]
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    (image,) = kustomization["images"]
-    assert container["image"] == image["name"]
-    text = "".join(p.read_text() for p in folder.iterdir() if p.suffix == ".yaml")
-    assert text.count(image["newName"]) == 1
-    version = image["newTag"]
-    for where in (folder / "fetch.sh", DEPLOY.parent / "tandem" / "load" / "ghz" / "tool.py"):
-        assert f"v{version}" in where.read_text()
-    (generated,) = kustomization["configMapGenerator"]
-    (volume,) = spec["volumes"]
-    assert volume["configMap"]["name"] == generated["name"]
-    assert container["args"][:2] == ["--config", generated["files"][0]]
-    for name in generated["files"]:
-        assert (folder / name).exists()
-    service = manifest("Service", "orchestrator")
-    assert container["args"][-1] == f"orchestrator:{service['spec']['ports'][0]['port']}"
 
 
 def test_the_telemetry_that_is_configured_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tandem.load.generator import LoadGenerator
 from tandem.load.objective import Goodput, Objective
 from tandem.load.report import LoadReport
-from tandem.load.sweep import Level, best, open_loop_level, rows, sweep
+from tandem.load.sweep import Level, OpenLoop, best, rows, sweep
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.unit.test_load import SlowService
@@ -80,7 +80,7 @@ async def test_a_level_lasts_as_long_as_asked_for() -> None:
     def request(number: int) -> pb.Generation:
         return pb.Generation(prompt=str(number))
 
-    found = await open_loop_level(service, request, 200.0, 0.1, 7, Objective(), 100)
+    found = await OpenLoop(service, request, 0.1, Objective(), 7, 100).level(200.0)
     assert len(found.texts) == 20
     assert found.rate == 200
     again = found.as_json()["timelines"][0]

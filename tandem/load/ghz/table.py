@@ -18,7 +18,7 @@ HEADS = (
     *("tokens/s", "accepted", "goodput/s"),
 )
 LEGEND = (
-    "Times are p50/p95/p99. Latency is the client's, by ghz; TTFT, where it is not said to be the"
+    "Times are p50/p99. Latency is the client's, by ghz; TTFT, where it is not said to be the"
     " client's, and TPOT are the services', straight between the bounds of their histograms."
     " calls/s and goodput/s are of calls that ended well; goodput, and its share of all calls, is"
     " what surely kept the objective."
@@ -37,7 +37,9 @@ def _row(outcome: Outcome, objective: Objective) -> tuple[str, ...]:
     latency = None if outcome.cuts else calls.latency((OK,))
     first = served.ttft if served else None
     ttft = f"{_times(outcome.ttft)}\nclient's" if outcome.ttft else _buckets(first)
-    accepted = served.figures.acceptance if served else None
+    # Of a text that is cut behind its first tokens neither says anything.
+    told = None if outcome.cuts else served
+    accepted = told.figures.acceptance if told else None
     return (
         f"{outcome.name}\n{outcome.loop}",
         str(calls.count),
@@ -46,18 +48,18 @@ def _row(outcome: Outcome, objective: Objective) -> tuple[str, ...]:
         _times(latency),
         ttft,
         _buckets(served.tpot if served else None, 1),
-        f"{served.tokens / wall:.0f}" if served and wall else "-",
+        f"{told.tokens / wall:.0f}" if told and wall else "-",
         "-" if accepted is None else f"{accepted:.3f}",
         f"≥{goodput.texts_per_s:.2f}\n{goodput.share:.1%}" if goodput else "-",
     )
 
 
 def _times(times: Percentiles | None) -> str:
-    return f"{times.p50:.0f}/{times.p95:.0f}/{times.p99:.0f}" if times else "-"
+    return f"{times.p50:.0f}/{times.p99:.0f}" if times else "-"
 
 
 def _buckets(seen: Histogram | None, digits: int = 0) -> str:
-    found = [seen.quantile(share) for share in (0.5, 0.95, 0.99)] if seen else []
+    found = [seen.quantile(share) for share in (0.5, 0.99)] if seen else []
     known = [f"{seconds * 1e3:.{digits}f}" for seconds in found if seconds is not None]
     return "/".join(known) or "-"
 
