@@ -22,8 +22,10 @@ _LONGEST_GAMMA = 16
 # most take some ten seconds.
 _FEWEST_TEXTS, _MOST_TEXTS = 2_000, 300_000
 _LATENCIES = 8
-# Targets in a slice: its rounding is 1.6 % of the fleet.
+# Targets in a slice, at most: half as many at least, so that its rounding is 3 % of the fleet.
 _SLICE = 64
+# How often a fleet may grow by a slice's rounding.
+_MORE_TIMES = 8
 # Beyond what a drafter is busy with when all goes evenly.
 _DRAFTER_ROOM = 1.25
 # Of an orchestrator's one event loop, that texts may keep it at work: above, they wait for it.
@@ -154,13 +156,17 @@ class Sizing:
         return math.ceil(self.targets * self._pace.drafters_each)
 
     def sized(self) -> Sized:
-        """By the whole fleet, a few more where the slice was too few."""
-        runs = self._runs
-        served = runs.run(self.targets, 1)
-        while served is None or not runs.holds(served):
+        """By the whole fleet, a few more where the slice was too few.
+
+        Raises:
+            Failure: it takes more than a few.
+        """
+        for _ in range(_MORE_TIMES):
+            served = self._runs.run(self.targets, 1)
+            if served is not None and self._runs.holds(served):
+                return _sized(self._measured, self._need, self._pace, self.targets, served)
             self.targets += max(self.targets // _SLICE, 1)
-            served = runs.run(self.targets, 1)
-        return _sized(self._measured, self._need, self._pace, self.targets, served)
+        raise Failure(f"{self.targets} targets do not hold {self._need.objective}")
 
 
 class _Sliced:
