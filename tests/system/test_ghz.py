@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -218,16 +219,56 @@ def _only(program: str, folder: Path) -> Path:
     return bin_
 
 
-def test_every_flag_that_documents_name_is_one_of_ghz(ghz: str) -> None:
+def documented() -> list[str]:
+    """Every command of ghz in the documents, without its comment."""
+    texts = [
+        path.read_text() for path in (ROOT / "docs" / "load.md", ROOT / "deploy" / "README.md")
+    ]
+    found = [re.findall(r"(?:^|[/\s])ghz (--.*)$", text, re.M) for text in texts]
+    return [line.partition("#")[0] for lines in found for line in lines]
+
+
+@pytest.mark.parametrize("command", documented())
+def test_what_documents_say_to_run_can_be_run(
+    command: str, ghz: str, stack: Trio, tmp_path: Path
+) -> None:
+    """With its own flags, but for a shorter load and the address."""
+    folder = shutil.copytree(CONFIGS, tmp_path / "ghz")
+    words = [word for word in shlex.split(command) if not word.startswith("localhost")]
+    for flag, short in (("--total", "8"), ("--duration", "2s")):
+        if flag in words:
+            words[words.index(flag) + 1] = short
+    if not {"--total", "--duration"} & set(words) and "open" not in command:
+        words += ["--total", "8"]
+    run = subprocess.run(
+        [ghz, *words, stack.orchestrator.address],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    if "--output" in words:
+        written = json.loads((folder / words[words.index("--output") + 1]).read_text())
+        assert set(written["statusCodeDistribution"]) == {"OK"}
+    else:
+        wanted = "Canceled" if "--stream-call-count" in words else "OK"
+        assert re.search(rf"\[{wanted}\]", run.stdout), run.stdout
+    stack.wait_idle(5.0)
+
+
+def test_what_is_no_flag_is_refused(ghz: str) -> None:
+    """As the documents say of `--async=false`."""
+    run = subprocess.run(
+        [ghz, "--config", "generate-open.json", "--async=false", "127.0.0.1:1"],
+        cwd=CONFIGS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
     said = subprocess.run([ghz, "--help"], capture_output=True, text=True, check=True)
     known = set(re.findall(r"--([a-zA-Z-]+)", said.stdout + said.stderr))
-    named = set()
-    for path in (ROOT / "docs" / "load.md", ROOT / "deploy" / "README.md"):
-        for command in re.findall(
-            r"^(?:\$ )?(?:\.\./)*(?:[./\w]*/)?ghz (.*)$", path.read_text(), re.M
-        ):
-            named |= set(re.findall(r"--([a-zA-Z-]+)", command))
-    assert named
-    assert named <= known
     for scenario in scenarios(CONFIGS, []):
         assert set(scenario.config) - {"host"} <= known, scenario.name

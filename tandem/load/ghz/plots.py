@@ -12,6 +12,7 @@ import numpy as np
 
 from tandem.load.ghz.calls import Calls
 from tandem.load.ghz.outcome import Outcome
+from tandem.load.ghz.scenario import OK
 from tandem.load.objective import Objective
 from tandem.load.sweep import Level
 from tandem.load.timeline import Percentiles
@@ -26,6 +27,7 @@ _WIDTH = 9.0
 # Okabe and Ito's: told apart by people who see red and green alike.
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _GOOD, _BAD = _COLORS[0], _COLORS[5]
+_BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "fontsize": 9}
 # What matplotlib says of its files, in the words of an address; a page has none.
 _SAID = ("Creator", "Date", "Format", "Type")
 _STYLE: dict[Any, Any] = {
@@ -94,7 +96,9 @@ def distributions(outcomes: Sequence[Outcome]) -> str:
 def statuses(outcomes: Sequence[Outcome]) -> str:
     """How calls ended, a bar a scenario."""
     names = [outcome.name for outcome in outcomes]
-    kinds = sorted({status for outcome in outcomes for status in outcome.calls.statuses})
+    found = {status for outcome in outcomes for status in outcome.calls.statuses}
+    # What is well has the same colour in every report.
+    kinds = sorted(found, key=lambda kind: (kind != OK, kind))
     with _figure(1, 1.0 + 0.35 * len(outcomes)) as (figure, (axes,)):
         left = np.zeros(len(outcomes))
         for kind, color in zip(kinds, _COLORS * len(kinds), strict=False):
@@ -108,7 +112,7 @@ def statuses(outcomes: Sequence[Outcome]) -> str:
         axes.set_xlabel("share of the calls")
         axes.grid(visible=False)
         if kinds:
-            axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+            axes.legend(**_BESIDE)
         return _svg(figure)
 
 
@@ -129,7 +133,7 @@ def rates(levels: Sequence[Level], objective: Objective) -> str:
         good.axhline(objective.share, color="black", linestyle="--", linewidth=1)
         good.set_ylabel("share of good texts")
         good.set_xlabel("texts asked for a second")
-        good.legend(loc="lower left")
+        good.legend(**_BESIDE)
         return _svg(figure)
 
 
@@ -143,7 +147,7 @@ def _times(
     if limit is not None:
         axes.axhline(limit, color="black", linestyle="--", linewidth=1, label="objective")
     axes.set_yscale("log")
-    axes.legend(loc="upper left")
+    axes.legend(**_BESIDE)
 
 
 @contextmanager
