@@ -9,18 +9,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from grpc_reflection.v1alpha import reflection
 
 from tandem.load.ghz.scenario import scenarios
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.local.process import ServiceProcess
 from tests.processes import ROOT, Trio, trio
 from tests.system.test_prometheus import free_ports
 
@@ -28,11 +24,11 @@ CONFIGS = ROOT / "deploy" / "ghz"
 SCENARIOS = [scenario.name for scenario in scenarios(CONFIGS, [])]
 # What makes each of them short, over what its file says.
 SHORT = {
-    "closed": ["total=24"],
-    "open": ["duration=3s"],
+    "closed": ["total=16"],
+    "open": ["duration=2s"],
     "steps": ["duration=4s", "load-step-duration=1s", "load-max-duration=4s"],
-    "token": ["total=24"],
-    "cancels": ["total=500"],
+    "token": ["total=12"],
+    "cancels": ["total=200"],
 }
 RUN_SECONDS = 240
 
@@ -140,39 +136,32 @@ def test_a_sweep_and_judging_what_ran_elsewhere(stack: Trio, tmp_path: Path) -> 
     assert "no metrics to look at" in storm.stderr
 
 
-class Refusing(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Takes no text."""
-
-    def Generate(self, request: Any, context: Any) -> Any:
-        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "every place is taken")
-
-    Complete = GetModelInfo = Generate
-
-
 def test_a_server_that_refuses_is_reported(ghz: str, tmp_path: Path) -> None:
-    """ghz itself ends with 0."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(Refusing(), server)
-    name = pb.DESCRIPTOR.services_by_name["OrchestratorService"].full_name
-    reflection.enable_server_reflection((name, reflection.SERVICE_NAME), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    """ghz itself ends with 0. The orchestrator's target is away, so it takes no text."""
+    settings = {"LISTEN": "127.0.0.1:0", "TARGETS": "127.0.0.1:1", "DRAFTERS": ""}
+    environment = {f"TANDEM_ORCHESTRATOR_{name}": value for name, value in settings.items()}
+    environment["TANDEM_ORCHESTRATOR_LOG_FORMAT"] = "json"
+    process = ServiceProcess("orchestrator", "orchestrator", "127.0.0.1", environment, root=ROOT)
     try:
+        deadline = time.monotonic() + RUN_SECONDS
+        while process.port is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         run = load(
             *("generate-closed", "--ghz", "total=20", "--seconds", "1"),
-            address=f"127.0.0.1:{port}",
+            address=process.address,
             out=tmp_path,
         )
     finally:
-        server.stop(None)
+        process.stop(10.0)
     assert run.returncode == 1
     assert "1 of 1 loads failed: generate-closed" in run.stderr
-    assert "20 of 20 calls failed: 20 ResourceExhausted" in run.stdout
-    assert "every place is taken" in run.stdout
+    assert "20 of 20 calls failed: 20 Unavailable" in run.stdout
+    assert "not ready" in run.stdout
     found = json.loads((tmp_path / "report.json").read_text())
-    assert found["loads"][0]["statuses"] == {"ResourceExhausted": 20}
+    assert found["loads"][0]["statuses"] == {"Unavailable": 20}
     assert len(found["sweep"]) == 1  # there is nothing to be found
-    assert "20 ResourceExhausted" in (tmp_path / "report.html").read_text()
+    assert "20 Unavailable" in (tmp_path / "report.html").read_text()
 
 
 def test_a_missing_ghz_says_how_to_install_it(tmp_path: Path) -> None:
@@ -224,7 +213,7 @@ def documented() -> list[str]:
     texts = [
         path.read_text() for path in (ROOT / "docs" / "load.md", ROOT / "deploy" / "README.md")
     ]
-    found = [re.findall(r"(?:^|[/\s])ghz (--.*)$", text, re.M) for text in texts]
+    found = [re.findall(r"(?:^|[/\s])ghz (--config .*)$", text, re.M) for text in texts]
     return [line.partition("#")[0] for lines in found for line in lines]
 
 
@@ -235,11 +224,11 @@ def test_what_documents_say_to_run_can_be_run(
     """With its own flags, but for a shorter load and the address."""
     folder = shutil.copytree(CONFIGS, tmp_path / "ghz")
     words = [word for word in shlex.split(command) if not word.startswith("localhost")]
-    for flag, short in (("--total", "8"), ("--duration", "2s")):
+    for flag, short in (("--total", "16"), ("--duration", "2s")):
         if flag in words:
             words[words.index(flag) + 1] = short
     if not {"--total", "--duration"} & set(words) and "open" not in command:
-        words += ["--total", "8"]
+        words += ["--total", "16"]
     run = subprocess.run(
         [ghz, *words, stack.orchestrator.address],
         cwd=folder,
