@@ -268,7 +268,7 @@ def _sweep(
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
-            return await sweep(loop.level, load.rate or 1.0, tell)
+            return await sweep(loop.level, load.rate or 1.0, loop.lowest, tell)
 
     with Client(address) as client:
         client.info()

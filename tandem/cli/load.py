@@ -261,7 +261,7 @@ async def _levels(
 
     async with LoadGenerator(address) as generator:
         loop = OpenLoop(generator, request, wanted.seconds, objective)
-        return await sweep(loop.level, wanted.rate, tell)
+        return await sweep(loop.level, wanted.rate, loop.lowest, tell)
 
 
 def _finish(

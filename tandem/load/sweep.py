@@ -60,6 +60,7 @@ def best(levels: Sequence[Level]) -> Level | None:
 async def sweep(
     measure: Callable[[float], Awaitable[Level]],
     start: float,
+    lowest: float = 0.0,
     tell: Callable[[Level], object] = lambda level: None,
 ) -> list[Level]:
     """Look for the highest rate that is held: outwards by factors of two, then in between.
@@ -67,11 +68,12 @@ async def sweep(
     Args:
         measure: runs a load of a rate.
         start: the first rate, texts a second.
+        lowest: that is worth a run.
         tell: is handed each rate when it has been run.
 
     Returns:
         All rates that were run, in their order. A run without a text that ended well is the
-        last one; so is the twelfth.
+        last one; so is the twelfth, and one whose half would be too low.
     """
     levels: list[Level] = []
     held = failed = None
@@ -88,6 +90,8 @@ async def sweep(
             break
         if held is None:
             rate /= 2
+            if rate < lowest:
+                break
         elif failed is None:
             rate *= 2
         elif failed <= held * _CLOSE:
@@ -116,6 +120,11 @@ class OpenLoop:
     objective: Objective
     seed: int = 0
     max_in_flight: int = MAX_IN_FLIGHT
+
+    @property
+    def lowest(self) -> float:
+        """The rate of one text in a run: below, a run would last longer than it should."""
+        return 1 / self.seconds
 
     async def level(self, rate: float) -> Level:
         """A rate."""

@@ -69,6 +69,11 @@ async def test_a_sweep_ends_where_nothing_fails_and_where_all_does() -> None:
         return level(rate, held=False, texts=0)
 
     assert len(await sweep(measure, 1.0)) == 12
+
+    async def disappoint(rate: float) -> Level:
+        return level(rate, held=False)
+
+    assert [low.rate for low in await sweep(disappoint, 1.0, lowest=0.2)] == [1, 0.5, 0.25]
     levels = await sweep(refuse, 1.0)
     assert len(levels) == 1
     assert best(levels) is None
