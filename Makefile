@@ -16,7 +16,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check kubernetes-check
+.PHONY: help setup demo up load test lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check kubernetes-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ observability-check: setup ## A real Prometheus and a real Jaeger beside the ser
 kubernetes-check: setup ## Every overlay on a real API server; builds it once (Go, a quarter of an hour)
 	deploy/kubernetes/fetch.sh
 	$(BIN)/python -m pytest -v tests/unit/test_kubernetes.py tests/system/test_kubernetes.py
+
+load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
+	deploy/ghz/fetch.sh
+	$(BIN)/tandem load
 
 lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check

@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.cli.exit_codes import reported
-from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
-from tandem.cli.terminal import err, out, write_exactly
-from tandem.failure import Failure, Misconfigured
+from tandem.cli.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    SloLatencyOption,
+    SloShareOption,
+    SloTpotOption,
+    SloTtftOption,
+)
+from tandem.cli.terminal import err, tell
+from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
+    from tandem.load.objective import Objective
+    from tandem.load.sweep import Level
     from tandem.load.timeline import Timeline
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 _LOAD = "Load"
 _TEXTS = "Texts"
 
-_Texts = Annotated[int, typer.Option(metavar="N", min=1, help="Texts.", rich_help_panel=_LOAD)]
+_Texts = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Texts. Default 32.", rich_help_panel=_LOAD),
+]
 _Concurrency = Annotated[
     int,
     typer.Option(
@@ -41,6 +54,33 @@ _Rate = Annotated[
         rich_help_panel=_LOAD,
     ),
 ]
+_MaxInFlight = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Open loop: texts on their way at once; one more waits, and its times count on.",
+        rich_help_panel=_LOAD,
+    ),
+]
+_Sweep = Annotated[
+    bool,
+    typer.Option(
+        "--sweep",
+        help="Open loop at one rate after the other, from --rate (default 1): find the highest"
+        " that holds the objective.",
+        rich_help_panel=_LOAD,
+    ),
+]
+_Seconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=1,
+        help="With --sweep: how long texts are asked for at each rate. Default 20.",
+        rich_help_panel=_LOAD,
+    ),
+]
 _WarmUp = Annotated[
     int,
     typer.Option(metavar="N", min=0, help="Texts before, not counted.", rich_help_panel=_LOAD),
@@ -55,19 +95,29 @@ _Prompt = Annotated[
     list[str] | None,
     typer.Option(help="Prompts, taken in turn. Repeatable.", rich_help_panel=_TEXTS),
 ]
+_Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        dir_okay=False,
+        help="Requests to ask for in turn instead, as ghz reads them: deploy/ghz/prompts.json.",
+        rich_help_panel=_TEXTS,
+    ),
+]
 _MaxNewTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-new-tokens",
         "-n",
         metavar="N",
         min=1,
-        help="Tokens of every text: the model's end of text is ignored.",
+        help="Tokens of every text: the model's end of text is ignored. Default 128.",
         rich_help_panel=_TEXTS,
     ),
 ]
 _Temperature = Annotated[
-    float, typer.Option(metavar="X", min=0, help="Of every text.", rich_help_panel=_TEXTS)
+    float | None,
+    typer.Option(metavar="X", min=0, help="Of every text. Default 1.", rich_help_panel=_TEXTS),
 ]
 _Seed = Annotated[
     int,
@@ -103,28 +153,37 @@ class _Load:
     warm_up: int
     concurrency: int
     rate: float | None
+    max_in_flight: int
     seed: int
     timeout_s: float
 
     def __str__(self) -> str:
         if self.rate is not None:
-            return f"{self.rate:g} a second"
+            return f"{self.rate:.4g} a second"
         return f"{self.concurrency} at a time"
 
 
 def bench(
     address: AddressOption = DEFAULT_ADDRESS,
-    texts: _Texts = 32,
+    texts: _Texts = None,
     concurrency: _Concurrency = 1,
     rate: _Rate = None,
+    max_in_flight: _MaxInFlight = 2048,
+    sweep: _Sweep = False,
+    seconds: _Seconds = None,
     warm_up: _WarmUp = 2,
     timeout: _Timeout = 600.0,
     prompt: _Prompt = None,
-    max_new_tokens: _MaxNewTokens = 128,
-    temperature: _Temperature = 1.0,
+    data: _Data = None,
+    max_new_tokens: _MaxNewTokens = None,
+    temperature: _Temperature = None,
     seed: _Seed = 0,
     verifier: _Verifier = None,
     gamma: _Gamma = None,
+    slo_ttft_ms: SloTtftOption = 1000.0,
+    slo_tpot_ms: SloTpotOption = 100.0,
+    slo_latency_ms: SloLatencyOption = 0.0,
+    slo_share: SloShareOption = 0.99,
     json: _Json = False,
 ) -> None:
     """Load running services and report rates and latencies.
@@ -135,28 +194,32 @@ def bench(
     A round runs from asking for the draft to holding the verdict, as the
     orchestrator timed it; without drafts it is the gap.
     Beside the models is a round less its forward passes.
+    Goodput is of texts that keep the objective.
     """
-    from tandem.common.v1 import common_pb2
-    from tandem.load.prompts import PROMPTS
-    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+    from tandem.cli.bench_report import report, report_sweep
+    from tandem.load.objective import Objective
+    from tandem.load.requests import requests
 
-    prompts = prompt or PROMPTS
     with reported():
-        try:
-            generations = [
-                pb.Generation(
-                    prompt=prompts[number % len(prompts)],
-                    sampling=common_pb2.Sampling(temperature=temperature, seed=seed + number),
-                    stopping=pb.Stopping(max_new_tokens=max_new_tokens, ignore_eos=True),
-                    speculation=pb.Speculation(verifier=verifier, gamma=gamma),
-                )
-                for number in range(texts + warm_up)
-            ]
-        except ValueError as error:
-            raise Misconfigured(f"a number is out of range: {error}") from None
-        load = _Load(warm_up, concurrency, rate, seed, timeout)
+        load = _Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
+        request = requests(
+            data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
+        )
+        objective = Objective(
+            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
+        )
+        if sweep:
+            if texts is not None:
+                raise Misconfigured("--sweep takes --seconds instead of --texts")
+            levels = _sweep(address, request, load, objective, seconds or 20.0)
+            report_sweep(levels, objective, json)
+            return
+        if seconds is not None:
+            raise Misconfigured("--seconds is for --sweep; give --texts here")
+        count = texts or 32
+        generations = [request(number) for number in range(count + warm_up)]
         timelines = _run(address, generations, load)
-        _report(timelines, f"{texts} texts of {max_new_tokens} tokens, {load}", json)
+        report(timelines, f"{count} texts, {load}", objective, json)
 
 
 def _run(address: str, generations: list[pb.Generation], load: _Load) -> list[Timeline]:
@@ -175,7 +238,9 @@ def _run(address: str, generations: list[pb.Generation], load: _Load) -> list[Ti
             await generator.closed_loop(warm_up, load.concurrency)
             if load.rate is None:
                 return await generator.closed_loop(counted, load.concurrency, tick)
-            return await generator.open_loop(counted, load.rate, load.seed, tick)
+            return await generator.open_loop(
+                counted, load.rate, load.seed, tick, load.max_in_flight
+            )
 
     with Client(address) as client:
         client.info()
@@ -184,34 +249,27 @@ def _run(address: str, generations: list[pb.Generation], load: _Load) -> list[Ti
         return asyncio.run(run(lambda: progress.advance(task)))
 
 
-def _report(timelines: list[Timeline], title: str, as_json: bool) -> None:
-    """Print the figures.
+def _sweep(
+    address: str,
+    request: Callable[[int], pb.Generation],
+    load: _Load,
+    objective: Objective,
+    seconds: float,
+) -> list[Level]:
+    """Warm up, then one rate after the other."""
+    import asyncio
 
-    Raises:
-        Failure: no text was finished.
-    """
-    import json
+    from tandem.load.client import Client
+    from tandem.load.generator import LoadGenerator
+    from tandem.load.sweep import OpenLoop, sweep
 
-    from tandem.load.report import LoadReport
+    async def run() -> list[Level]:
+        async with LoadGenerator(address, load.timeout_s) as generator:
+            warm_up = [request(number) for number in range(load.warm_up)]
+            await generator.closed_loop(warm_up, load.concurrency)
+            loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
+            return await sweep(loop.level, load.rate or 1.0, loop.lowest, tell)
 
-    report = LoadReport.of(timelines)
-    if as_json:
-        raw = [
-            {
-                "intended_s": text.intended_s,
-                "asked_s": text.asked_s,
-                "arrivals": text.arrivals,
-                "ended_s": text.ended_s,
-                "error": text.error,
-            }
-            for text in timelines
-        ]
-        write_exactly(json.dumps({**report.as_json(), "timelines": raw}, indent=2) + "\n")
-    else:
-        out.print(title)
-        for table in report.tables():
-            out.print(table)
-        for line in report.failures():
-            out.out(line, highlight=False)
-    if not report.texts:
-        raise Failure(f"every text failed: {next(iter(report.errors))}")
+    with Client(address) as client:
+        client.info()
+    return asyncio.run(run())

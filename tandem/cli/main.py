@@ -8,6 +8,8 @@ from tandem.cli.bench import bench
 from tandem.cli.demo import demo
 from tandem.cli.generate import generate
 from tandem.cli.info import info
+from tandem.cli.load import load
+from tandem.cli.plan import plan
 from tandem.cli.top import top
 from tandem.cli.trace import trace
 from tandem.cli.up import up
@@ -25,6 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (up, generate, demo, bench, info, top):
+for command in (up, generate, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)

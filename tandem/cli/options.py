@@ -18,3 +18,47 @@ AddressOption = Annotated[
         help="The orchestrator to talk to.",
     ),
 ]
+
+_OBJECTIVE = "Objective"
+
+SloTtftOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-ttft-ms",
+        metavar="MS",
+        min=0,
+        help="A good text's first token comes within this; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloTpotOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-tpot-ms",
+        metavar="MS",
+        min=0,
+        help="A good text takes this for each further token; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloLatencyOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-latency-ms",
+        metavar="MS",
+        min=0,
+        help="A good text is whole within this; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloShareOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-share",
+        metavar="X",
+        min=0,
+        max=1,
+        help="Share of all texts that have to be good.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]

@@ -17,3 +17,8 @@ def write_exactly(text: str) -> None:
     """Write to standard output at once, character by character: rich would expand tabs."""
     out.file.write(text)
     out.file.flush()
+
+
+def tell(event: object) -> None:
+    """A line beside what was asked for: what has just been done."""
+    err.out(str(event), style="dim", highlight=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tandem.cli.endpoints import endpoints_of
 from tandem.cli.exit_codes import reported
 from tandem.cli.terminal import out, write_exactly
-from tandem.failure import Failure, Misconfigured
+from tandem.failure import Failure
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,14 +21,11 @@ if TYPE_CHECKING:
     from tandem.watch.figures import Figures
     from tandem.watch.scrape import Scrape
 
-# Each has a thread while it is asked.
-_MOST_ENDPOINTS = 64
 _ANSWER_SECONDS = 2.0
 # Rates are over the last so many seconds: a text of some seconds books its stages at its end.
 _WINDOW_SECONDS = 10.0
 # Of a step's time: a stage with less would push others off the screen.
 _LEAST_SHARE = 0.01
-_SERVICES = ("ORCHESTRATOR", "DRAFTER", "TARGET")
 
 _Endpoints = Annotated[
     list[str] | None,
@@ -49,7 +46,7 @@ _Count = Annotated[
 def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count = None) -> None:
     """Watch running services: tokens, acceptance, sequences, KV cache, where the time goes."""
     with reported():
-        asked = _endpoints(endpoints)
+        asked = endpoints_of(endpoints)
         looks = _looks(asked, interval, count)
         if not out.is_terminal:
             for seen, away in looks:
@@ -60,28 +57,6 @@ def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count =
         with Live(console=out, auto_refresh=False, screen=count is None) as live:
             for seen, away in looks:
                 live.update(_screen(seen, away), refresh=True)
-
-
-def _endpoints(given: Sequence[str] | None) -> list[str]:
-    """Where to look.
-
-    Raises:
-        Misconfigured: nowhere, or something is no address.
-    """
-    names = [f"TANDEM_{service}_METRICS_LISTEN" for service in _SERVICES]
-    asked = list(given or filter(None, map(os.environ.get, names)))
-    if not asked:
-        raise Misconfigured(
-            "no metrics to look at; start the services with TANDEM_*_METRICS_LISTEN=HOST:PORT, and"
-            " name those addresses here"
-        )
-    if len(asked) > _MOST_ENDPOINTS:
-        raise Misconfigured(f"at most {_MOST_ENDPOINTS} addresses, got {len(asked)}")
-    for endpoint in asked:
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-            raise Misconfigured(f"{endpoint!r} is not HOST:PORT")
-    return asked
 
 
 def _looks(

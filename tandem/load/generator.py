@@ -17,6 +17,9 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS
 
+# Texts of an open loop that may be on their way at once: eight services' worth of places, and far
+# below what a client's memory and ports allow.
+MAX_IN_FLIGHT = 2048
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
 
@@ -99,6 +102,7 @@ class LoadGenerator:
         rate: float,
         seed: int,
         advance: Callable[[], None] = lambda: None,
+        max_in_flight: int = MAX_IN_FLIGHT,
     ) -> list[Timeline]:
         """Texts asked for at random moments, however busy the server is.
 
@@ -107,14 +111,17 @@ class LoadGenerator:
             rate: mean texts a second; gaps are exponential (a Poisson process).
             seed: of the gaps.
             advance: called after each text.
+            max_in_flight: texts on their way at once. One more is asked for when there is room,
+                and its times count from when it was due all the same.
         """
         gaps = random.Random(seed)
-        started = time.perf_counter()
-        due = started
+        due = time.perf_counter()
+        places = asyncio.Semaphore(max_in_flight)
 
         async def one(generation: pb.Generation, intended_s: float) -> Timeline:
             await asyncio.sleep(intended_s - time.perf_counter())
-            timeline = await self.text(generation, intended_s)
+            async with places:
+                timeline = await self.text(generation, intended_s)
             advance()
             return timeline
 

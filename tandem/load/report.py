@@ -29,6 +29,7 @@ class LoadReport:
         itl: raw gaps between messages.
         round: a round's wall time.
         beside_models: a round's wall time less its forward passes.
+        lag: how much later than due texts were asked for.
         acceptance: accepted / drafted tokens.
         block_efficiency: tokens a drafted round yields.
         bytes_per_token: of drafts on the wire, for each emitted token.
@@ -45,6 +46,7 @@ class LoadReport:
     itl: Percentiles | None
     round: Percentiles | None
     beside_models: Percentiles | None
+    lag: Percentiles | None
     acceptance: float
     block_efficiency: float
     bytes_per_token: float
@@ -73,6 +75,7 @@ class LoadReport:
             itl=Percentiles.of([gap for t in done for gap in t.gaps_s]),
             round=Percentiles.of([wall for t in done for wall in t.rounds_s]),
             beside_models=Percentiles.of([s for t in done for s in t.beside_models_s]),
+            lag=Percentiles.of([t.lag_s for t in timelines]),
             acceptance=accepted / drafted if drafted else 0.0,
             block_efficiency=accepted / rounds + 1 if rounds else 0.0,
             bytes_per_token=sent / tokens if tokens else 0.0,
@@ -109,6 +112,7 @@ class LoadReport:
             ("ITL", self.itl),
             ("round", self.round),
             ("beside the models", self.beside_models),
+            ("client's lag", self.lag),
         ):
             values = (
                 [f"{value:.2f}" for value in asdict(percentiles).values()]

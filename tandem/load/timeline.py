@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from google.protobuf import json_format
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
@@ -74,6 +76,46 @@ class Timeline:
         stages = self.summary.stages
         pairs = zip(stages.round_wall_ns, stages.round_model_ns, strict=True)
         return [(wall - model) / 1e9 for wall, model in pairs]
+
+    @property
+    def lag_s(self) -> float:
+        """How much later than due it was asked for: the client's own lateness."""
+        return self.asked_s - self.intended_s
+
+    def as_json(self) -> dict[str, Any]:
+        """For json.dumps; `from_json` reads it."""
+        summary = self.summary and json_format.MessageToDict(
+            self.summary, preserving_proto_field_name=True
+        )
+        return {
+            "intended_s": self.intended_s,
+            "asked_s": self.asked_s,
+            "arrivals": self.arrivals,
+            "ended_s": self.ended_s,
+            "error": self.error,
+            "summary": summary,
+        }
+
+    @classmethod
+    def from_json(cls, read: dict[str, Any]) -> Timeline:
+        """What `as_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        summary = read["summary"]
+        try:
+            parsed = None if summary is None else json_format.ParseDict(summary, pb.Summary())
+        except json_format.ParseError as error:
+            raise ValueError(str(error)) from error
+        return cls(
+            float(read["intended_s"]),
+            float(read["asked_s"]),
+            tuple((float(at), int(tokens)) for at, tokens in read["arrivals"]),
+            float(read["ended_s"]),
+            str(read["error"]),
+            parsed,
+        )
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,68 @@ def test_tandem_bench_loads_running_services() -> None:
     assert error.startswith("INVALID_ARGUMENT: verifier 'nonsense' is unknown")
 
 
+def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
+    """Both measurements are of the same texts, and so foretell about the same."""
+    traces = {name: tmp_path / f"{name}.jsonl" for name in ("drafter", "target", "orchestrator")}
+    with serving(Pair(), **traces) as stack:
+        load = ["bench", "-a", stack.addresses["orchestrator"], "--json"]
+        data = ["--data", str(ROOT / "deploy" / "ghz" / "prompts.json")]
+        run = CliRunner().invoke(app, [*load, *data, "--texts", "12", "-c", "4"])
+        objective = ["--slo-ttft-ms", "0", "--slo-tpot-ms", "0", "--slo-latency-ms", "1"]
+        swept = CliRunner().invoke(app, [*load, "--sweep", "--seconds", "1", "-n", "8", *objective])
+        both = CliRunner().invoke(app, [*load, *data, "-n", "8"])
+        texts = CliRunner().invoke(app, [*load, "--sweep", "--texts", "8"])
+    bench = tmp_path / "run.json"
+    bench.write_text(run.stdout)
+    found = json.loads(run.stdout)
+    assert found["goodput"]["share"] == 1
+    assert all(text["summary"]["stages"] for text in found["timelines"])
+    # Within a millisecond no text is good, and half of a text is asked for in no second.
+    assert swept.exit_code == 1
+    assert "no rate held the objective: latency ≤ 1 ms" in swept.stderr
+    sweep = json.loads(swept.stdout)
+    assert sweep["highest_rate"] is None
+    assert [level["rate"] for level in sweep["levels"]] == [1]
+    assert both.exit_code == texts.exit_code == 2
+
+    needed = ["--rate", "3", "--price-target", "4", "--json"]
+    plans, speeds = [], []
+    for source in (str(bench), str(tmp_path)):
+        if source == str(tmp_path):
+            bench.unlink()
+        planned = CliRunner().invoke(app, ["plan", source, *needed])
+        assert planned.exit_code == 0, planned.stderr
+        plans.append(json.loads(planned.stdout))
+        what = ["plan", source, "--targets", "1", "--clients", "4", "--json"]
+        told = CliRunner().invoke(app, what)
+        assert told.exit_code == 0, told.stderr
+        speeds.append(json.loads(told.stdout)["tokens_per_s"])
+    for plan in plans:
+        assert plan["fleet"]["targets"] >= 1
+        assert plan["fleet"]["price_a_million_tokens"] > 0
+        assert plan["fleet"]["good"] >= 0.99
+        assert plan["bound"] in plan["fleet"]["in_use"]
+    assert max(speeds) < 3 * min(speeds)
+
+
+def test_a_plan_says_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{\n"timelines": [{}]}')
+    for arguments, reason in (
+        (["plan", str(path)], "--rate"),
+        (["plan", str(path), "--rate", "1", "--clients", "2"], "--targets"),
+        (["plan", str(path), "--rate", "1"], "no JSON of `tandem bench --json`"),
+        (["plan", str(tmp_path / "nowhere"), "--rate", "1"], "nowhere"),
+    ):
+        run = CliRunner().invoke(app, arguments)
+        assert run.exit_code == 2, arguments
+        assert reason in run.stderr
+    path.write_text('{\n"timelines": []}')
+    run = CliRunner().invoke(app, ["plan", str(path), "--rate", "1"])
+    assert run.exit_code == 1
+    assert "no text that ended well was drafted" in run.stderr
+
+
 def test_tandem_bench_says_when_nobody_answers() -> None:
     run = CliRunner().invoke(app, ["bench", "-a", "127.0.0.1:1"])
     assert run.exit_code == 1

@@ -108,9 +108,11 @@ def rooms_seen_from(room: str) -> set[str]:
 def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator"}
     assert rooms_seen_from("local") <= {"failure", "settings", *stubs}
-    assert rooms_seen_from("load") <= {"failure", "orchestrator", "common", "rpc"}
+    seen_by_load = {"failure", "orchestrator", "common", "rpc", "telemetry", "watch"}
+    assert rooms_seen_from("load") <= seen_by_load
+    assert rooms_seen_from("planning") <= {"failure", "load", "traces"}
     assert rooms_seen_from("traces") <= {"failure", "telemetry"}
-    above = {"cli", "local", "load", "traces"}
+    above = {"cli", "local", "load", "planning", "traces"}
     rooms = {path.name for path in (ROOT / "tandem").iterdir() if (path / "__init__.py").exists()}
     for room in rooms - above:
         assert not rooms_seen_from(room) & {*above, "failure"}, room
@@ -139,8 +141,8 @@ def test_only_the_models_side_touches_torch() -> None:
         "target_svc.settings",
         *(
             ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for room in ("local", "load", "traces")
-            for path in (ROOT / "tandem" / room).glob("*.py")
+            for room in ("local", "load", "planning", "traces")
+            for path in (ROOT / "tandem" / room).rglob("*.py")
         ),
     ],
 )

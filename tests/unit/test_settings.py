@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +68,11 @@ def test_a_bad_value_names_its_variable(
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         read_settings(TargetSettings).model = "other"  # type: ignore[misc]
+
+
+def test_settings_need_no_torch() -> None:
+    program = (
+        "import sys, drafter_svc.settings, target_svc.settings, orchestrator.settings;"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=DOCS.parent.parent)

@@ -1,0 +1,110 @@
+"""Several targets and drafters on simulated devices, behind one orchestrator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.simulated.device import PASS_VARIABLE, ROW_VARIABLE
+from tandem.failure import Failure
+from tandem.local.process import ROOT, ServiceProcess
+from tandem.local.readiness import is_ready
+from tandem.local.stack import StackSettings, running
+
+_READY_SECONDS = 120.0
+_DRAIN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a pass takes, milliseconds.
+
+    Attributes:
+        a_pass: in any case.
+        a_row: for each new token beside.
+    """
+
+    a_pass: float
+    a_row: float
+
+
+@contextmanager
+def fleet(
+    models: Mapping[str, Path],
+    devices: Mapping[str, Device],
+    replicas: Mapping[str, int],
+    traces: Path | None = None,
+) -> Iterator[str]:
+    """Start the replicas and an orchestrator, and end them.
+
+    Args:
+        models: checkpoint of "target" and "drafter".
+        devices: of each.
+        replicas: of each.
+        traces: folder for spans, if given.
+
+    Yields:
+        The orchestrator's address.
+
+    Raises:
+        Failure: one cannot start.
+    """
+    with ExitStack() as ends:
+        started = {
+            name: [
+                _start(name, number, models[name], devices[name], traces, ends)
+                for number in range(replicas[name])
+            ]
+            for name in ("target", "drafter")
+        }
+        orchestrator = {
+            "LISTEN": "127.0.0.1:0",
+            **{
+                f"{name.upper()}S": ",".join(process.address for process in processes)
+                for name, processes in started.items()
+            },
+        }
+        if traces is not None:
+            orchestrator["TRACE_FILE"] = str(traces / "orchestrator.jsonl")
+        for name, processes in started.items():
+            for process in processes:
+                _wait(lambda p=process, n=name: is_ready(n, p.address), process)
+        settings = StackSettings({"orchestrator": orchestrator}, root=ROOT)
+        with running(settings) as stack:
+            yield stack.addresses["orchestrator"]
+
+
+def _start(
+    name: str, number: int, model: Path, device: Device, traces: Path | None, ends: ExitStack
+) -> ServiceProcess:
+    """A replica, once it listens."""
+    settings = {
+        "LISTEN": "127.0.0.1:0",
+        "MODEL": str(model),
+        "MAX_LENGTH": "512",
+        "THREADS": "1",
+        # Another engine would take over in the middle of a run.
+        "ENGINE": "torch",
+        "DRAIN_SECONDS": "2",
+        "LOG_FORMAT": "json",
+    }
+    if traces is not None:
+        settings["TRACE_FILE"] = str(traces / f"{name}-{number}.jsonl")
+    environment = {f"TANDEM_{name.upper()}_{key}": value for key, value in settings.items()}
+    environment |= {PASS_VARIABLE: f"{device.a_pass}", ROW_VARIABLE: f"{device.a_row}"}
+    module = f"benchmarks.simulated.{name}"
+    process = ServiceProcess(name, module, "127.0.0.1", environment, root=ROOT)
+    ends.callback(process.stop, _DRAIN_SECONDS)
+    _wait(lambda: process.port is not None, process)
+    return process
+
+
+def _wait(condition, process: ServiceProcess) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + _READY_SECONDS
+    while not condition():
+        if process.exit_code is not None or time.monotonic() > deadline:
+            raise Failure(f"a {process.name} did not start", process.last_lines())
+        time.sleep(0.05)

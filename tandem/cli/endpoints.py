@@ -1,0 +1,34 @@
+"""Where services serve their metrics, as options or the environment say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from tandem.failure import Misconfigured
+
+# Each has a thread while it is asked.
+_MOST_ENDPOINTS = 64
+_SERVICES = ("ORCHESTRATOR", "DRAFTER", "TARGET")
+
+
+def endpoints_of(given: Sequence[str] | None) -> list[str]:
+    """Where to look.
+
+    Raises:
+        Misconfigured: nowhere, or something is no address.
+    """
+    names = [f"TANDEM_{service}_METRICS_LISTEN" for service in _SERVICES]
+    asked = list(given or filter(None, map(os.environ.get, names)))
+    if not asked:
+        raise Misconfigured(
+            "no metrics to look at; start the services with TANDEM_*_METRICS_LISTEN=HOST:PORT, and"
+            " name those addresses here"
+        )
+    if len(asked) > _MOST_ENDPOINTS:
+        raise Misconfigured(f"at most {_MOST_ENDPOINTS} addresses, got {len(asked)}")
+    for endpoint in asked:
+        host, _, port = endpoint.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise Misconfigured(f"{endpoint!r} is not HOST:PORT")
+    return asked

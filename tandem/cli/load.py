@@ -1,0 +1,293 @@
+"""tandem load: ghz on the public calls, and what the services say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.cli.exit_codes import reported
+from tandem.cli.options import (
+    DEFAULT_ADDRESS,
+    AddressOption,
+    SloLatencyOption,
+    SloShareOption,
+    SloTpotOption,
+    SloTtftOption,
+)
+from tandem.cli.terminal import err, out, tell
+from tandem.failure import Failure, Misconfigured
+
+if TYPE_CHECKING:
+    from tandem.load.ghz.outcome import Outcome
+    from tandem.load.ghz.scenario import Scenario
+    from tandem.load.objective import Objective
+    from tandem.load.sweep import Level
+    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+_RUNNING = "Running"
+# Texts before the first scenario, where the services are ours.
+_WARM_UP = 16
+
+_Names = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SCENARIO]...", help="Configurations, without .json. Default: all of the folder."
+    ),
+]
+_Configs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="ghz's configurations. Default: deploy/ghz of the checkout.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where the running services serve their metrics. Repeatable. Default: as the"
+        " environment's TANDEM_*_METRICS_LISTEN say.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Flags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ghz",
+        metavar="NAME=VALUE",
+        help="A flag of ghz over what the configurations say: total=50. Repeatable.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Sweep = Annotated[
+    bool,
+    typer.Option(
+        help="Look for the highest rate that holds the objective, by Tandem's own client: ghz"
+        " knows whole rates only, and no stream's first token.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Rate = Annotated[
+    float,
+    typer.Option(metavar="X", min=1e-3, help="First rate of the sweep.", rich_help_panel=_RUNNING),
+]
+_Seconds = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", min=1, help="At each rate of the sweep.", rich_help_panel=_RUNNING
+    ),
+]
+_Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        file_okay=False,
+        help="Gets report.html, report.md, report.json and ghz's own JSON.",
+    ),
+]
+_Results = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        dir_okay=False,
+        help="JSON of a ghz that ran elsewhere, such as a Job: judge it, and run nothing."
+        " Repeatable.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is to be run."""
+
+    scenarios: Sequence[Scenario]
+    sweep: bool
+    rate: float
+    seconds: float
+    flags: dict[str, str]
+
+
+def load(
+    names: _Names = None,
+    address: AddressOption = DEFAULT_ADDRESS,
+    configs: _Configs = None,
+    metrics: _Metrics = None,
+    ghz: _Flags = None,
+    sweep: _Sweep = True,
+    rate: _Rate = 2.0,
+    seconds: _Seconds = 20.0,
+    slo_ttft_ms: SloTtftOption = 1000.0,
+    slo_tpot_ms: SloTpotOption = 100.0,
+    slo_latency_ms: SloLatencyOption = 0.0,
+    slo_share: SloShareOption = 0.99,
+    out_dir: _Out = Path("out/load"),
+    results: _Results = None,
+) -> None:
+    """Load the public calls by ghz, and report what clients and services saw.
+
+    Starts the embedded pair where no orchestrator answers. Exit code 1 says that
+    calls failed, that sequences were left open, or that no rate held the objective;
+    the report comes all the same.
+    """
+    from tandem.load.objective import Objective
+
+    with reported():
+        objective = Objective(
+            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
+        )
+        _require_plots()
+        if results:
+            if names or ghz or metrics or configs:
+                raise Misconfigured("--results runs nothing: leave the other arguments out")
+            _finish(_judged(results), [], objective, None, out_dir)
+            return
+        wanted = _wanted(names or [], configs, ghz or [], sweep, rate, seconds)
+        _run(wanted, address, metrics, objective, out_dir)
+
+
+def _require_plots() -> None:
+    """Find out before a load of minutes.
+
+    Raises:
+        Misconfigured: there is no matplotlib.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise Misconfigured(
+            "the report's pictures need matplotlib: pip install 'tandem-llm[plots]'"
+        ) from None
+
+
+def _judged(results: Sequence[Path]) -> list[Outcome]:
+    from tandem.load.ghz.calls import read
+    from tandem.load.ghz.outcome import Outcome
+
+    return [Outcome(name, "ran elsewhere", calls) for name, calls in map(read, results)]
+
+
+def _wanted(
+    names: Sequence[str],
+    configs: Path | None,
+    flags: Sequence[str],
+    sweep: bool,
+    rate: float,
+    seconds: float,
+) -> _Wanted:
+    from tandem.load.ghz.scenario import scenarios
+    from tandem.local.process import ROOT
+
+    given = {}
+    for flag in flags:
+        name, separator, value = flag.partition("=")
+        if not name or not separator:
+            raise Misconfigured(f"--ghz {flag!r} is not NAME=VALUE")
+        given[name] = value
+    folder = configs or ROOT / "deploy" / "ghz"
+    return _Wanted(scenarios(folder, names), sweep, rate, seconds, given)
+
+
+def _run(
+    wanted: _Wanted, address: str, metrics: Sequence[str] | None, objective: Objective, folder: Path
+) -> None:
+    import asyncio
+
+    from tandem.cli.load_services import services
+    from tandem.load.ghz import tool
+    from tandem.load.ghz.campaign import Campaign
+    from tandem.load.ghz.served import Watch
+    from tandem.local.process import ROOT
+
+    ghz = tool.find(ROOT)
+    request = _requests(wanted) if wanted.sweep else None
+    folder.mkdir(parents=True, exist_ok=True)
+    cuts = any(scenario.cuts for scenario in wanted.scenarios)
+    with services(address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
+        if are_ours:
+            asyncio.run(_warm_up(address))
+        watch = Watch(endpoints) if endpoints else None
+        campaign = Campaign(ghz, address, watch, folder, wanted.flags)
+        outcomes = []
+        for scenario in wanted.scenarios:
+            with err.status(f"{scenario.name}: {scenario.loop}"):
+                outcomes.append(campaign.run(scenario))
+            tell(outcomes[-1])
+        levels = asyncio.run(_levels(wanted, address, request, objective)) if request else []
+    _finish(outcomes, levels, objective, address, folder)
+
+
+def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
+    """The first scenario's own requests, by their numbers.
+
+    Raises:
+        Misconfigured: they are in no file, or it is no list of requests.
+    """
+    from tandem.load.requests import RequestFile
+
+    first = wanted.scenarios[0]
+    if not (name := first.config.get("data-file")):
+        raise Misconfigured(
+            f"{first.name} has no data-file, and the sweep takes its requests from there; leave it"
+            " out with --no-sweep"
+        )
+    return RequestFile(first.path.parent / str(name)).generation
+
+
+async def _warm_up(address: str) -> None:
+    """What has just started makes some things at their first use."""
+    from tandem.load.generator import LoadGenerator
+    from tandem.load.requests import requests
+
+    request = requests(None, None, None, None, 0, verifier=None, gamma=None)
+    async with LoadGenerator(address) as generator:
+        await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
+
+
+async def _levels(
+    wanted: _Wanted,
+    address: str,
+    request: Callable[[int], pb.Generation],
+    objective: Objective,
+) -> list[Level]:
+    from tandem.load.generator import LoadGenerator
+    from tandem.load.sweep import OpenLoop, sweep
+
+    async with LoadGenerator(address) as generator:
+        loop = OpenLoop(generator, request, wanted.seconds, objective)
+        return await sweep(loop.level, wanted.rate, loop.lowest, tell)
+
+
+def _finish(
+    outcomes: Sequence[Outcome],
+    levels: Sequence[Level],
+    objective: Objective,
+    address: str | None,
+    folder: Path,
+) -> None:
+    """Print the table, write the report, say whether all went well.
+
+    Raises:
+        Failure: it did not.
+    """
+    from tandem.load.ghz import report, table
+    from tandem.load.sweep import table as sweep_table
+
+    if outcomes:
+        out.print(table.table(outcomes, objective))
+        out.print(f"{table.LEGEND} A good text: {objective}.")
+    if levels:
+        out.print(sweep_table(levels))
+    for outcome in outcomes:
+        for line in (*outcome.faults, *outcome.reasons):
+            out.out(f"{outcome.name}: {line}", highlight=False)
+    err.out(f"written: {report.write(outcomes, levels, objective, address, folder)}", style="dim")
+    faults = report.faults(outcomes, levels, objective)
+    if faults:
+        raise Failure("; ".join(faults))

@@ -1,0 +1,247 @@
+"""tandem plan: how many replicas a load needs, from what was measured."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.cli.exit_codes import reported
+from tandem.cli.options import SloLatencyOption, SloShareOption, SloTpotOption, SloTtftOption
+from tandem.cli.terminal import err, out, write_exactly
+from tandem.failure import Misconfigured
+
+if TYPE_CHECKING:
+    from tandem.planning.measurement import Measurement
+    from tandem.planning.plan import Plan
+    from tandem.planning.sizing import Sized
+
+    _Cell = Callable[[Sized], str]
+
+_NEED = "What is wanted"
+_FLEET = "Replicas"
+
+_Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE...",
+        help="The JSON of one `tandem bench --json`; or traces, as `tandem trace` takes them.",
+    ),
+]
+_Rate = Annotated[
+    float | None,
+    typer.Option(metavar="X", min=1e-3, help="Texts a second.", rich_help_panel=_NEED),
+]
+_Gamma = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=64,
+        help="Draft length. Default: the cheapest of the likeliest few.",
+        rich_help_panel=_FLEET,
+    ),
+]
+_Slots = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=1024,
+        help="Sequences that a target holds: its MAX_SEQUENCES.",
+        rich_help_panel=_FLEET,
+    ),
+]
+_Price = Annotated[
+    float,
+    typer.Option(metavar="X", min=0, help="A replica, an hour.", rich_help_panel=_FLEET),
+]
+_Gpus = Annotated[
+    int, typer.Option(metavar="N", min=0, help="GPUs of a replica.", rich_help_panel=_FLEET)
+]
+_Targets = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=64,
+        help="Size nothing: say what so many targets do.",
+        rich_help_panel=_FLEET,
+    ),
+]
+_Drafters = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, max=64, help="With --targets.", rich_help_panel=_FLEET),
+]
+_Clients = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=4096,
+        help="With --targets: clients that ask again as soon as they are answered.",
+        rich_help_panel=_FLEET,
+    ),
+]
+_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of everything random.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def plan(
+    sources: _Sources,
+    rate: _Rate = None,
+    slo_ttft_ms: SloTtftOption = 1000.0,
+    slo_tpot_ms: SloTpotOption = 100.0,
+    slo_latency_ms: SloLatencyOption = 0.0,
+    slo_share: SloShareOption = 0.99,
+    gamma: _Gamma = None,
+    slots: _Slots = 64,
+    price_target: _Price = 0.0,
+    price_drafter: _Price = 0.0,
+    gpus_target: _Gpus = 1,
+    gpus_drafter: _Gpus = 1,
+    targets: _Targets = None,
+    drafters: _Drafters = 1,
+    clients: _Clients = None,
+    seed: _Seed = 0,
+    json: _Json = False,
+) -> None:
+    """Say how many replicas hold an objective at a rate, what bounds them and what they cost.
+
+    Queues are simulated with the times, acceptance and texts that were measured. With
+    --targets it says what so many replicas do, at a --rate or with --clients.
+    """
+    from tandem.load.objective import Objective
+    from tandem.planning.plan import Prices, planned
+    from tandem.planning.sizing import Need
+
+    with reported():
+        if targets is None and rate is None:
+            raise Misconfigured("say how many texts a second: --rate")
+        if targets is None and clients is not None:
+            raise Misconfigured("--clients goes with --targets")
+        objective = Objective(
+            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
+        )
+        measured = _measured(sources)
+        if gamma is not None and gamma > len(measured.shares):
+            raise Misconfigured(f"--gamma is at most {len(measured.shares)} here")
+        if targets is not None:
+            found = _predicted(measured, (targets, drafters), gamma, slots, rate, clients, seed)
+            _print_prediction(found, json)
+            return
+        assert rate is not None
+        prices = Prices(price_target, price_drafter, gpus_target, gpus_drafter)
+        need = Need(rate, objective, slots, seed=seed)
+        with err.status("simulating"):
+            made = planned(measured, need, prices, gamma)
+        if json:
+            write_exactly(json_module.dumps(made.as_json(), indent=2) + "\n")
+        else:
+            _print(made)
+
+
+def _measured(sources: Sequence[str]) -> Measurement:
+    from tandem.cli.trace import recording_of
+    from tandem.planning import benched, recorded
+
+    paths = [Path(source) for source in sources]
+    if len(paths) == 1 and benched.is_bench(paths[0]):
+        return benched.measured_from(benched.read(paths[0]))
+    return recorded.measured_from(recording_of(sources))
+
+
+def _predicted(
+    measured: Measurement,
+    replicas: tuple[int, int],
+    gamma: int | None,
+    slots: int,
+    rate: float | None,
+    clients: int | None,
+    seed: int,
+) -> dict[str, float]:
+    """What a fleet does, round by round."""
+    from tandem.planning.plan import figures
+    from tandem.planning.rounds import Fleet, Load, Rounds
+
+    if (rate is None) == (clients is None):
+        raise Misconfigured("--targets goes with either --rate or --clients")
+    targets, drafters = replicas
+    length = measured.gamma if gamma is None else gamma
+    fleet = Fleet(targets, drafters if length else 0, length, slots)
+    load = Load(max(2000, 20 * (clients or 0)), rate or 0.0, clients or 0, seed)
+    with err.status("simulating"):
+        served = Rounds(measured, fleet, load).run()
+    return {
+        "gamma": length,
+        **figures(served),
+        "target_busy": served.target_busy,
+        "drafter_busy": served.drafter_busy,
+        "slots_held": served.slots_held,
+        "target_batch": served.target_batch,
+    }
+
+
+def _print_prediction(found: dict[str, float], as_json: bool) -> None:
+    from rich.table import Table
+
+    if as_json:
+        write_exactly(json_module.dumps(found, indent=2) + "\n")
+        return
+    table = Table("", "", show_header=False)
+    for name, value in found.items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}")
+    out.print(table)
+
+
+def _print(made: Plan) -> None:
+    from rich.table import Table
+
+    need, fleet = made.need, made.fleet
+    table = Table("", "with drafts" if fleet.gamma else "planned", "without drafts")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    columns = [fleet, made.plain]
+    for name, of in _rows(made):
+        cells = ["-" if sized is None else of(sized) for sized in columns]
+        table.add_row(name, *cells)
+    out.print(f"{need.rate:g} texts a second; good: {need.objective}")
+    out.print(table)
+    if made.speed_up is not None:
+        out.print(f"A text is written {made.speed_up:.2f} times as fast as without drafts.")
+    used = [f"{name} {share:.0%}" for name, share in fleet.busy.items()]
+    out.print(f"Bound by {next(iter(fleet.busy))}. In use: {', '.join(used)}.")
+    for note in made.notes:
+        out.print(f"Assumed: {note}.")
+
+
+def _rows(made: Plan) -> list[tuple[str, _Cell]]:
+    """What a table says of a fleet, line by line."""
+    from tandem.planning.plan import figures
+
+    def times(name: str, digits: int = 0) -> _Cell:
+        def cell(sized: Sized) -> str:
+            found = figures(sized.served)
+            return "/".join(f"{found[f'{name}_p{p}_ms']:.{digits}f}" for p in (50, 99))
+
+        return cell
+
+    def price(sized: Sized) -> str:
+        million = made.million_tokens(sized)
+        return "-" if million is None else f"{million:.4g}"
+
+    return [
+        ("gamma", lambda sized: str(sized.gamma)),
+        ("targets", lambda sized: str(sized.targets)),
+        ("drafters", lambda sized: str(sized.drafters)),
+        ("orchestrators", lambda sized: str(sized.orchestrators)),
+        ("GPUs", lambda sized: str(made.gpus(sized))),
+        ("price of a million tokens", price),
+        ("tokens/s", lambda sized: f"{sized.served.tokens_per_s:.0f}"),
+        ("TTFT p50/p99 ms", times("ttft")),
+        ("TPOT p50/p99 ms", times("tpot", 1)),
+        ("latency p50/p99 ms", times("latency")),
+        ("good texts", lambda sized: f"{sized.good:.1%}"),
+    ]

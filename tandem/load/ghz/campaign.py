@@ -1,0 +1,61 @@
+"""Scenarios run one after the other, with a look at the metrics before and after each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.failure import Failure
+from tandem.load.ghz import tool
+from tandem.load.ghz.calls import Calls
+from tandem.load.ghz.outcome import Outcome
+from tandem.load.ghz.scenario import Scenario
+from tandem.load.ghz.served import Served, Watch
+
+# Cancels are heard at once, and a pass that is under way is not interrupted; a service books a text
+# when its last message has left.
+_SETTLE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What all scenarios of a run share.
+
+    Attributes:
+        ghz: the program.
+        address: of the orchestrator.
+        watch: the services' metrics; None where nobody knows where they are.
+        folder: for ghz's reports.
+        flags: of ghz, over what the configurations say.
+    """
+
+    ghz: str
+    address: str
+    watch: Watch | None
+    folder: Path
+    flags: Mapping[str, str]
+
+    def run(self, scenario: Scenario) -> Outcome:
+        """Run one. Where that is not possible, the outcome says why."""
+        try:
+            return self._run(scenario)
+        except Failure as failure:
+            trouble = ": ".join((str(failure), *failure.details))
+            nothing = Calls((), {}, {}, 0.0)
+            return Outcome(scenario.name, scenario.loop, nothing, trouble=trouble)
+
+    def _run(self, scenario: Scenario) -> Outcome:
+        """Run one.
+
+        Raises:
+            Failure: ghz could send no call, or metrics are not to be had.
+        """
+        report = self.folder / f"{scenario.name}.json"
+        before = self.watch.look() if self.watch else {}
+        calls = tool.run(self.ghz, scenario, self.address, report, self.flags)
+        if self.watch is None:
+            return Outcome.of(scenario, calls)
+        left_open = self.watch.left_open(_SETTLE_SECONDS)
+        served = Served.between(before, self.watch.look())
+        return Outcome.of(scenario, calls, served, left_open)

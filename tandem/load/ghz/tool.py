@@ -1,0 +1,69 @@
+"""ghz itself: found and run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tandem.failure import Failure, Misconfigured
+from tandem.load.ghz.calls import Calls, read
+from tandem.load.ghz.scenario import Scenario
+
+# An hour's load, and what its last calls take.
+_MOST_SECONDS = 4000.0
+_SHOWN_LINES = 6
+_BUILD = "GOBIN=$PWD/.cache/bin go install github.com/bojand/ghz/cmd/ghz@v0.121.0"
+
+
+def find(root: Path) -> str:
+    """Where it is: in .cache/bin below `root`, in GOBIN or on the PATH.
+
+    Raises:
+        Misconfigured: nowhere; how it is to be had.
+    """
+    folders = [str(root / ".cache" / "bin"), os.environ.get("GOBIN"), os.environ.get("PATH")]
+    found = shutil.which("ghz", path=os.pathsep.join(filter(None, folders)))
+    if found is None:
+        raise Misconfigured(
+            "there is no ghz in .cache/bin, in GOBIN or on the PATH: run deploy/ghz/fetch.sh,"
+            f" or with Go 1.23 or newer: {_BUILD}"
+        )
+    return found
+
+
+def run(
+    ghz: str, scenario: Scenario, address: str, report: Path, flags: Mapping[str, str]
+) -> Calls:
+    """Run a scenario, in the folder of its configuration.
+
+    Args:
+        ghz: the program.
+        scenario: to run.
+        address: of the orchestrator.
+        report: gets ghz's JSON.
+        flags: over what the configuration says, by their names without dashes.
+
+    Raises:
+        Failure: no call could be sent.
+    """
+    given = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    report.unlink(missing_ok=True)
+    command = [ghz, "--config", scenario.path.name, "--format", "json", "--output"]
+    try:
+        ended = subprocess.run(
+            [*command, str(report.resolve()), *given, address],
+            cwd=scenario.path.parent,
+            capture_output=True,
+            text=True,
+            timeout=_MOST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure(f"ghz took longer than {_MOST_SECONDS:g} s for {scenario.name}") from None
+    if ended.returncode or not report.exists():
+        lines = (ended.stderr or ended.stdout).strip().splitlines()[-_SHOWN_LINES:]
+        raise Failure(f"ghz could not run {scenario.name}", tuple(lines))
+    return read(report)[1]

@@ -1,0 +1,63 @@
+"""What texts saw of a simulated fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Times = NDArray[np.float64]
+# Of the texts, at the beginning and at the end: the queues fill, and run empty.
+_WARM_UP, _RUN_OUT = 0.25, 0.1
+
+
+@dataclass(frozen=True)
+class Served:
+    """Of a run without its beginning and its end. Times are seconds.
+
+    Attributes:
+        ttft: of each text.
+        tpot: of each text; 0 for one of a single token.
+        latency: of each text.
+        texts_per_s: that ended.
+        tokens_per_s: of them.
+        slots_held: share of the targets' places that were held.
+    """
+
+    ttft: _Times
+    tpot: _Times
+    latency: _Times
+    texts_per_s: float
+    tokens_per_s: float
+    slots_held: float
+
+
+def steady(
+    arrived: _Times, first: _Times, ended: _Times, tokens: NDArray[np.int64], slots_held: float
+) -> Served:
+    """What is between the beginning and the end.
+
+    Args:
+        arrived: when each text came.
+        first: when its first token did.
+        ended: when its last did.
+        tokens: that it had.
+        slots_held: see `Served`.
+    """
+    number = len(arrived)
+    inside = slice(int(number * _WARM_UP), max(int(number * (1 - _RUN_OUT)), 1))
+    by_arrival = np.argsort(arrived, kind="stable")[inside]
+    # Rates are between two ends, since a closed loop's texts begin all at once.
+    by_end = np.argsort(ended, kind="stable")[inside]
+    span = float(ended[by_end[-1]] - ended[by_end[0]]) if len(by_end) > 1 else 0.0
+    later = np.maximum(tokens - 1, 1)
+    tpot = np.where(tokens > 1, (ended - first) / later, 0.0)
+    return Served(
+        (first - arrived)[by_arrival],
+        tpot[by_arrival],
+        (ended - arrived)[by_arrival],
+        (len(by_end) - 1) / span if span else 0.0,
+        float(tokens[by_end[1:]].sum()) / span if span else 0.0,
+        slots_held,
+    )
