@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import structlog
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.backend import Backend
 from tandem.inference.backends import Backends
+from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.extents import SequenceCache
@@ -26,10 +25,6 @@ from tandem.inference.memory import cache_size, free_memory
 from tandem.inference.threads import use_threads
 
 _log = structlog.get_logger(__name__)
-
-# transformers patches its own classes while it loads, which two threads must not do at once.
-_LOADING = threading.Lock()
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Decoder:
@@ -114,29 +109,10 @@ class Decoder:
         Raises:
             StartupError: one sentence on what is missing, broken or too large.
         """
-        place = _device(device)
-        disable_progress_bar()  # bars would tear the structured log
-        if dtype == "auto":
-            wanted: Any = torch.float32 if place.type == "cpu" else "auto"
-        else:
-            wanted = _DTYPES[dtype]
-        try:
-            config = AutoConfig.from_pretrained(model)
-            with _LOADING:
-                loaded, report = AutoModelForCausalLM.from_pretrained(
-                    model, config=config, dtype=wanted, output_loading_info=True
-                )
-            loaded = loaded.to(place)
-        except Exception as error:  # transformers raises whatever its readers raise
-            raise StartupError(
-                f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
-            ) from error
-        if report["missing_keys"]:
-            missing = ", ".join(sorted(report["missing_keys"])[:3])
-            raise StartupError(f"the model {model!r} lacks weights: {missing}")
+        loaded = read_model(model, device, dtype)
         if threads is not None:  # before the layout is chosen
             use_threads(threads, loaded.num_parameters())
-        tokenizer = _tokenizer(model)
+        tokenizer = read_tokenizer(model)
         return cls(
             loaded,
             Path(model).name,
@@ -270,27 +246,3 @@ def _eos_token_ids(model: PreTrainedModel) -> list[int]:
         if eos is not None:
             return sorted({eos} if isinstance(eos, int) else set(eos))
     return []
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise StartupError(f"cannot use the device {name!r}: {first_line(error)}") from error
-    return device
-
-
-def _tokenizer(model: str) -> Any:
-    """The checkpoint's fast tokenizer, or None where it has no tokenizer at all."""
-    if Path(model).is_dir() and not list(Path(model).glob("tokenizer*")):
-        return None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as error:
-        raise StartupError(
-            f"cannot load the tokenizer of {model!r}: {first_line(error)}"
-        ) from error
-    if not tokenizer.is_fast:
-        raise StartupError(f"the tokenizer of {model!r} has no fast (Rust) version to hand out")
-    return tokenizer

@@ -403,4 +403,8 @@ def test_drafters_come_to_their_targets_zone(cluster: Cluster) -> None:
     # Those that were there before any target may be anywhere; new ones are not.
     begin(cluster, "drafter")
     wait("the drafters have been replaced", cluster.settled, 100)
-    assert {zones[pod["spec"]["nodeName"]] for pod in pods(cluster.plane, "drafter")} <= targets
+    drafters = pods(cluster.plane, "drafter")
+    assert {zones[pod["spec"]["nodeName"]] for pod in drafters} <= targets
+    # What TANDEM_DRAFTER_ZONE is read from: the cluster gives each pod its node's label.
+    for pod in drafters:
+        assert pod["metadata"]["labels"][ZONE] == zones[pod["spec"]["nodeName"]]

@@ -190,7 +190,7 @@ def start_and_fail(module: str, **settings: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"TANDEM_TARGET_MODEL": "/nowhere/at/all"}, "cannot load the model '/nowhere/at/all'"),
+        ({"TANDEM_TARGET_MODEL": "/nowhere/at/all"}, "there is no /nowhere/at/all/config.json"),
         ({"TANDEM_TARGET_DEVICE": "abacus"}, "cannot use the device 'abacus'"),
         ({"TANDEM_TARGET_DEVICE": "cuda:99"}, "cannot use the device 'cuda:99'"),
         ({"TANDEM_TARGET_MAX_LENGTH": "-1"}, "TANDEM_TARGET_MAX_LENGTH"),

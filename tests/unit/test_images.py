@@ -51,6 +51,11 @@ def test_code_is_compiled_where_it_may_be_written() -> None:
         assert variable in STAGES["runtime"]
 
 
+def test_an_image_asks_no_model_hub() -> None:
+    """No policy of deploy/kubernetes lets it through; a wrong path is to fail at once."""
+    assert "HF_HUB_OFFLINE=1" in STAGES["runtime"]
+
+
 def test_what_is_copied_is_in_the_context() -> None:
     copied = re.findall(r"^COPY (?!--from)(.*) \S+$", CONTAINERFILE, re.M)
     ignored = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()

@@ -228,6 +228,16 @@ def test_a_targets_text_is_waited_for_by_both(
     assert drains["orchestrator"] == drains["target"]
 
 
+def test_clients_come_back_but_their_texts_may_end_first(
+    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = manifests.settings("orchestrator", monkeypatch)
+    assert isinstance(settings, OrchestratorSettings)
+    assert settings.connection_seconds >= 60
+    assert settings.connection_grace_seconds > settings.drain_seconds
+    assert settings.connection_grace_seconds >= 600
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_pods_are_confined(manifests: Manifests, service: str) -> None:
     template, container = manifests.containers()[service]
@@ -307,6 +317,17 @@ def test_a_model_has_its_device_and_threads(
         assert "/models" not in mounts
 
 
+@pytest.mark.parametrize("service", ["drafter", "target"])
+def test_a_model_says_where_it_runs(manifests: Manifests, service: str) -> None:
+    """So that orchestrators prefer drafters of their target's zone."""
+    _, container = manifests.containers()[service]
+    variable = f"TANDEM_{service.upper()}_ZONE"
+    assert variable in known_variables([service])
+    (entry,) = [one for one in container["env"] if one["name"] == variable]
+    path = entry["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.labels['topology.kubernetes.io/zone']"
+
+
 def test_drafters_are_near_their_target(manifests: Manifests) -> None:
     preferred = manifests.templates()["drafter"]["spec"]["affinity"]["podAffinity"]
     (only,) = preferred["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -333,6 +354,7 @@ def endpoints(manifests: Manifests) -> list[Endpoint]:
     (namespace,) = manifests.all("Namespace")
     own = manifests.get("Namespace", namespace)["metadata"]["labels"]
     named = {"kubernetes.io/metadata.name": namespace} | own
+    job = yaml.safe_load((KUBERNETES.parent / "ghz" / "job.yaml").read_text())
     # A port that no policy may name: of a debugger, say.
     other = {"other": ("TCP", 5678)}
     pods = [
@@ -363,7 +385,7 @@ def endpoints(manifests: Manifests) -> list[Endpoint]:
         Endpoint(
             "job",
             namespace,
-            {"tandem-client": "true", "app.kubernetes.io/part-of": "tandem"},
+            job["spec"]["template"]["metadata"]["labels"],
             named,
             other,
         ),

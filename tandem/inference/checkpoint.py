@@ -1,0 +1,86 @@
+"""A checkpoint: the model and the tokenizer that a directory or a model hub has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from tandem.errors import StartupError, first_line
+
+# transformers patches its own classes while it loads, which two threads must not do at once.
+_LOADING = threading.Lock()
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
+    """A checkpoint's causal language model, on a device.
+
+    Args:
+        model: directory or hub id.
+        device: as torch names it ("cpu", "cuda", "cuda:1").
+        dtype: a name; "auto" is float32 on a CPU, else the checkpoint's.
+
+    Raises:
+        StartupError: one sentence on what is missing or broken.
+    """
+    place = _device(device)
+    disable_progress_bar()  # bars would tear the structured log
+    if dtype == "auto":
+        wanted: Any = torch.float32 if place.type == "cpu" else "auto"
+    else:
+        wanted = _DTYPES[dtype]
+    # What can only be a directory would be called a malformed id of a hub.
+    if os.path.isabs(model) and not (Path(model) / "config.json").is_file():
+        raise StartupError(
+            f"cannot load the model {model!r}: there is no {model}/config.json; mount the model"
+            " there, or set MODEL to where it is"
+        )
+    try:
+        config = AutoConfig.from_pretrained(model)
+        with _LOADING:
+            loaded, report = AutoModelForCausalLM.from_pretrained(
+                model, config=config, dtype=wanted, output_loading_info=True
+            )
+        loaded = loaded.to(place)
+    except Exception as error:  # transformers raises whatever its readers raise
+        raise StartupError(
+            f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
+        ) from error
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise StartupError(f"the model {model!r} lacks weights: {missing}")
+    return loaded
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise StartupError(f"cannot use the device {name!r}: {first_line(error)}") from error
+    return device
+
+
+def read_tokenizer(model: str) -> Any:
+    """A checkpoint's fast tokenizer, or None where it has no tokenizer at all.
+
+    Raises:
+        StartupError: it cannot be read, or has no fast version.
+    """
+    if Path(model).is_dir() and not list(Path(model).glob("tokenizer*")):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except Exception as error:
+        raise StartupError(
+            f"cannot load the tokenizer of {model!r}: {first_line(error)}"
+        ) from error
+    if not tokenizer.is_fast:
+        raise StartupError(f"the tokenizer of {model!r} has no fast (Rust) version to hand out")
+    return tokenizer
