@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 
 class Shape(IntEnum):
-    """Kinds of drafts, each a case of the next."""
+    """Kinds of drafts. A chain is a case of both others."""
 
     CHAIN = 1
     TREE = 2
+    IID_CHAINS = 3
 
 
 _NO_IDS = np.empty(0, np.uint32)
@@ -24,19 +25,28 @@ _NO_WEIGHTS = np.empty(0, np.uint16)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of drafted tokens; the rows are concatenated, as on the wire.
+    """Drafted tokens, the nodes of a tree; the rows are concatenated, as on the wire.
+
+    Place 0 is behind the last emitted token, place i + 1 behind node i.
 
     Attributes:
-        token_ids: G of them.
-        sizes: G, entries of each row; 0 for a certain one, which is all on its token.
+        token_ids: N of them, in the order in which they were drawn.
+        sizes: entries of each row; 0 for a certain one, which is all on the token that names it.
         ids: [sum of sizes] uint32.
         weights: [sum of sizes] uint16.
+        parents: N, the place that each node hangs at; None for a chain, node i at place i.
+        row_of: N, each node's row; None where node i has row i.
+        distinct: whether siblings are drawn without replacement: a node's distribution is its
+            row without the tokens of its earlier siblings.
     """
 
     token_ids: list[int]
     sizes: list[int]
     ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
+    parents: list[int] | None = None
+    row_of: list[int] | None = None
+    distinct: bool = False
 
     @classmethod
     def certain(cls, token_ids: Sequence[int]) -> Draft:
@@ -91,6 +101,41 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def places(self) -> Sequence[int]:
+        """The place that each node hangs at."""
+        return range(len(self.token_ids)) if self.parents is None else self.parents
+
+    def rows_of_nodes(self) -> Sequence[int]:
+        """Each node's row."""
+        return range(len(self.token_ids)) if self.row_of is None else self.row_of
+
+    def certain_tokens(self) -> list[int]:
+        """Of each certain row, in order, the token that names it."""
+        named = dict(zip(self.rows_of_nodes(), self.token_ids, strict=True))
+        return [named[row] for row, size in enumerate(self.sizes) if not size]
+
+    def left_by_siblings(self) -> list[float]:
+        """Of each node's row, the share without the tokens of its earlier siblings; exact."""
+        ends = np.cumsum(self.sizes).tolist()
+        found: list[float] = []
+        taken: dict[int, list[int]] = {}
+        for place, row, token_id in zip(
+            self.places(), self.rows_of_nodes(), self.token_ids, strict=True
+        ):
+            siblings = taken.setdefault(place, [])
+            share = 1.0
+            if siblings and self.sizes[row]:
+                entries = slice(ends[row] - self.sizes[row], ends[row])
+                weights = self.weights[entries].astype(np.int64)
+                total = int(weights.sum())
+                gone = int(weights[np.isin(self.ids[entries], siblings)].sum())
+                share = (total - gone) / total
+            elif token_id in siblings:
+                share = 0.0
+            found.append(share)
+            siblings.append(token_id)
+        return found
 
     def check_shape(self, vocab_size: int) -> None:
         """Check all but what is in the rows, which `faults` does for a batch.
