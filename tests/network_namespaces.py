@@ -37,6 +37,8 @@ _PROBES = (
         "add rule inet probe forward ct state established accept",
     ),
 )
+# In front of a command: it ends when the thread does that started it.
+_TETHER = ("setpriv", "--pdeathsig=KILL")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 Command = Sequence[str | Path]
@@ -87,18 +89,18 @@ class Namespace:
         """Of the process that holds it."""
         return self._holder.pid
 
-    def run(self, *command: str | Path, given: str = "", seconds: float = COMMAND_SECONDS) -> str:
+    def run(self, *command: str | Path, given: str = "") -> str:
         """What a command says in it, with our own root and environment.
 
         Raises:
             OSError: it failed.
         """
         done = subprocess.run(
-            ["nsenter", f"--target={self.id}", "--net", "--mount", *command],
+            ["nsenter", f"--target={self.id}", "--net", "--mount", *_TETHER, *command],
             input=given,
             capture_output=True,
             text=True,
-            timeout=seconds,
+            timeout=COMMAND_SECONDS,
         )
         if done.returncode:
             raise OSError(f"{command}: {done.stderr}")
@@ -107,7 +109,7 @@ class Namespace:
     def start(
         self, command: Command, environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """A process that is wholly in it, and ends when the thread does that starts it.
+        """A process that is wholly in it, with the root that it has.
 
         Args:
             environment: all of it.
@@ -118,7 +120,7 @@ class Namespace:
         into = (f"--target={self.id}", "--net", "--mount", "--root", "--wd")
         with log.open("ab") as file:
             return subprocess.Popen(
-                [enter, *into, "setpriv", "--pdeathsig=KILL", *command],
+                [enter, *into, *_TETHER, *command],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
