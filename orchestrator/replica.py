@@ -43,7 +43,7 @@ class Replica(Generic[C]):
         active: texts that it serves for us.
         lost_at: when it was last seen to serve no more, by time.monotonic().
         obstacle: why it does not serve; None where it does, or has never been asked.
-        asked: set when it has been asked once, whatever came of it.
+        asked: set when it has been asked once, whatever came of it, or never will be.
         idle: set while it serves no text for us.
 
     Args:
@@ -147,6 +147,7 @@ class Replica(Generic[C]):
     async def close(self) -> None:
         """Follow it no more, and close its channel."""
         self.serving = False
+        self.asked.set()  # nobody is to wait for what it will not be asked any more
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
