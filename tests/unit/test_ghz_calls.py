@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tandem.cli.load_report import require
+from tandem.cli.load_services import services
 from tandem.failure import Failure, Misconfigured
 from tandem.load.ghz import report, table
 from tandem.load.ghz.calls import Calls, read
@@ -128,6 +130,23 @@ def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> N
     assert outcome.as_json(Objective())["statuses"] == {"OK": 2, "Unavailable": 1}
     with pytest.raises(Misconfigured, match="b:2: Connection refused; name them with --metrics"):
         Died([]).require()
+
+
+def test_a_report_that_cannot_be_written_is_no_load(tmp_path: Path) -> None:
+    require(tmp_path / "new" / "folder")
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match="cannot write to .*: Not a directory"):
+        require(tmp_path / "file" / "folder")
+
+
+def test_metrics_of_services_that_are_away_are_not_those_of_ours(tmp_path: Path) -> None:
+    """The embedded pair would be loaded in their stead, and nobody would see it."""
+    at = ["127.0.0.1:1"]
+    with (
+        pytest.raises(Failure, match="no orchestrator answers at 127.0.0.1:1"),
+        services("127.0.0.1:1", at, must_measure=False, log_dir=tmp_path),
+    ):
+        pass
 
 
 def served(ttft: dict[float, float], tpot: dict[float, float]) -> Served:
