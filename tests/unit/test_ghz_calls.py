@@ -135,7 +135,7 @@ def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> N
 def test_a_report_that_cannot_be_written_is_no_load(tmp_path: Path) -> None:
     require(tmp_path / "new" / "folder")
     (tmp_path / "file").touch()
-    with pytest.raises(Misconfigured, match="cannot write to .*: Not a directory"):
+    with pytest.raises(Misconfigured, match="Not a directory"):
         require(tmp_path / "file" / "folder")
 
 
@@ -143,7 +143,7 @@ def test_metrics_of_services_that_are_away_are_not_those_of_ours(tmp_path: Path)
     """The embedded pair would be loaded in their stead, and nobody would see it."""
     at = ["127.0.0.1:1"]
     with (
-        pytest.raises(Failure, match="no orchestrator answers at 127.0.0.1:1"),
+        pytest.raises(Failure, match="no orchestrator answers"),
         services("127.0.0.1:1", at, must_measure=False, log_dir=tmp_path),
     ):
         pass
