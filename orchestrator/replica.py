@@ -45,7 +45,7 @@ class Replica(Generic[C]):
         begun_at: when it was given its last one, by time.monotonic().
         lost_at: when it was last seen to serve no more, by time.monotonic().
         obstacle: why it does not serve; None where it does, or has never been asked.
-        asked: set when it has been asked once, whatever came of it.
+        asked: set when it has been asked once, whatever came of it, or never will be.
         idle: set while it serves no text for us.
 
     Args:
@@ -153,6 +153,7 @@ class Replica(Generic[C]):
     async def close(self) -> None:
         """Follow it no more, and close its channel."""
         self.serving = False
+        self.asked.set()  # nobody is to wait for what it will not be asked any more
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
