@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, Unavailable
 
 
 class PromptEncoder:
@@ -39,6 +39,7 @@ class PromptEncoder:
 
         Raises:
             Exhausted: too many prompts wait already.
+            Unavailable: it was closed before the prompt's turn.
         """
         if self._pending >= self._limit:
             raise Exhausted(
@@ -59,7 +60,11 @@ class PromptEncoder:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._end)
 
-        work = self._threads.submit(self._codec.encode, text)
+        try:
+            work = self._threads.submit(self._codec.encode, text)
+        except RuntimeError:
+            self._end()  # the next who waits is to hear it too
+            raise Unavailable("the model has become another one; try again") from None
         work.add_done_callback(end)
         return await asyncio.wrap_future(work)
 
@@ -68,5 +73,5 @@ class PromptEncoder:
         self._free.release()
 
     def close(self) -> None:
-        """Encode nothing more. Does not wait for what is being encoded."""
+        """Encode nothing more, but what is being encoded; does not wait for that."""
         self._threads.shutdown(wait=False, cancel_futures=True)

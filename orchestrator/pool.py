@@ -143,7 +143,8 @@ class Pool:
         """The drafter for a text; None where none serves.
 
         One that has just failed comes last, then one without room, then one in another zone than
-        the text's target; of the others the one with the smallest load, and any of several.
+        the text's target; of the others the one with the smallest load, and of several the one
+        whose turn it is.
         """
         return min(self._agreed.drafters, key=lambda replica: _order(replica, zone), default=None)
 
@@ -174,7 +175,9 @@ class Pool:
         await asyncio.gather(self._targets.close(), self._drafters.close())
 
 
-def _order(replica: Replica[Any], zone: str = "") -> tuple[bool, bool, bool, float, float]:
+def _order(replica: Replica[Any], zone: str = "") -> tuple[bool, bool, bool, float, float, float]:
     """To pick the least of."""
     far = bool(zone) and replica.reply.info.zone not in ("", zone)
-    return replica.shunned, replica.load >= 1, far, replica.load, random.random()
+    # Of equals in turn; those that had no text yet in any order, or all orchestrators had the same.
+    order = replica.load, replica.begun_at, random.random()
+    return replica.shunned, replica.load >= 1, far, *order

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 import random
 import time
@@ -41,9 +42,10 @@ class Replica(Generic[C]):
         serving: it said so on this connection, and takes texts.
         leaving: its name has it no more; open texts go on.
         active: texts that it serves for us.
+        begun_at: when it was given its last one, by time.monotonic().
         lost_at: when it was last seen to serve no more, by time.monotonic().
         obstacle: why it does not serve; None where it does, or has never been asked.
-        asked: set when it has been asked once, whatever came of it.
+        asked: set when it has been asked once, whatever came of it, or never will be.
         idle: set while it serves no text for us.
 
     Args:
@@ -58,6 +60,7 @@ class Replica(Generic[C]):
         self.serving = False
         self.leaving = False
         self.active = 0
+        self.begun_at = -math.inf
         self.lost_at = math.inf
         self.obstacle: TandemError | None = None
         self.asked = asyncio.Event()
@@ -70,11 +73,13 @@ class Replica(Generic[C]):
         self._told_at = -math.inf
         self._checking = False
         self._task: asyncio.Task[None] | None = None
+        # Its log lines are its own, not those of a text that has it asked again.
+        self._context = contextvars.copy_context()
 
     def follow(self) -> None:
         """Begin to follow it."""
         self._checking = True
-        self._task = asyncio.create_task(self._follow())
+        self._task = asyncio.create_task(self._follow(), context=self._context)
 
     async def _follow(self) -> None:
         pause = _FIRST_PAUSE
@@ -133,6 +138,7 @@ class Replica(Generic[C]):
     def lease(self) -> Iterator[C]:
         """Count a text while it is served."""
         self.active += 1
+        self.begun_at = time.monotonic()
         self.idle.clear()
         try:
             yield self.client
@@ -147,6 +153,7 @@ class Replica(Generic[C]):
     async def close(self) -> None:
         """Follow it no more, and close its channel."""
         self.serving = False
+        self.asked.set()  # nobody is to wait for what it will not be asked any more
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import aiodns
@@ -12,7 +13,7 @@ import aiodns
 from tandem.errors import StartupError, Unavailable
 
 _NAME = re.compile(
-    r"dns://(?:(?P<server>[^/:]+)(?::(?P<at>\d{1,5}))?)?/(?P<host>\S+):(?P<port>\d{1,5})"
+    r"dns://(?:(?P<server>\[[^/\]]+\]|[^/:]+)(?::(?P<at>\d{1,5}))?)?/(?P<host>\S+):(?P<port>\d{1,5})"
 )
 # Of one question to one server; the second try may go to another server.
 _TRY_SECONDS = 2.0
@@ -39,8 +40,9 @@ def name_of(target: str) -> Name | None:
     """The name in a gRPC target; None where the target is one replica.
 
     Args:
-        target: "dns:///HOST:PORT" or "dns://SERVER[:PORT]/HOST:PORT" are names; "HOST:PORT" and
-            all other targets are one replica, wherever gRPC finds it.
+        target: "dns:///HOST:PORT" or "dns://SERVER[:PORT]/HOST:PORT" are names, with the
+            server's IP address; "HOST:PORT" and all other targets are one replica, wherever gRPC
+            finds it.
 
     Raises:
         StartupError: it begins like a name, and is none.
@@ -50,8 +52,24 @@ def name_of(target: str) -> Name | None:
     match = _NAME.fullmatch(target)
     if match is None:
         raise StartupError(f"{target!r} is no dns:///HOST:PORT")
-    server = (match["server"], int(match["at"] or _DNS_PORT)) if match["server"] else None
-    return Name(match["host"], int(match["port"]), server)
+    server = None
+    if match["server"]:
+        server = _address(match["server"], target), _port(match["at"] or str(_DNS_PORT), target)
+    return Name(match["host"], _port(match["port"], target), server)
+
+
+def _port(digits: str, target: str) -> int:
+    if not 0 < int(digits) < 1 << 16:
+        raise StartupError(f"{target!r}: {digits} is no port")
+    return int(digits)
+
+
+def _address(server: str, target: str) -> str:
+    """Of the server to ask: its name would be one more to look up, and nobody to ask."""
+    try:
+        return str(ip_address(server.strip("[]")))
+    except ValueError:
+        raise StartupError(f"{target!r}: the server {server!r} is no IP address") from None
 
 
 async def addresses_of(name: Name) -> list[str]:

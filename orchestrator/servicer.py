@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import ConnectionAge
 from tandem.rpc.patience import Patience
 from tandem.rpc.server import Service
-from tandem.rpc.status import status_boundary
+from tandem.rpc.status import notes_of, status_boundary
 from tandem.settings import MIB
 from tandem.telemetry import metrics
 from tandem.telemetry.readers import metering_of
@@ -35,6 +35,9 @@ from tandem.telemetry.readers import metering_of
 _log = structlog.get_logger(__name__)
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+
+# Between two questions for a tokenizer: a target that was busy may answer the next one.
+_AGAIN_SECONDS = 1.0
 
 
 class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
@@ -68,14 +71,22 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         while not self.is_ready:
             self._changed.clear()
             try:
-                await self._adopt(self._pool.offer)
+                offer = self._pool.offer
             except Unavailable:  # the pool has said why
                 await self._changed.wait()
+                continue
+            try:
+                await self._adopt(offer)
             except StartupError as error:
                 if self._texts is None:
                     raise
                 _log.error("the pair cannot be served as configured", reason=str(error))
                 await self._changed.wait()
+            except TandemError as error:
+                # Who failed may serve all the same, so that no news of it need ever come.
+                _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
 
     async def unready(self) -> None:
         """Wait until there is no such pair."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -82,15 +83,31 @@ class Manifests:
             for container in template["spec"]["containers"]
         }
 
-    def environment(self, service: str) -> dict[str, str]:
-        """The variables of a service's container that are known before it runs."""
+    def environment(self, service: str, fields: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The variables of a service's container, as a kubelet makes them.
+
+        Args:
+            service: its container's name.
+            fields: of the running pod, by path; without them its variables are left out.
+        """
         _, container = self.containers()[service]
         found: dict[str, str] = {}
         for source in container["envFrom"]:
             found |= self.get("ConfigMap", source["configMapRef"]["name"])["data"]
-        return found | {
-            entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
-        }
+        for entry in container["env"]:
+            if "value" in entry:
+                found[entry["name"]] = _expand(entry["value"], found)
+            elif fields is not None:
+                found[entry["name"]] = fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        return found
+
+    def policies(self) -> list[Document]:
+        """The NetworkPolicies, each with its namespace, which kustomize adds to the base's."""
+        (namespace,) = self.all("Namespace")
+        return [
+            policy | {"metadata": policy["metadata"] | {"namespace": namespace}}
+            for policy in self.all("NetworkPolicy").values()
+        ]
 
     def settings(self, service: str, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
         """The settings object that a container's environment makes."""
@@ -100,6 +117,11 @@ class Manifests:
         for variable, value in self.environment(service).items():
             monkeypatch.setenv(variable, value)
         return SETTINGS[service]()
+
+
+def _expand(value: str, variables: Mapping[str, str]) -> str:
+    """Put variables in for $(NAME); one that is not there stays as it is."""
+    return re.sub(r"\$\((\w+)\)", lambda name: variables.get(name[1], name[0]), value)
 
 
 def known_variables(services: Sequence[str] = SERVICES) -> set[str]:

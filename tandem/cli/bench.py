@@ -124,6 +124,7 @@ _Seed = Annotated[
     typer.Option(
         metavar="N",
         min=0,
+        max=(1 << 63) - 1,
         help="Of the open loop's moments and of the first text; each further one adds 1.",
         rich_help_panel=_TEXTS,
     ),
@@ -199,6 +200,7 @@ def bench(
     from tandem.cli.bench_report import report, report_sweep
     from tandem.load.objective import Objective
     from tandem.load.requests import requests
+    from tandem.load.sweep import require_rate
 
     with reported():
         load = _Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
@@ -211,6 +213,7 @@ def bench(
         if sweep:
             if texts is not None:
                 raise Misconfigured("--sweep takes --seconds instead of --texts")
+            require_rate(rate or 1.0, seconds or 20.0)
             levels = _sweep(address, request, load, objective, seconds or 20.0)
             report_sweep(levels, objective, json)
             return
@@ -268,7 +271,7 @@ def _sweep(
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
-            return await sweep(loop.level, load.rate or 1.0, loop.lowest, tell)
+            return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, tell)
 
     with Client(address) as client:
         client.info()

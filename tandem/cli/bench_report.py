@@ -9,7 +9,7 @@ from tandem.cli.terminal import out, write_exactly
 from tandem.failure import Failure
 from tandem.load.objective import Objective
 from tandem.load.report import LoadReport
-from tandem.load.sweep import Level, best, table
+from tandem.load.sweep import Level, best, failures, table
 from tandem.load.timeline import Timeline
 
 
@@ -54,6 +54,8 @@ def report_sweep(levels: Sequence[Level], objective: Objective, as_json: bool) -
         write_exactly(json.dumps(result, indent=2) + "\n")
     else:
         out.print(table(levels))
+        for line in failures(levels):
+            out.out(line, highlight=False)
     if found is None:
         raise Failure(f"no rate held the objective: {objective}")
     if not as_json:

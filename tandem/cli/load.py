@@ -18,8 +18,8 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.terminal import err, out, tell
-from tandem.failure import Failure, Misconfigured
+from tandem.cli.terminal import err, tell
+from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
     from tandem.load.ghz.outcome import Outcome
@@ -136,34 +136,23 @@ def load(
     calls failed, that sequences were left open, or that no rate held the objective;
     the report comes all the same.
     """
+    from tandem.cli.load_report import finish, require
     from tandem.load.objective import Objective
 
     with reported():
         objective = Objective(
             slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
         )
-        _require_plots()
         if results:
             if names or ghz or metrics or configs:
                 raise Misconfigured("--results runs nothing: leave the other arguments out")
-            _finish(_judged(results), [], objective, None, out_dir)
+            outcomes = _judged(results)
+            require(out_dir)
+            finish(outcomes, [], objective, None, out_dir)
             return
         wanted = _wanted(names or [], configs, ghz or [], sweep, rate, seconds)
+        require(out_dir)
         _run(wanted, address, metrics, objective, out_dir)
-
-
-def _require_plots() -> None:
-    """Find out before a load of minutes.
-
-    Raises:
-        Misconfigured: there is no matplotlib.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise Misconfigured(
-            "the report's pictures need matplotlib: pip install 'tandem-llm[plots]'"
-        ) from None
 
 
 def _judged(results: Sequence[Path]) -> list[Outcome]:
@@ -182,6 +171,7 @@ def _wanted(
     seconds: float,
 ) -> _Wanted:
     from tandem.load.ghz.scenario import scenarios
+    from tandem.load.sweep import require_rate
     from tandem.local.process import ROOT
 
     given = {}
@@ -190,8 +180,11 @@ def _wanted(
         if not name or not separator:
             raise Misconfigured(f"--ghz {flag!r} is not NAME=VALUE")
         given[name] = value
+    if sweep:
+        require_rate(rate, seconds)
     folder = configs or ROOT / "deploy" / "ghz"
-    return _Wanted(scenarios(folder, names), sweep, rate, seconds, given)
+    chosen = [scenario.under(given) for scenario in scenarios(folder, names)]
+    return _Wanted(chosen, sweep, rate, seconds, given)
 
 
 def _run(
@@ -199,6 +192,7 @@ def _run(
 ) -> None:
     import asyncio
 
+    from tandem.cli.load_report import finish
     from tandem.cli.load_services import services
     from tandem.load.ghz import tool
     from tandem.load.ghz.campaign import Campaign
@@ -207,12 +201,13 @@ def _run(
 
     ghz = tool.find(ROOT)
     request = _requests(wanted) if wanted.sweep else None
-    folder.mkdir(parents=True, exist_ok=True)
     cuts = any(scenario.cuts for scenario in wanted.scenarios)
     with services(address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
         if are_ours:
             asyncio.run(_warm_up(address))
         watch = Watch(endpoints) if endpoints else None
+        if watch is not None:
+            watch.require()
         campaign = Campaign(ghz, address, watch, folder, wanted.flags)
         outcomes = []
         for scenario in wanted.scenarios:
@@ -220,7 +215,7 @@ def _run(
                 outcomes.append(campaign.run(scenario))
             tell(outcomes[-1])
         levels = asyncio.run(_levels(wanted, address, request, objective)) if request else []
-    _finish(outcomes, levels, objective, address, folder)
+    finish(outcomes, levels, objective, address, folder)
 
 
 def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
@@ -261,33 +256,4 @@ async def _levels(
 
     async with LoadGenerator(address) as generator:
         loop = OpenLoop(generator, request, wanted.seconds, objective)
-        return await sweep(loop.level, wanted.rate, loop.lowest, tell)
-
-
-def _finish(
-    outcomes: Sequence[Outcome],
-    levels: Sequence[Level],
-    objective: Objective,
-    address: str | None,
-    folder: Path,
-) -> None:
-    """Print the table, write the report, say whether all went well.
-
-    Raises:
-        Failure: it did not.
-    """
-    from tandem.load.ghz import report, table
-    from tandem.load.sweep import table as sweep_table
-
-    if outcomes:
-        out.print(table.table(outcomes, objective))
-        out.print(f"{table.LEGEND} A good text: {objective}.")
-    if levels:
-        out.print(sweep_table(levels))
-    for outcome in outcomes:
-        for line in (*outcome.faults, *outcome.reasons):
-            out.out(f"{outcome.name}: {line}", highlight=False)
-    err.out(f"written: {report.write(outcomes, levels, objective, address, folder)}", style="dim")
-    faults = report.faults(outcomes, levels, objective)
-    if faults:
-        raise Failure("; ".join(faults))
+        return await sweep(loop.level, wanted.rate, loop.lowest, loop.highest, tell)

@@ -29,7 +29,8 @@ def services(
         log_dir: gets the logs of ours.
 
     Raises:
-        Failure: none answer at an address that is not of this machine, or ours cannot start.
+        Failure: none answer at an address that is not of this machine, or whose metrics somebody
+            has named; or ours cannot start.
         Misconfigured: a scenario needs metrics that nobody has named.
     """
     from tandem.local.pair import Pair
@@ -46,7 +47,7 @@ def services(
             endpoints = []
         yield endpoints, False
         return
-    if host not in _LOOPBACK:
+    if host not in _LOOPBACK or metrics:  # figures of ours would be of something else
         raise Failure(f"no orchestrator answers at {address}")
     tell(f"no orchestrator at {address}: starting the embedded pair")
     started = {**Pair().settings(), "orchestrator": {"LISTEN": address}}

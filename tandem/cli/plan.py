@@ -149,7 +149,9 @@ def _measured(sources: Sequence[str]) -> Measurement:
     from tandem.planning import benched, recorded
 
     paths = [Path(source) for source in sources]
-    if len(paths) == 1 and benched.is_bench(paths[0]):
+    if any(map(benched.is_bench, paths)):
+        if len(paths) > 1:
+            raise Misconfigured("one JSON of `tandem bench` at a time, and no traces beside it")
         return benched.measured_from(benched.read(paths[0]))
     return recorded.measured_from(recording_of(sources))
 
@@ -211,6 +213,8 @@ def _print(made: Plan) -> None:
     out.print(table)
     if made.speed_up is not None:
         out.print(f"A text is written {made.speed_up:.2f} times as fast as without drafts.")
+    if made.is_cheaper_plain:
+        out.print("Without drafts the same load costs less.")
     used = [f"{name} {share:.0%}" for name, share in fleet.busy.items()]
     out.print(f"Bound by {next(iter(fleet.busy))}. In use: {', '.join(used)}.")
     for note in made.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.table import Table
@@ -87,9 +87,7 @@ class LoadReport:
 
     def failures(self) -> list[str]:
         """A line for each kind of error."""
-        lines = [f"{count} x {error}" for error, count in self.errors.items()]
-        further = len(lines) - _SHOWN_ERRORS
-        return lines if further <= 0 else [*lines[:_SHOWN_ERRORS], f"and {further} other kinds"]
+        return error_lines(self.errors)
 
     def tables(self) -> list[Table]:
         """Rates and speculation, then times."""
@@ -121,3 +119,10 @@ class LoadReport:
             )
             times.add_row(name, *values)
         return [rates, times]
+
+
+def error_lines(errors: Mapping[str, int]) -> list[str]:
+    """A line for each kind of error, in their order."""
+    lines = [f"{count} x {error}" for error, count in errors.items()]
+    further = len(lines) - _SHOWN_ERRORS
+    return lines if further <= 0 else [*lines[:_SHOWN_ERRORS], f"and {further} other kinds"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table
 
+from tandem.failure import Misconfigured
 from tandem.load.generator import MAX_IN_FLIGHT, LoadGenerator
 from tandem.load.objective import Goodput, Objective
-from tandem.load.report import LoadReport
+from tandem.load.report import LoadReport, error_lines
 from tandem.load.timeline import Percentiles, Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
@@ -19,6 +21,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 _CLOSE = 1.1
 # Five doublings and as many halvings of what is left; a start further off is a guess to be mended.
 _MOST_LEVELS = 12
+# Of a run: all are known beforehand and their timelines kept, some 10 KB each.
+_MOST_TEXTS = 50_000
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,26 @@ class Level:
         }
 
 
+def require_rate(rate: float, seconds: float) -> None:
+    """Refuse runs of more texts than are kept.
+
+    Raises:
+        Misconfigured: how many are too many.
+    """
+    if not rate * seconds <= _MOST_TEXTS:
+        raise Misconfigured(
+            f"{rate:g} texts a second for {seconds:g} s are too many: at most {_MOST_TEXTS} a run"
+        )
+
+
+def failures(levels: Sequence[Level]) -> list[str]:
+    """What failed texts ended with, over all rates: a line for each kind, the commonest first."""
+    errors: Counter[str] = Counter()
+    for level in levels:
+        errors.update(level.report.errors)
+    return error_lines(dict(errors.most_common()))
+
+
 def best(levels: Sequence[Level]) -> Level | None:
     """The highest rate that was held; None if none was."""
     held = [level for level in levels if level.goodput.held]
@@ -61,6 +85,7 @@ async def sweep(
     measure: Callable[[float], Awaitable[Level]],
     start: float,
     lowest: float = 0.0,
+    highest: float = math.inf,
     tell: Callable[[Level], object] = lambda level: None,
 ) -> list[Level]:
     """Look for the highest rate that is held: outwards by factors of two, then in between.
@@ -69,11 +94,13 @@ async def sweep(
         measure: runs a load of a rate.
         start: the first rate, texts a second.
         lowest: that is worth a run.
+        highest: that can be run.
         tell: is handed each rate when it has been run.
 
     Returns:
         All rates that were run, in their order. A run without a text that ended well is the
-        last one; so is the twelfth, and one whose half would be too low.
+        last one; so is the twelfth, and one whose half would be too low or whose double too
+        high.
     """
     levels: list[Level] = []
     held = failed = None
@@ -94,6 +121,8 @@ async def sweep(
                 break
         elif failed is None:
             rate *= 2
+            if rate > highest:
+                break
         elif failed <= held * _CLOSE:
             break
         else:
@@ -125,6 +154,11 @@ class OpenLoop:
     def lowest(self) -> float:
         """The rate of one text in a run: below, a run would last longer than it should."""
         return 1 / self.seconds
+
+    @property
+    def highest(self) -> float:
+        """The rate of the most texts that a run may have."""
+        return _MOST_TEXTS / self.seconds
 
     async def level(self, rate: float) -> Level:
         """A rate."""

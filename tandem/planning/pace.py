@@ -86,6 +86,14 @@ class Pace:
         found = np.interp(range(self.slots + 1), self._at, known)
         return [float(speed) for speed in found]
 
+    def busy(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Shares of the time that targets' and drafters' engines are in a step, by texts on a
+        target: from 0, with which they rest."""
+        known = [(level.seen.target_busy, level.seen.drafter_busy) for level in self.levels]
+        at, texts = [0.0, *self._at], range(self.slots + 1)
+        target, drafter = ([0.0, *of] for of in zip(*known, strict=True))
+        return np.interp(texts, at, target), np.interp(texts, at, drafter)
+
     def needed(self, tokens_per_s: float) -> int | None:
         """The fewest texts on a target that together go on so fast; None where none do."""
         speeds = self.tokens_per_s()

@@ -71,6 +71,16 @@ class Plan:
         ours, theirs = (float(np.mean(s.served.tpot)) for s in (self.fleet, self.plain))
         return theirs / ours if ours else None
 
+    @property
+    def is_cheaper_plain(self) -> bool:
+        """Whether the load costs less without drafts, in money or else in GPUs."""
+        if self.plain is None:
+            return False
+        ours, theirs = (
+            self.prices.an_hour(sized.targets, sized.drafters) for sized in (self.fleet, self.plain)
+        )
+        return theirs < ours
+
     def gpus(self, sized: Sized) -> int:
         """Of a fleet."""
         return self.prices.gpus(sized.targets, sized.drafters)
@@ -92,6 +102,7 @@ class Plan:
             "without_drafts": self.plain and self._fleet(self.plain),
             "tokens_a_round": self.tokens_a_round,
             "speed_up": self.speed_up,
+            "is_cheaper_plain": self.is_cheaper_plain,
             "bound": next(iter(self.fleet.busy)),
             "notes": list(self.notes),
         }
@@ -127,7 +138,7 @@ def figures(served: Served) -> dict[str, float]:
 
 
 def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None) -> Plan:
-    """The cheapest fleet, by its GPUs where there are no prices.
+    """The cheapest fleet with drafts, by its GPUs where there are no prices.
 
     Args:
         measured: times and acceptance.

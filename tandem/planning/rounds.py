@@ -57,16 +57,12 @@ class Load:
 
 @dataclass(frozen=True)
 class Simulated(Served):
-    """What came of it, of the engines too.
+    """What came of it, batches too.
 
     Attributes:
-        target_busy: share of the time that the targets' engines were in a step.
-        drafter_busy: the same of the drafters'.
         target_batch: sequences in a target's step, on average.
     """
 
-    target_busy: float
-    drafter_busy: float
     target_batch: float
 
 
@@ -174,11 +170,11 @@ class Rounds:
             np.array([text.ended for text in texts]),
             np.array([text.shape.new_tokens for text in texts]),
             self.held_s / (now * len(self.targets) * self.fleet.slots or 1.0),
+            sum(e.busy_s for e in self.targets) / (now * len(self.targets) or 1.0),
+            sum(e.busy_s for e in self.drafters) / (now * len(self.drafters) or 1.0),
         )
         return Simulated(
             **vars(served),
-            target_busy=sum(e.busy_s for e in self.targets) / (now * len(self.targets) or 1.0),
-            drafter_busy=sum(e.busy_s for e in self.drafters) / (now * len(self.drafters) or 1.0),
             target_batch=sum(e.served for e in self.targets)
             / max(sum(e.passes for e in self.targets), 1),
         )

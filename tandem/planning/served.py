@@ -23,6 +23,8 @@ class Served:
         texts_per_s: that ended.
         tokens_per_s: of them.
         slots_held: share of the targets' places that were held.
+        target_busy: share of the time that the targets' engines were in a step.
+        drafter_busy: the same of the drafters'.
     """
 
     ttft: _Times
@@ -31,10 +33,16 @@ class Served:
     texts_per_s: float
     tokens_per_s: float
     slots_held: float
+    target_busy: float
+    drafter_busy: float
 
 
 def steady(
-    arrived: _Times, first: _Times, ended: _Times, tokens: NDArray[np.int64], slots_held: float
+    arrived: _Times,
+    first: _Times,
+    ended: _Times,
+    tokens: NDArray[np.int64],
+    *in_use: float,
 ) -> Served:
     """What is between the beginning and the end.
 
@@ -43,7 +51,7 @@ def steady(
         first: when its first token did.
         ended: when its last did.
         tokens: that it had.
-        slots_held: see `Served`.
+        in_use: shares of places and of engines, as `Served` has them.
     """
     number = len(arrived)
     inside = slice(int(number * _WARM_UP), max(int(number * (1 - _RUN_OUT)), 1))
@@ -59,5 +67,5 @@ def steady(
         (ended - arrived)[by_arrival],
         (len(by_end) - 1) / span if span else 0.0,
         float(tokens[by_end[1:]].sum()) / span if span else 0.0,
-        slots_held,
+        *in_use,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from tandem.failure import Failure
 from tandem.load.objective import Objective
 from tandem.planning.measurement import Measurement
-from tandem.planning.pace import Level, Pace, ratio_of
+from tandem.planning.pace import Pace, ratio_of
 from tandem.planning.served import Served
 from tandem.planning.texts import Texts
 
@@ -62,7 +62,6 @@ class Sized:
         orchestrators: replicas.
         served: what texts see.
         good: share of them that keep the objective.
-        level: a target with as many texts as these have on average.
         orchestrator_busy: share of their time that orchestrators are at work.
     """
 
@@ -72,15 +71,14 @@ class Sized:
     orchestrators: int
     served: Served
     good: float
-    level: Level
     orchestrator_busy: float
 
     @property
     def busy(self) -> dict[str, float]:
         """How much of each thing is in use; the first is what bounds the fleet."""
         shares = {
-            "the targets' engines": self.level.seen.target_busy,
-            "the drafters' engines": self.level.seen.drafter_busy,
+            "the targets' engines": self.served.target_busy,
+            "the drafters' engines": self.served.drafter_busy,
             "the orchestrators": self.orchestrator_busy,
             "the batch slots": self.served.slots_held,
         }
@@ -239,7 +237,6 @@ def _sized(measured: Measurement, need: Need, pace: Pace, targets: int, served: 
     rounds = measured.rounds(gamma)
     work = measured.orchestrator_text_s + rounds * measured.orchestrator_round_s
     orchestrators = max(math.ceil(need.rate * work / _ORCHESTRATOR_SHARE), 1)
-    held = max(round(served.slots_held * need.slots), 1)
     return Sized(
         gamma,
         targets,
@@ -247,6 +244,5 @@ def _sized(measured: Measurement, need: Need, pace: Pace, targets: int, served: 
         orchestrators,
         served,
         good_share(served, need.objective),
-        pace.nearest(held),
         need.rate * work / orchestrators,
     )

@@ -77,7 +77,8 @@ class Texts:
         self._first = [0.0] * texts
         self._ended = [0.0] * texts
         self._on = [0] * texts
-        self._held_s = 0.0
+        # Seconds of all targets, by the texts that each had.
+        self._spent = [0.0] * (pace.slots + 1)
 
     def run(self) -> Served:
         """Until all texts have ended."""
@@ -133,6 +134,7 @@ class Texts:
 
     def _advance(self, now: float, target: _Target, texts: int) -> None:
         """Bring a target up to a moment, until which it had so many texts."""
+        self._spent[texts] += now - target.since
         target.done += (now - target.since) * self._speeds[texts]
         target.since = now
 
@@ -151,7 +153,6 @@ class Texts:
         self._advance(now, target, target.active)
         text = heapq.heappop(target.writing)[1]
         self._ended[text] = now
-        self._held_s += now - self._first[text]
         self._least.give_back(number)
         self._schedule(now, number)
         if self._waiting and self._place(now, self._waiting[0]):
@@ -162,7 +163,7 @@ class Texts:
             np.array(times) for times in (self._arrived, self._first, self._ended)
         )
         tokens = np.array(self._new_tokens)
-        places = now * len(self._targets) * self._pace.slots
-        return steady(
-            arrived, first, ended, tokens, float(self._held_s / places) if places else 0.0
-        )
+        shares = np.array(self._spent) / (now * len(self._targets) or 1.0)
+        held = shares @ np.arange(len(shares)) / self._pace.slots
+        busy = [float(shares @ of) for of in self._pace.busy()]
+        return steady(arrived, first, ended, tokens, float(held), *busy)

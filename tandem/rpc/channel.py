@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 
-# A peer that vanished without a word is noticed after at most 30 + 10 seconds.
+# A peer that vanished without a word is noticed after at most 30 + 10 seconds. It is the ping's own
+# time-out that ends the wait for its answer, and that has 60 seconds where nobody sets it.
 KEEPALIVE_TIME_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 # Of an answer, from a peer that we chose: a tokenizer has some tens of megabytes.
@@ -42,6 +43,7 @@ def server_options(max_message_bytes: int, age: ConnectionAge | None = None) -> 
         *ends,
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         # Lower than the clients' interval, else the server answers their pings with GOAWAY.
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_TIME_MS // 2),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -53,6 +55,7 @@ def server_options(max_message_bytes: int, age: ConnectionAge | None = None) -> 
 CLIENT_OPTIONS: _Options = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),

@@ -13,6 +13,8 @@ _Labels = frozenset[tuple[str, str]]
 
 # A service's answer has some twenty kilobytes; more is something else.
 _MAX_BYTES = 4 << 20
+# How names of series end that only grow.
+_COUNTS = ("_total", "_count", "_bucket", "_sum")
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,18 @@ class Scrape:
         return sum(value for _, value in self.series(name, **labels))
 
     def since(self, earlier: Scrape) -> Scrape:
-        """By how much each series has grown; one that has begun anew, by all it has."""
+        """By how much each series has grown; those of a service that is new, by all they have.
+
+        It is new where any count of it has fallen: others may be beyond what they were already.
+        """
         before = earlier.values
-        grown = {
-            key: value - before[key] if value >= before.get(key, value + 1) else value
+        if any(
+            value < before.get(key, value)
             for key, value in self.values.items()
-        }
+            if key[0].endswith(_COUNTS)
+        ):
+            before = {}
+        grown = {key: value - before.get(key, 0.0) for key, value in self.values.items()}
         return Scrape(self.at, grown)
 
 

@@ -1,8 +1,9 @@
-"""A name server on loopback, whose records a test changes."""
+"""A name server whose records a test changes."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,7 +22,7 @@ class Names(asyncio.DatagramProtocol):
         records: addresses by name; a name that is not there does not exist.
         silent: it answers nothing.
         asked: questions so far.
-        port: it listens there, on 127.0.0.1.
+        port: it listens there.
     """
 
     def __init__(self) -> None:
@@ -51,10 +52,13 @@ class Names(asyncio.DatagramProtocol):
 
 
 @asynccontextmanager
-async def serve_names() -> AsyncIterator[Names]:
-    """A server without records."""
+async def serve_names(listener: socket.socket | None = None) -> AsyncIterator[Names]:
+    """A server without records, on a socket or on a free port of loopback."""
+    if listener is None:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listener.bind(("127.0.0.1", 0))
     loop = asyncio.get_running_loop()
-    transport, names = await loop.create_datagram_endpoint(Names, ("127.0.0.1", 0))
+    transport, names = await loop.create_datagram_endpoint(Names, sock=listener)
     try:
         yield names
     finally:

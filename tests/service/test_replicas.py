@@ -6,18 +6,20 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer, models
 
+from orchestrator.resolver import Name, name_of
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.server import RunningServer
+from tandem.target.v1 import target_pb2
 from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request
 from tests.service.names import Names, serve_names
@@ -263,6 +265,50 @@ async def test_it_becomes_ready_where_one_of_several_is_away(fleet: Fleet) -> No
     assert target.opened == 5
 
 
+async def test_it_waits_for_nobody_who_has_left_before_he_answered(fleet: Fleet) -> None:
+    """A name may still have a pod that is gone, and whose address answers nothing."""
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.99", fleet.port))
+        mute.listen()
+        fleet.names.records[NAME].append("127.0.0.99")
+        await fleet.start(FakeTarget())
+        await fleet.orchestrate(connect_seconds=5)
+        await until(lambda: fleet.names.asked > 4)
+        assert not await fleet.is_serving()
+        fleet.names.records[NAME].remove("127.0.0.99")
+        await until(fleet.is_serving)
+
+
+class Hesitant(FakeTarget):
+    """Fails the first questions for its tokenizer.
+
+    Attributes:
+        failures: with these.
+    """
+
+    failures: ClassVar = [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+    ]
+
+    async def GetTokenizer(
+        self, request: target_pb2.GetTokenizerRequest, context: Any
+    ) -> target_pb2.GetTokenizerResponse:
+        if self.failures:
+            await context.abort(self.failures.pop(), "not now")
+        return await super().GetTokenizer(request, context)
+
+
+async def test_a_target_that_was_slow_to_give_its_tokenizer_is_asked_again(fleet: Fleet) -> None:
+    """Its health says nothing of that, so no news of it comes."""
+    await fleet.start(Hesitant())
+    await fleet.orchestrate()
+    await until(fleet.is_serving)
+    assert not Hesitant.failures
+    await fleet.text()
+
+
 async def test_one_that_drains_is_left_at_once(fleet: Fleet) -> None:
     """Its health says so before its name does."""
     draining, other = FakeTarget(), FakeTarget()
@@ -402,3 +448,16 @@ async def test_a_name_that_is_none_is_refused_at_the_start() -> None:
     for target in ("dns:targets", "dns:///targets", "dns:///:50052"):
         with pytest.raises(Exception, match="is no dns:///HOST:PORT"):
             make_service(OrchestratorSettings(targets=(target,)))
+    for target, wrong in (
+        ("dns:///targets:65536", "65536 is no port"),
+        ("dns://127.0.0.1:0/targets:50052", "0 is no port"),
+        # c-ares would raise later, where only the log of a dead task would say so.
+        ("dns://nameserver/targets:50052", "'nameserver' is no IP address"),
+    ):
+        with pytest.raises(Exception, match=wrong):
+            make_service(OrchestratorSettings(targets=(target,)))
+
+
+def test_a_name_may_say_who_is_asked() -> None:
+    assert name_of("dns://10.0.0.10/targets:50052") == Name("targets", 50052, ("10.0.0.10", 53))
+    assert name_of("dns://[::1]:5353/targets:50052") == Name("targets", 50052, ("::1", 5353))

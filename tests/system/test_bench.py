@@ -134,6 +134,7 @@ def test_a_plan_says_what_it_lacks(tmp_path: Path) -> None:
         (["plan", str(path)], "--rate"),
         (["plan", str(path), "--rate", "1", "--clients", "2"], "--targets"),
         (["plan", str(path), "--rate", "1"], "no JSON of `tandem bench --json`"),
+        (["plan", str(path), str(path), "--rate", "1"], "one JSON of `tandem bench` at a time"),
         (["plan", str(tmp_path / "nowhere"), "--rate", "1"], "nowhere"),
     ):
         run = CliRunner().invoke(app, arguments)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.encoder import PromptEncoder
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, Unavailable
 from tests.engines import until
 
 
@@ -66,6 +66,20 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
     codec.go_on.set()
     assert await waiting == [1]
     encoder.close()
+
+
+async def test_all_who_wait_hear_that_it_was_closed() -> None:
+    """As where the targets have another model now."""
+    codec: Any = SlowCodec()
+    encoder = PromptEncoder(codec, at_once=1, waiting=3)
+    texts = [asyncio.create_task(encoder.encode("x")) for _ in range(4)]
+    await until(lambda: bool(codec.running))
+    encoder.close()
+    codec.go_on.set()
+    done = await asyncio.wait_for(asyncio.gather(*texts, return_exceptions=True), 5)
+    assert done[0] == [1]
+    assert [type(error) for error in done[1:]] == [Unavailable] * 3
+    assert encoder.waiting == 0
 
 
 def byte_level() -> bytes:

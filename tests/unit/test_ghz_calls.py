@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from tandem.failure import Misconfigured
+from tandem.cli.load_report import require
+from tandem.cli.load_services import services
+from tandem.failure import Failure, Misconfigured
 from tandem.load.ghz import report, table
 from tandem.load.ghz.calls import Calls, read
+from tandem.load.ghz.campaign import Campaign
 from tandem.load.ghz.outcome import Outcome
 from tandem.load.ghz.scenario import Scenario, scenarios
-from tandem.load.ghz.served import Served
+from tandem.load.ghz.served import Served, Watch
 from tandem.load.objective import Objective
 from tandem.telemetry import metrics
 from tandem.watch.figures import figures
@@ -97,6 +100,53 @@ def test_cancels_are_errors_only_where_ghz_did_not_cut() -> None:
     assert first.ttft.mean == pytest.approx(1500)
     left = Outcome.of(scenario(**{"stream-call-count": 1}), calls, left_open=2)
     assert left.faults == ["2 texts and sequences were left open"]
+
+
+def test_flags_are_what_is_run() -> None:
+    """A report that said 8 at a time where 32 were would be wrong."""
+    closed = scenario(concurrency=8).under({"concurrency": "32", "total": "400"})
+    assert closed.loop == "32 at a time"
+    assert closed.under({"stream-call-count": "1"}).first_token_only
+    assert closed.under({"stream-call-duration": "50ms"}).cuts
+
+
+def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> None:
+    """Its metrics are gone with it, and what clients saw of that is what the load is for."""
+
+    class Died(Watch):
+        def left_open(self, seconds: float) -> int:
+            raise Failure("no metrics at b:2: Connection refused")
+
+    report = json.dumps(TWO_AND_A_FAILURE)
+    ghz = tmp_path / "ghz"
+    ghz.write_text(f"#!/bin/sh\nwhile [ $1 != --output ]; do shift; done\necho '{report}' > $2\n")
+    ghz.chmod(0o755)
+    ran = Scenario("name", tmp_path / "name.json", {"call": "a.B.Generate"})
+    outcome = Campaign(str(ghz), "a:1", Died([]), tmp_path, {}).run(ran)
+    assert outcome.faults == [
+        "no metrics at b:2: Connection refused",
+        "1 of 3 calls failed: 1 Unavailable",
+    ]
+    assert outcome.as_json(Objective())["statuses"] == {"OK": 2, "Unavailable": 1}
+    with pytest.raises(Misconfigured, match="b:2: Connection refused; name them with --metrics"):
+        Died([]).require()
+
+
+def test_a_report_that_cannot_be_written_is_no_load(tmp_path: Path) -> None:
+    require(tmp_path / "new" / "folder")
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match="Not a directory"):
+        require(tmp_path / "file" / "folder")
+
+
+def test_metrics_of_services_that_are_away_are_not_those_of_ours(tmp_path: Path) -> None:
+    """The embedded pair would be loaded in their stead, and nobody would see it."""
+    at = ["127.0.0.1:1"]
+    with (
+        pytest.raises(Failure, match="no orchestrator answers"),
+        services("127.0.0.1:1", at, must_measure=False, log_dir=tmp_path),
+    ):
+        pass
 
 
 def served(ttft: dict[float, float], tpot: dict[float, float]) -> Served:

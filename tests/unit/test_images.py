@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tandem import __version__
+from tests.containerfile import CONTAINERFILE, STAGES
 from tests.manifests import known_variables
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
-CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
-STAGES = dict(re.findall(r"^FROM .* AS (\S+)\n((?:(?!FROM ).*\n)*)", CONTAINERFILE, re.M))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -17,6 +17,8 @@ from tandem.settings import ModelSettings
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.export import make_writer
 from tandem.telemetry.metrics import METRICS
+from tests.containerfile import CONTAINERFILE
+from tests.endpoints import endpoints
 from tests.manifests import (
     KUBERNETES,
     SERVICES,
@@ -28,7 +30,7 @@ from tests.manifests import (
     render,
     tool,
 )
-from tests.network_policy import Edge, Endpoint, allowed_edges, selects
+from tests.network_policy import Edge, allowed_edges, selects
 
 # The oldest that works (`preStop.sleep`), the one of `make kubernetes-check`, and one between.
 VERSIONS = ("1.30", "1.33", "1.36")
@@ -40,7 +42,6 @@ GRPC_NAMES = {
     "target": target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
     "orchestrator": orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name,
 }
-CONTAINERFILE = (KUBERNETES.parent / "Containerfile").read_text()
 
 needs_kustomize = pytest.mark.skipif(
     tool("kustomize") is None,
@@ -349,58 +350,6 @@ def test_a_budget_keeps_replicas_and_lets_nodes_go(manifests: Manifests) -> None
         assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def endpoints(manifests: Manifests) -> list[Endpoint]:
-    """The pods of the manifests, and everybody else who might reach them or be reached."""
-    (namespace,) = manifests.all("Namespace")
-    own = manifests.get("Namespace", namespace)["metadata"]["labels"]
-    named = {"kubernetes.io/metadata.name": namespace} | own
-    job = yaml.safe_load((KUBERNETES.parent / "ghz" / "job.yaml").read_text())
-    # A port that no policy may name: of a debugger, say.
-    other = {"other": ("TCP", 5678)}
-    pods = [
-        Endpoint(
-            name,
-            namespace,
-            template["metadata"]["labels"],
-            named,
-            {
-                port["name"]: ("TCP", port["containerPort"])
-                for box in template["spec"]["containers"]
-                for port in box["ports"]
-            }
-            | other,
-        )
-        for name, template in manifests.templates().items()
-    ]
-
-    def elsewhere(
-        name: str, where: str, labels: dict[str, str], **ports: tuple[str, int]
-    ) -> Endpoint:
-        extra = {"tandem-client": "true"} if where == "customers" else {}
-        of_namespace = {"kubernetes.io/metadata.name": where} | extra
-        return Endpoint(name, where, labels, of_namespace, ports)
-
-    return [
-        *pods,
-        Endpoint(
-            "job",
-            namespace,
-            job["spec"]["template"]["metadata"]["labels"],
-            named,
-            other,
-        ),
-        Endpoint("shell", namespace, {}, named, other),
-        elsewhere("client", "customers", {}, https=("TCP", 443)),
-        elsewhere("stranger", "default", {"tandem-client": "true"}, https=("TCP", 443)),
-        elsewhere("monitoring", "monitoring", {}, otlp=("TCP", 4317), http=("TCP", 9090)),
-        elsewhere(
-            "dns", "kube-system", {"k8s-app": "kube-dns"}, dns=("UDP", 53), dns_tcp=("TCP", 53)
-        ),
-        elsewhere("api", "kube-system", {}, https=("TCP", 443)),
-        Endpoint("internet", None, ports={"https": ("TCP", 443)}),
-    ]
-
-
 def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
     sidecar, telemetry = "sidecar" in manifests.name, "otel" in manifests.name
     public, port = ("target", "public") if sidecar else ("orchestrator", "grpc")
@@ -426,11 +375,7 @@ def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
                 (name, "dns", "dns"),
                 (name, "dns", "dns_tcp"),
             }
-    policies = [
-        policy | {"metadata": policy["metadata"] | {"namespace": "tandem"}}
-        for policy in manifests.all("NetworkPolicy").values()
-    ]
-    ends = endpoints(manifests)
+    policies, ends = manifests.policies(), endpoints(manifests)
     inside = {end.name for end in ends if end.namespace == "tandem"}
     allowed = allowed_edges(policies, ends)
     assert {edge for edge in allowed if inside & set(edge[:2])} == expected

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from tandem.failure import Misconfigured
 from tandem.load.generator import LoadGenerator
 from tandem.load.objective import Goodput, Objective
 from tandem.load.report import LoadReport
-from tandem.load.sweep import Level, OpenLoop, best, rows, sweep
+from tandem.load.sweep import Level, OpenLoop, best, failures, require_rate, rows, sweep
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.unit.test_load import SlowService
@@ -77,6 +80,17 @@ async def test_a_sweep_ends_where_nothing_fails_and_where_all_does() -> None:
     levels = await sweep(refuse, 1.0)
     assert len(levels) == 1
     assert best(levels) is None
+    # Why it was refused is said, and a rate that no client could hold is not run.
+    assert failures([*levels, level(2.0, held=False)]) == ["1 x UNAVAILABLE: gone"]
+    assert [high.rate for high in await sweep(measure, 1.0, highest=5.0)] == [1, 2, 4]
+
+
+def test_a_run_has_so_many_texts_at_most() -> None:
+    require_rate(1000.0, 50.0)
+    for rate, seconds in ((1001.0, 50.0), (math.inf, 1.0), (1.0, math.inf)):
+        with pytest.raises(Misconfigured, match="at most 50000 a run"):
+            require_rate(rate, seconds)
+    assert OpenLoop(None, str, 20.0, Objective()).highest == 2500  # type: ignore[arg-type]
 
 
 async def test_a_level_lasts_as_long_as_asked_for() -> None:

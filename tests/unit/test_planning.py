@@ -116,7 +116,10 @@ def test_a_fleet_text_by_text_is_like_one_round_by_round(rate: float) -> None:
     for share in (0.5, 0.99):
         own, other = (float(np.quantile(s.tpot, share)) for s in (by_text, by_round))
         assert own == pytest.approx(other, rel=0.2), share
-    assert by_text.slots_held == pytest.approx(by_round.slots_held, rel=0.2)
+    # Texts of two targets seldom meet at their drafter at a low rate; in a level they always do.
+    for name, near in (("slots_held", 0.1), ("target_busy", 0.1), ("drafter_busy", 0.3)):
+        own, other = getattr(by_text, name), getattr(by_round, name)
+        assert own == pytest.approx(other, rel=near), name
 
 
 def test_texts_wait_for_a_place_text_by_text_too() -> None:
@@ -167,6 +170,9 @@ def test_a_plan_prices_what_it_says() -> None:
     assert plan.speed_up is not None
     assert plan.speed_up > 1
     assert plan.as_json()["bound"] == next(iter(fleet.busy))
+    # Drafts that are never kept are paid for all the same.
+    assert planned(NONE_KEPT, Need(60.0, Objective(1000.0, 60.0)), prices, 4).is_cheaper_plain
+    assert not plan.is_cheaper_plain
     without = planned(SOME_KEPT, Need(60.0, Objective(1000.0, 30.0)), Prices(), 4)
     assert without.million_tokens(without.fleet) is None
 
@@ -175,6 +181,9 @@ def test_what_bounds_a_fleet_is_what_is_most_in_use() -> None:
     slow_drafter = measurement(draft=flat(0.030), shares=(0.7, 0.5, 0.4, 0.3))
     need = Need(4.0, Objective(5000.0, 1000.0), slots=64)
     assert Sizing(SOME_KEPT, need, 4).sized().busy["the drafters' engines"] < 0.9
+    # A text every two minutes leaves all of it at rest.
+    idle = Sizing(SOME_KEPT, Need(0.008, Objective(5000.0, 1000.0)), 4).sized().busy
+    assert max(idle.values()) < 0.05
     few_slots = Need(4.0, Objective(60_000.0, 1000.0, share=0.5), slots=1)
     bound = next(iter(Sizing(slow_drafter, few_slots, 4).sized().busy))
     assert bound == "the batch slots"

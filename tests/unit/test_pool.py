@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -77,6 +78,17 @@ async def test_the_one_with_the_fewest_texts_is_picked(made: Made) -> None:
 async def test_any_of_several_that_are_as_busy(made: Made) -> None:
     targets = [made.target() for _ in range(3)]
     assert {id(first(*targets)) for _ in range(200)} == {id(target) for target in targets}
+
+
+async def test_several_that_are_as_busy_take_turns(made: Made) -> None:
+    targets = [made.target() for _ in range(3)]
+    given = []
+    for _ in range(9):
+        given.append(first(*targets))
+        with given[-1].lease():
+            pass
+    assert {given.count(target) for target in targets} == {3}
+    assert all(before is not after for before, after in pairwise(given))
 
 
 async def test_load_is_the_share_of_places(made: Made) -> None:

@@ -99,6 +99,10 @@ def test_a_service_that_is_back_has_made_what_it_counts() -> None:
     again = orchestrator()
     again.counter(metrics.TOKENS_EMITTED, "bonus").value += 8
     assert figures(before, looked_at(again, at=3.0)).tokens == 4
+    # Also what has by now been counted more often than before.
+    again.counter(metrics.ROUNDS).value += 6
+    own.counter(metrics.ROUNDS).value += 4
+    assert figures(looked_at(own, at=1.0), looked_at(again, at=3.0)).rounds == 3
     # One that was away at the first look has no rate yet.
     assert figures({}, looked_at(again, at=3.0)).tokens == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tandem.failure import Failure
@@ -49,13 +49,16 @@ class Campaign:
         """Run one.
 
         Raises:
-            Failure: ghz could send no call, or metrics are not to be had.
+            Failure: ghz could send no call, or there are no metrics before it.
         """
         report = self.folder / f"{scenario.name}.json"
         before = self.watch.look() if self.watch else {}
         calls = tool.run(self.ghz, scenario, self.address, report, self.flags)
         if self.watch is None:
             return Outcome.of(scenario, calls)
-        left_open = self.watch.left_open(_SETTLE_SECONDS)
-        served = Served.between(before, self.watch.look())
+        try:
+            left_open = self.watch.left_open(_SETTLE_SECONDS)
+            served = Served.between(before, self.watch.look())
+        except Failure as failure:  # a service has died, and the calls say what clients saw of it
+            return replace(Outcome.of(scenario, calls), trouble=str(failure))
         return Outcome.of(scenario, calls, served, left_open)

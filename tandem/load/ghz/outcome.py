@@ -28,7 +28,7 @@ class Outcome:
         ttft: of ghz, where it cut calls behind their first message.
         served: by the services' metrics; None without any.
         left_open: texts and sequences that were open some seconds later; None where nobody looked.
-        trouble: why the load could not be run.
+        trouble: why the load could not be run, or its metrics not be read.
     """
 
     name: str

@@ -39,6 +39,7 @@ def page(
             "<h2>The highest rate that holds the objective</h2>",
             f"<p>{found}: {escape(str(objective))}. Poisson arrivals, by Tandem's own client.</p>",
             _table(sweep.HEADS, sweep.rows(levels)),
+            _list(sweep.failures(levels)),
             _picture("Latencies and good texts by rate", plots.rates(levels, objective)),
         ]
     drawn = [outcome for outcome in outcomes if outcome.calls.calls]
@@ -64,11 +65,16 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _wrong(outcomes: Sequence[Outcome]) -> str:
     """What is wrong, and what failed calls said."""
     lines = [
-        f'<li class="bad">{escape(f"{outcome.name}: {line}")}</li>'
+        f"{outcome.name}: {line}"
         for outcome in outcomes
         for line in (*outcome.faults, *outcome.reasons)
     ]
-    return f"<ul>{''.join(lines)}</ul>" if lines else "<p>No call failed.</p>"
+    return _list(lines) or "<p>No call failed.</p>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    items = "".join(f'<li class="bad">{escape(line)}</li>' for line in lines)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def _picture(title: str, svg: str) -> str:

@@ -73,4 +73,5 @@ def _document(
         found = f"{best.rate:.3g} texts a second" if best else "No rate"
         parts += [f"\n{found} is the highest rate that held {objective}.\n\n"]
         parts += [markdown_table(sweep.HEADS, sweep.rows(levels))]
+        parts += ["\n", *(f"- {line}\n" for line in sweep.failures(levels))]
     return "".join(parts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,17 @@ class Scenario:
     Attributes:
         name: its file's, without the ending.
         path: of the file.
-        config: what it says, by ghz's names.
+        config: what ghz is told, by its names.
     """
 
     name: str
     path: Path
     config: dict[str, Any]
+
+    def under(self, flags: Mapping[str, str]) -> Scenario:
+        """What it is with flags over what its file says."""
+        given = {name: int(value) if value.isdecimal() else value for name, value in flags.items()}
+        return replace(self, config={**self.config, **given})
 
     @property
     def method(self) -> str:

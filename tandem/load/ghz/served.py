@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.failure import Failure
+from tandem.failure import Failure, Misconfigured
 from tandem.telemetry import metrics
 from tandem.watch.figures import Figures, figures
 from tandem.watch.histogram import Histogram
@@ -62,6 +62,17 @@ class Watch:
             Failure: one does not answer.
         """
         return {endpoint: _scrape(endpoint) for endpoint in self._endpoints}
+
+    def require(self) -> None:
+        """Find out before a load of minutes.
+
+        Raises:
+            Misconfigured: see `left_open`.
+        """
+        try:
+            self.left_open(0.0)
+        except Failure as failure:
+            raise Misconfigured(f"{failure}; name them with --metrics") from None
 
     def left_open(self, seconds: float) -> int:
         """Texts and sequences that are still open once none is, or after some seconds.

@@ -1,0 +1,63 @@
+"""A peer that vanishes without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.rpc.channel import CLIENT_OPTIONS, KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
+from tandem.rpc.health import Health
+
+# Nobody waits for 40 seconds here.
+FASTER = 20
+SECONDS = (KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS) / 1000 / FASTER
+
+
+class Line:
+    """A way to a server, that can be cut without either end hearing of it."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.is_cut = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(self._pass(reader, back), self._pass(there, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(4096):
+            if not self.is_cut:
+                writer.write(data)
+        writer.close()
+
+
+async def test_it_is_noticed_in_the_time_that_is_said() -> None:
+    """Twenty times as fast as they are set; a time that is not set stays as long as it is."""
+    server = grpc.aio.server()
+    health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
+    line = Line(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    between = await asyncio.start_server(line, "127.0.0.1", 0)
+    address = f"127.0.0.1:{between.sockets[0].getsockname()[1]}"
+    times = (KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS)
+    options = [
+        (name, value // FASTER if value in times else value) for name, value in CLIENT_OPTIONS
+    ]
+    try:
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            line.is_cut = True
+            started = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError) as lost:
+                await asyncio.wait_for(watch.read(), 5 * SECONDS)
+            assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() - started > SECONDS / 4
+    finally:
+        between.close()
+        await server.stop(0)
