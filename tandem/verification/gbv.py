@@ -18,7 +18,7 @@ from tandem.verification.tree import Nodes, TreeRule, excess_or
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """One path of each tree, and Algorithm 2 of arXiv 2403.10444 along it.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Judged:
     rows: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> _Judged:
+    def of(cls, nodes: Nodes) -> Judged:
         """From the root to the child of the largest p / q, while there are children."""
         batch = len(nodes.tokens)
         each = torch.arange(batch, device=nodes.p.device)
@@ -125,8 +125,8 @@ def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor
 class BestPath(TreeRule):
     """The deepest node that passed; only one path's may."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> _Judged:
-        return _Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged.of(Nodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         depth = tree.depth[:, 1:] * passed

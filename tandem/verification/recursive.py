@@ -20,7 +20,7 @@ from tandem.verification.tree import Nodes, TreeRule, excess_or, first_passed_ch
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     nodes: Nodes
 
     def accept(self) -> Tensor:
@@ -55,8 +55,8 @@ class _Judged:
 class RecursiveRejection(TreeRule):
     """From the root to the first child that passed, until none did."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> _Judged:
-        return _Judged(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged(Nodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)

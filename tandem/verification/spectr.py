@@ -21,7 +21,7 @@ _HALVINGS = 30
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """Each place has a factor.
 
     Attributes:
@@ -33,7 +33,7 @@ class _Judged:
     rho: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> _Judged:
+    def of(cls, nodes: Nodes) -> Judged:
         rho = nodes.p.new_ones(nodes.p.shape[:2])
         draws = (nodes.tree.children >= 0).sum(-1)
         for level in nodes.tree.levels:
@@ -103,8 +103,8 @@ def _accepted(beta: Tensor, draws: Tensor) -> Tensor:
 class KSeq(TreeRule):
     """From the root to the first draw that passed, until none did."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> _Judged:
-        return _Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged.of(Nodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)

@@ -20,7 +20,7 @@ from tandem.verification.tree import Nodes, TreeRule, excess_or, first_in_post_o
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Judged:
     """A place's state is its chance ω and its law M.
 
     Attributes:
@@ -34,7 +34,7 @@ class _Judged:
     after: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> _Judged:
+    def of(cls, nodes: Nodes) -> Judged:
         """ω(root) = 1; a child arrives with min(1, ω M(x) / q(x)), and leaves its parent with
         ω = S / (S + 1 - ω) and M = norm((ω M - q)+), where S = Σ (ω M - q)+."""
         arrived = nodes.p.new_ones(nodes.p.shape[:2])
@@ -85,8 +85,8 @@ def _without(law: Tensor, chance: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor,
 class Traversal(TreeRule):
     """The first that passed, children before their parents."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> _Judged:
-        return _Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged.of(Nodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_in_post_order(tree, passed)

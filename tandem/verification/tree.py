@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tandem.speculation.proposal import Branches, Proposal
 from tandem.speculation.tree import Siblings, Tree
@@ -134,8 +135,9 @@ def first_passed_child(tree: Tree, passed: Tensor) -> Tensor:
 def first_in_post_order(tree: Tree, passed: Tensor) -> Tensor:
     """[B]: the first node that passed, children before their parents; the root where none did."""
     never = tree.order.shape[1]
-    when, node = torch.where(passed, tree.order, never).min(1)
-    home = tree.home.gather(1, node[:, None])[:, 0]
+    # A last column that none passes, for a batch without any node.
+    when, node = pad(torch.where(passed, tree.order, never), (0, 1), value=never).min(1)
+    home = pad(tree.home, (0, 1)).gather(1, node[:, None])[:, 0]
     return torch.where(when < never, home, 0)
 
 
