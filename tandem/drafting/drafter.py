@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tandem.engine.asks import Steps
-from tandem.speculation.draft import Draft, Shape
+from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import Shape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.sampling import Sampling
 

@@ -114,9 +114,9 @@ class Decide:
     """Have a rule decide a draft; the answer is `Decided`.
 
     Attributes:
-        rule: that decides.
+        rule: that decides, and takes such drafts.
         draft: may be empty.
-        scored: a row for the last emitted token and one for each drafted one.
+        scored: a row for the last emitted token, and one for each drafted one that is no twin.
         sampling: of the request.
         carry: the rule's state.
         accepting: the request's numbers, as uniforms.
@@ -175,11 +175,11 @@ class Verdicts:
 
 @dataclass(slots=True, eq=False)
 class Decided:
-    """A job's verdict: place `index` of a step's."""
+    """A job's verdict on its draft: place `index` of a step's."""
 
     verdicts: Verdicts
     index: int
-    length: int
+    draft: Draft
 
 
 @dataclass(slots=True, eq=False)
@@ -187,13 +187,15 @@ class Decision:
     """A verdict on the host.
 
     Attributes:
-        num_accepted: drafted tokens kept.
+        place: of the last kept node; 0 where none was kept.
+        num_accepted: drafted tokens kept, the place's depth.
         next_token: the correction or bonus.
-        overlaps: Σ min(p, q) of each drafted position.
+        overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
         levels: the same as it travels.
     """
 
+    place: int
     num_accepted: int
     next_token: int
     overlaps: list[float]

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 
-
-class Shape(IntEnum):
-    """Kinds of drafts. A chain is a case of both others."""
-
-    CHAIN = 1
-    TREE = 2
-    IID_CHAINS = 3
-
+from tandem.speculation.nodes import check_nodes
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -110,6 +102,34 @@ class Draft:
         """Each node's row."""
         return range(len(self.token_ids)) if self.row_of is None else self.row_of
 
+    def homes(self) -> Sequence[int]:
+        """The place that each node leads to: its own, or for a twin, which repeats an earlier
+        sibling's token, the first one's."""
+        if self.parents is None:
+            return range(1, len(self.token_ids) + 1)
+        first: dict[tuple[int, int], int] = {}
+        nodes = zip(self.parents, self.token_ids, strict=True)
+        return [first.setdefault(node, place) for place, node in enumerate(nodes, 1)]
+
+    def row_of_places(self) -> Sequence[int]:
+        """For each place the row of a pass over the last token and the nodes without twins."""
+        if self.parents is None:
+            return range(len(self.token_ids) + 1)
+        rows: dict[int, int] = {0: 0}
+        for home in self.homes():
+            rows.setdefault(home, len(rows))
+        return [0, *(rows[home] for home in self.homes())]
+
+    def path_to(self, place: int) -> Sequence[int]:
+        """The places on the way from the root to one, the root left out."""
+        if self.parents is None:
+            return range(1, place + 1)
+        path: list[int] = []
+        while place:
+            path.append(place)
+            place = self.parents[place - 1]
+        return path[::-1]
+
     def certain_tokens(self) -> list[int]:
         """Of each certain row, in order, the token that names it."""
         named = dict(zip(self.rows_of_nodes(), self.token_ids, strict=True))
@@ -137,15 +157,30 @@ class Draft:
             siblings.append(token_id)
         return found
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node hangs behind the one before it and has a row of its own."""
+        return self.parents is None and self.row_of is None
+
+    @property
+    def depth(self) -> int:
+        """Nodes of the longest path."""
+        if self.parents is None:
+            return len(self.token_ids)
+        depths = [0]
+        for place in self.parents:
+            depths.append(depths[place] + 1)
+        return max(depths)
+
     def check_shape(self, vocab_size: int) -> None:
         """Check all but what is in the rows, which `faults` does for a batch.
 
         Raises:
             ValueError: what is wrong, beginning with the field's name.
         """
-        gamma, entries = len(self.token_ids), sum(self.sizes)
-        if len(self.sizes) != gamma:
-            raise ValueError(f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens")
+        count, rows, entries = len(self.token_ids), len(self.sizes), sum(self.sizes)
+        if self.row_of is None and rows != count:
+            raise ValueError(f"draft.rows.sizes holds {rows} rows for {count} tokens")
         if len(self.ids) != entries:
             raise ValueError(f"draft.rows.ids holds {len(self.ids)} ids, sizes say {entries}")
         if len(self.weights) != entries:
@@ -157,6 +192,8 @@ class Draft:
             raise ValueError(
                 f"draft.token_ids holds id {largest}, the target's vocabulary has {vocab_size}"
             )
+        if fault := check_nodes(self):
+            raise ValueError(fault)
 
     def _fault(self, vocab_size: int) -> str:
         """What is wrong within the rows, beginning with the field's name; empty if nothing."""
@@ -166,14 +203,15 @@ class Draft:
             return f"draft.rows.ids holds id {largest}, the target's vocabulary has {vocab_size}"
         if not self.weights.all():
             return "draft.rows.weights holds a weight of 0; leave such tokens out"
-        ends = np.cumsum(self.sizes)
-        for row, (token_id, ids) in enumerate(
-            zip(self.token_ids, np.split(self.ids, ends[:-1]), strict=True)
-        ):
+        rows = np.split(self.ids, np.cumsum(self.sizes)[:-1])
+        for row, ids in enumerate(rows):
             if len(np.unique(ids)) < len(ids):
                 return f"draft.rows.ids holds a token id twice in row {row}"
-            if len(ids) and token_id not in ids:
-                return f"draft.token_ids[{row}] = {token_id} is outside its row"
+        for node, (token_id, row) in enumerate(
+            zip(self.token_ids, self.rows_of_nodes(), strict=True)
+        ):
+            if len(rows[row]) and token_id not in rows[row]:
+                return f"draft.token_ids[{node}] = {token_id} is outside its row"
         return ""
 
 
@@ -194,15 +232,26 @@ def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int
         return False
     sizes = np.fromiter(chain.from_iterable(draft.sizes for draft in drafts), np.int64)
     token_ids = np.fromiter(chain.from_iterable(draft.token_ids for draft in drafts), np.uint32)
-    sparse = sizes > 0
-    sizes, token_ids = sizes[sparse], token_ids[sparse]
-    found = np.add.reduceat(ids == np.repeat(token_ids, sizes), sizes.cumsum() - sizes)
-    if not found.all():
-        return False
+    row_of = np.arange(len(sizes))
+    if not all(draft.is_chain for draft in drafts):
+        firsts = accumulate((len(draft.sizes) for draft in drafts), initial=0)
+        row_of = np.fromiter(
+            (
+                first + row
+                for draft, first in zip(drafts, firsts, strict=False)
+                for row in draft.rows_of_nodes()
+            ),
+            np.int64,
+        )
+    drawn = sizes[row_of] > 0
     # Keys of 32 bits sort twice as fast.
-    narrow = len(sizes) * vocab_size < 2**32
-    bases = np.arange(len(sizes), dtype=np.uint32 if narrow else np.uint64) * vocab_size
-    keys = np.repeat(bases.astype(np.uint32 if narrow else np.uint64), sizes)
+    kind = np.uint32 if len(sizes) * vocab_size < 2**32 else np.uint64
+    bases = (np.arange(len(sizes), dtype=np.uint64) * vocab_size).astype(kind)
+    keys = np.repeat(bases, sizes)
     keys += ids
     keys.sort()
-    return not bool((keys[1:] == keys[:-1]).any())
+    if bool((keys[1:] == keys[:-1]).any()):
+        return False
+    wanted = bases[row_of[drawn]] + token_ids[drawn].astype(kind)
+    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return bool((keys[places] == wanted).all())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.draft import Shape
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, last_success, plain_view, row_within
 from tandem.verification.fused import decide_block

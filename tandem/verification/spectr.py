@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.draft import Shape
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.fused import decide_token

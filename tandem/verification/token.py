@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.draft import Shape
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
 from tandem.verification.fused import decide_token

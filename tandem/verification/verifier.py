@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.distribution import draw
-from tandem.speculation.draft import Shape
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification.chain import View
 from tandem.verification.fused import FusedVerdict
