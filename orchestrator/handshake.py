@@ -89,15 +89,20 @@ def rules_of(
 ) -> dict[str, Rule]:
     """The target's rules that the drafts of every drafter suit, by name.
 
-    A rule takes drafts up to a shape, and some take pure ones only.
+    A rule takes drafts of a shape, and some take pure ones only.
     """
-    shape = max((reply.shape for reply in drafters), default=common_pb2.DRAFT_SHAPE_CHAIN)
     pure = all(reply.pure for reply in drafters)
     return {
         info.name: Rule(info.name, info.fixed_gamma, info.resumable)
         for info in sorted(target.verifiers, key=lambda info: info.name)
-        if info.takes >= shape and (pure or not info.needs_pure)
+        if all(_takes(info.takes, reply.shape) for reply in drafters)
+        and (pure or not info.needs_pure)
     }
+
+
+def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
+    """Every rule takes chains; one for trees takes independent chains too."""
+    return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
 
 
 # Beside the rows of a draft, what is around them in a message.

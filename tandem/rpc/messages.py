@@ -19,6 +19,7 @@ MAX_REQUEST_ID = 128
 _SHAPES = {
     Shape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
     Shape.TREE: common_pb2.DRAFT_SHAPE_TREE,
+    Shape.IID_CHAINS: common_pb2.DRAFT_SHAPE_IID_CHAINS,
 }
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
-from tandem.verification import chain as shared
 from tandem.verification.block import BlockVerifier
 from tandem.verification.chain import row_at, up_to_first_failure
 from tandem.verification.greedy_block import GreedyBlockVerifier
+from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from target_svc.verifiers import VERIFIERS, Verifier
 from tests.laws import Tables, expected_accepted, speculative_law
@@ -134,8 +134,7 @@ def test_enumeration_catches(mutant: Verifier[Any], vocab_size: int) -> None:
 
 
 def test_enumeration_catches_an_inverted_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    upright = shared.ratios
-    monkeypatch.setattr(shared, "ratios", lambda p, q: upright(q, p))
+    monkeypatch.setattr("tandem.verification.chain.ratios", lambda p, q: ratios(q, p))
     assert law_error(TokenVerifier(), 3, 3, 0, zeros=False) > 1e-3
 
 
