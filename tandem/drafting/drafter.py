@@ -48,28 +48,43 @@ class Drafter(ABC):
         name: as GetModelInfo reports it.
         shape: of its drafts.
         pure: whether each row is a function of the tokens before it alone.
+        scratch: positions that a sequence needs beyond its text, for nodes that are not kept.
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape] = Shape.CHAIN
     pure: ClassVar[bool] = False
+    scratch: int = 0
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         yield from ()
 
     def go_on(
-        self, sequence: DraftSequence, round_: int, emitted: Sequence[int], gamma: int
+        self,
+        sequence: DraftSequence,
+        round_: int,
+        emitted: Sequence[int],
+        gamma: int,
+        max_nodes: int = 0,
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it."""
         self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, gamma))
+        return (yield from self.draft(sequence, round_, gamma, max_nodes))
 
     @abstractmethod
-    def draft(self, sequence: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
-        """Draft up to `gamma` tokens behind what was emitted; none if it likes.
+    def draft(
+        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
+    ) -> Steps[Draft]:
+        """Draft behind what was emitted, at most `gamma` deep; nothing if it likes.
 
         The draft depends on the sequence, its seed and the round alone.
+
+        Args:
+            sequence: that it continues.
+            round_: keys the numbers.
+            gamma: tokens of the longest path.
+            max_nodes: tokens in all; 0 for as many as `gamma`.
         """
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

@@ -18,12 +18,16 @@ class Draws:
     """What one step drew for several sequences, on the device.
 
     Attributes:
-        tokens: [B] int64.
-        rows: the distributions they were drawn from.
+        tokens: [R * siblings] int64, row by row.
+        rows: the R distributions they were drawn from.
+        siblings: the most draws of one row; padding behind fewer.
+        certain: they were not drawn, but are the likeliest tokens of their rows.
     """
 
     tokens: Tensor
     rows: Categorical
+    siblings: int = 1
+    certain: bool = False
 
 
 @dataclass(slots=True, eq=False)
