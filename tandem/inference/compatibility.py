@@ -97,5 +97,6 @@ def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupErro
     )
 
 
-def _name(model: PreTrainedModel) -> str:
+def name_of_model(model: PreTrainedModel) -> str:
+    """Its class and its kind, for people."""
     return f"{type(model).__name__} ({model.config.model_type})"
