@@ -16,6 +16,9 @@ from tandem.inference.feed import Feed
 # Fed at start, plainly and batched: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
 PROBE_TOKENS = 2 * len(PROBE)
+# The probe's trunk, and beside what it goes on with something else.
+_TRUNK = PROBE[:5]
+SIBLING = (*_TRUNK, 0, 2, 1)
 
 
 class Pool(Protocol):
@@ -68,6 +71,7 @@ class Backend:
         device: where tokens and logits are.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
+        takes_trees: whether siblings are known not to see each other.
         graphs: what small batches are computed by; None for the pass itself.
         busy: held while the pass computes: it takes one batch at a time.
     """
@@ -89,6 +93,7 @@ class Backend:
         self.compute = compute
         self.device = device
         self.in_one_call = in_one_call
+        self.takes_trees = True
         self.graphs: Captured | None = None
 
     def __str__(self) -> str:
@@ -105,6 +110,7 @@ class Backend:
             in_one_call=self.in_one_call,
         )
         other.busy = self.busy
+        other.takes_trees = self.takes_trees
         return other
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -112,15 +118,21 @@ class Backend:
 
         Returns:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
+
+        Raises:
+            ValueError: a feed does not fit its extent; its parents are no earlier rows, or a back
+                end that takes no trees is given some.
         """
         if self.in_one_call:
             for feed in feeds:
-                if not feed.cache.length:
+                if not feed.cache.length and not feed.cache.branches:
                     self.pool.clear(feed.cache)
+        if not self.takes_trees and any(feed.parents for feed in feeds):
+            raise ValueError(f"{self} takes no trees")
         with self.busy:
             logits = self._computed(feeds)
         for feed in feeds:
-            feed.cache.length += len(feed.token_ids)
+            feed.cache.grow(len(feed.token_ids), feed.parents)
         return logits
 
     def _computed(self, feeds: Sequence[Feed]) -> Tensor:
@@ -165,3 +177,31 @@ def probe(backend: Backend, text: Sequence[int]) -> Tensor:
     for reserved in (other, cache):
         pool.release(reserved)
     return torch.cat((head, middle, alone, single))
+
+
+def probe_tree(backend: Backend, expected: Tensor, sibling: Tensor) -> tuple[Tensor, Tensor]:
+    """A small tree, grown in two feeds beside another sequence, of which the later path is kept.
+
+    Args:
+        backend: its pool holds the probe twice.
+        expected: plain logits [n, V] of the probe.
+        sibling: plain logits [n, V] of `SIBLING`.
+
+    Returns:
+        What the tree should give and what it gives, both [7, V].
+    """
+    pool, end = backend.pool, len(_TRUNK)
+    other, cache = pool.reserve(len(PROBE)), pool.reserve(len(PROBE))
+    (first, second), (third, fourth, last) = PROBE[end : end + 2], SIBLING[end:]
+    backend.forward([Feed(cache, _TRUNK[:-1], 0)])
+    grown = backend.forward(
+        [Feed(cache, [_TRUNK[-1], first, third], 3, (0, 0)), Feed(other, PROBE[:2], 0)]
+    )
+    leaves = backend.forward([Feed(cache, [second, fourth], 2, (1, 2))])
+    cache.keep((2, 4))
+    kept = backend.forward([Feed(cache, [last], 1), Feed(other, PROBE[2:3], 1)])
+    for reserved in (other, cache):
+        pool.release(reserved)
+    wanted = [expected[end - 1], expected[end], sibling[end]]
+    wanted += [expected[end + 1], sibling[end + 1], sibling[end + 2], expected[2]]
+    return torch.stack(wanted), torch.cat((grown, leaves, kept))

@@ -14,9 +14,24 @@ from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
 from tandem.inference import one_call
-from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, name_of, probe
+from tandem.inference.backend import (
+    PROBE,
+    PROBE_TOKENS,
+    SIBLING,
+    Backend,
+    name_of,
+    probe,
+    probe_tree,
+)
 from tandem.inference.cache import KVPool
-from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
+from tandem.inference.compatibility import (
+    agrees,
+    cannot_serve,
+    compare,
+    max_positions,
+    name_of_model,
+    plain_logits,
+)
 from tandem.inference.layout import choose_layout
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
@@ -75,6 +90,7 @@ def by_torch(model: PreTrainedModel) -> Backend:
     together = one_call.worthwhile(device)
     text = _text(model, _LONGER if together else 1)
     expected, head = plain_logits(model, text), text[: len(PROBE)]
+    sibling = plain_logits(model, SIBLING)
     try:
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
         if device.type == "cpu":
@@ -87,8 +103,26 @@ def by_torch(model: PreTrainedModel) -> Backend:
         raise cannot_serve(model, error) from error
     compare(model, expected[: len(head)], found)
     if together:
-        return one_call.in_one_call(model, compute, text, expected) or backend
+        backend = one_call.in_one_call(model, compute, text, expected) or backend
+    _try_tree(model, backend, expected, sibling)
     return backend
+
+
+def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, sibling: Tensor) -> None:
+    """Have a back end refuse trees, with one warning, where siblings see each other."""
+    try:
+        reason = "the branches of a tree differ from plain passes"
+        backend.takes_trees = agrees(*probe_tree(backend, expected, sibling))
+    except Exception as error:  # a model's own code, and a runtime's
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        backend.takes_trees = False
+    if not backend.takes_trees:
+        _log.warning(
+            "no trees are taken, only chains",
+            model=name_of_model(model),
+            engine=str(backend),
+            reason=reason,
+        )
 
 
 def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:

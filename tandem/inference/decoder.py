@@ -205,9 +205,23 @@ class Decoder:
         positions: int = self.pool.positions
         return positions
 
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """Room for a sequence of up to `capacity` positions; None where there is none now."""
-        return self._backends.reserve(capacity)
+    @property
+    def takes_trees(self) -> bool:
+        """Whether sequences may have branches; a model that cannot is named by a warning at the
+        start."""
+        return self._backends.takes_trees
+
+    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+        """Room for a sequence; None where there is none now.
+
+        Args:
+            capacity: positions, those for branch rows included.
+            nodes: branch rows that it may have at once; 0 for a sequence without branches.
+
+        Raises:
+            Unsupported: the model takes no trees, and `nodes` asks for some.
+        """
+        return self._backends.reserve(capacity, nodes)
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back. It must not be in a batch any more."""

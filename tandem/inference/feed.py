@@ -46,12 +46,20 @@ class Drawn:
 class Feed:
     """New tokens of one sequence.
 
+    Without parents they extend its trunk. With parents the last of them, one a parent, are branch
+    rows; tokens before those extend the trunk first, and the branch rows fed earlier are then
+    forgotten. A row sees the trunk, its ancestors among the branch rows, and itself.
+
     Attributes:
         cache: grows by them.
-        token_ids: at least one; or a token that was drawn, and is on the device only.
+        token_ids: at least one; or a token, or several, that were drawn and are on the device
+            only.
         rows: logits wanted, of the last tokens; may be 0.
+        parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
+            order in which they were fed since the trunk last grew, in this feed or before.
     """
 
     cache: SequenceCache
-    token_ids: Sequence[int] | Drawn
+    token_ids: Sequence[int] | Drawn | Sequence[Drawn]
     rows: int
+    parents: Sequence[int] | None = None
