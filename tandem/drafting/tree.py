@@ -133,8 +133,8 @@ def _path(draft: Draft, rows: dict[int, int], emitted: Sequence[int]) -> list[in
         children.setdefault((place, token_id), node)
     path: list[int] = []
     for token_id in emitted:
-        node = children.get((path[-1] + 1 if path else 0, token_id))
-        if node is None or node not in rows:
+        node = children.get((path[-1] + 1 if path else 0, token_id), -1)
+        if node not in rows:
             break
         path.append(node)
     return path

@@ -75,6 +75,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         all_values.index_copy_(1, self.places, values)
         return all_keys, all_values
 
+    @torch.inference_mode()
     def move(self, places: Sequence[int], first: int) -> None:
         """See `Extents.move`: gathered, then copied, so that nothing is overwritten unread."""
         if not self.keys:

@@ -313,7 +313,7 @@ def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) ->
 
     def asking(*args: Any) -> Any:
         drawn = drawing(*args)
-        drawn.tokens.tolist()
+        drawn[0][0].draws.tokens.tolist()
         return drawn
 
     monkeypatch.setattr("tandem.engine.stepper.draw", asking)
