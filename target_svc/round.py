@@ -23,6 +23,7 @@ class TargetSequence:
         sampling: the request's parameters; its seed keys the draws.
         rule: its verifier.
         carry: the verifier's state between rounds.
+        nodes: the most that a draft may have; 0 where all are chains.
         caches: its extent of the KV pool; holds all tokens but the last.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
@@ -34,6 +35,7 @@ class TargetSequence:
     sampling: Sampling
     rule: Verifier[Any]
     carry: Any = None
+    nodes: int = 0
     caches: list[SequenceCache] = field(default_factory=list)
     last_token: int = -1
     length: int = 0

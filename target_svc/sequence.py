@@ -42,7 +42,6 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._progress: Progress
         self._most_nodes = info.max_nodes
         self._gamma = 0
-        self._max_nodes = 0
         self._end = 0
 
     async def _open(
@@ -54,12 +53,12 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         bind_request(self.request_id)
         require_same(request.fingerprint, self._fingerprint)
         sequence = self._sequence = self._sequence_from(request)
-        self._gamma, self._max_nodes = request.gamma, request.max_nodes
+        self._gamma = request.gamma
         self._end = len(sequence.token_ids) + request.max_new_tokens
         prompt_tokens = len(sequence.token_ids)
         steps = rounds.open_(self._scorer, sequence, request.first_round)
         decision, times = await self._engine.open(
-            sequence, steps, self._end + self._max_nodes, self.request_id, traced
+            sequence, steps, self._end, self.request_id, traced
         )
         self._progress = Progress(sequence.length, request.first_round)
         opened = target_pb2.OpenedSequence(
@@ -99,7 +98,8 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             raise InvalidRequest(f"open.gamma must be 0 for {rule.name}")
         self._check_nodes(request.max_nodes, rule)
         carry = carry_from(request.carry, rule, request.gamma)
-        return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
+        sampling = messages.sampling_from(request.sampling)
+        return TargetSequence(token_ids, sampling, rule, carry, request.max_nodes)
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
         if max_nodes and rule.takes is Shape.CHAIN:
@@ -116,7 +116,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         request, sequence = message.verify, self._sequence
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
-            request.draft, self._vocab_size, self._max_gamma, self._max_nodes
+            request.draft, self._vocab_size, self._max_gamma, sequence.nodes
         )
         if fault := misfit(draft, sequence.rule.takes):
             raise InvalidRequest(fault)

@@ -22,6 +22,7 @@ class DraftSequence:
         token_ids: prompt and emitted tokens.
         sampling: shapes the drafter's distribution; its seed keys the draws.
         vocab_size: ids at or beyond it are never drafted.
+        nodes: positions that it needs beyond its text, for nodes that are not kept.
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
         numbers: for its draws.
@@ -30,6 +31,7 @@ class DraftSequence:
     token_ids: list[int]
     sampling: Sampling
     vocab_size: int
+    nodes: int = 0
     caches: list[Any] = field(default_factory=list)
     state: Any = None
     numbers: Foreseen = field(init=False)
@@ -48,13 +50,13 @@ class Drafter(ABC):
         name: as GetModelInfo reports it.
         shape: of its drafts.
         pure: whether each row is a function of the tokens before it alone.
-        scratch: positions that a sequence needs beyond its text, for nodes that are not kept.
+        max_nodes: the most that it draws a round; 0 where its drafts are chains.
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape] = Shape.CHAIN
     pure: ClassVar[bool] = False
-    scratch: int = 0
+    max_nodes: int = 0
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""

@@ -40,7 +40,7 @@ class TreeDrafter(ModelDrafter):
         scorer: the small model.
         truncation: of its distributions.
         acceptance: by sibling rank, from which the shape follows.
-        most_nodes: of a draft.
+        max_nodes: of a draft.
     """
 
     name = "tree"
@@ -51,11 +51,11 @@ class TreeDrafter(ModelDrafter):
         scorer: Scorer,
         truncation: Truncation,
         acceptance: Sequence[float],
-        most_nodes: int,
+        max_nodes: int,
     ) -> None:
         super().__init__(scorer, truncation)
         self._acceptance = tuple(acceptance)
-        self.scratch = most_nodes
+        self.max_nodes = max_nodes
         self._shapes: dict[tuple[int, int], TreeShape] = {}
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -70,7 +70,7 @@ class TreeDrafter(ModelDrafter):
         held: _Held = sequence.state
         news = sequence.token_ids[len(held.trunk) :]
         held.trunk += news
-        shape = self._shape(gamma, min(max_nodes or gamma, self.scratch))
+        shape = self._shape(gamma, min(max_nodes or gamma, self.max_nodes))
         feed = Feed(cache_of(sequence), self._known(news), 1)
         drawn: list[Drawn] = []
         places: list[int] = []

@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from tandem.speculation.nodes import check_nodes
+from tandem.speculation.nodes import check_nodes, depth_of, path_to
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -122,13 +122,7 @@ class Draft:
 
     def path_to(self, place: int) -> Sequence[int]:
         """The places on the way from the root to one, the root left out."""
-        if self.parents is None:
-            return range(1, place + 1)
-        path: list[int] = []
-        while place:
-            path.append(place)
-            place = self.parents[place - 1]
-        return path[::-1]
+        return path_to(self.parents, place)
 
     def certain_tokens(self) -> list[int]:
         """Of each certain row, in order, the token that names it."""
@@ -165,12 +159,7 @@ class Draft:
     @property
     def depth(self) -> int:
         """Nodes of the longest path."""
-        if self.parents is None:
-            return len(self.token_ids)
-        depths = [0]
-        for place in self.parents:
-            depths.append(depths[place] + 1)
-        return max(depths)
+        return depth_of(self.parents, len(self.token_ids))
 
     def check_shape(self, vocab_size: int) -> None:
         """Check all but what is in the rows, which `faults` does for a batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,27 @@ def check_nodes(draft: Draft) -> str:
                 return f"draft.token_ids[{node}] = {token_id} repeats one of its distinct siblings"
             twins.add(node + 1)
     return ""
+
+
+def path_to(parents: Sequence[int] | None, place: int) -> Sequence[int]:
+    """The places on the way from the root to one, the root left out; of a chain without parents."""
+    if parents is None:
+        return range(1, place + 1)
+    path: list[int] = []
+    while place:
+        path.append(place)
+        place = parents[place - 1]
+    return path[::-1]
+
+
+def depth_of(parents: Sequence[int] | None, count: int) -> int:
+    """Nodes of the longest path of so many; of a chain without parents."""
+    if parents is None:
+        return count
+    depths = [0]
+    for place in parents:
+        depths.append(depths[place] + 1)
+    return max(depths)
 
 
 def misfit(draft: Draft, takes: Shape) -> str:

@@ -343,8 +343,8 @@ class ModelInfo(google.protobuf.message.Message):
     waits for a moment, then gets RESOURCE_EXHAUSTED.
     """
     max_nodes: builtins.int
-    """max_nodes is the most candidates of a draft that a target decides as a tree; 0 where its
-    model takes chains alone.
+    """max_nodes is the most candidates of a draft, that a target decides as a tree, or that a
+    drafter makes of one; 0 where its drafts are chains.
     """
     dtype: builtins.str
     """dtype of the weights and the forward pass ("float32", "bfloat16", ...), now: a drafter's
