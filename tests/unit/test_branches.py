@@ -30,3 +30,19 @@ def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Archite
     groups = [trees[:5], trees[5:6], trees[6:]]
     found = [rows for group in groups for rows in tree_rows(decoder, group)]
     assert worst_of(expected, found) < TOLERANCE
+
+
+CONVERTED = [row for row in SUPPORTED if row.model_type != "gemma2"]
+
+
+@pytest.mark.parametrize("row", CONVERTED, ids=lambda row: row.model_type)
+def test_openvino_gives_them_too_or_leaves_trees_to_torch(row: Architecture) -> None:
+    pytest.importorskip("openvino")
+    model, rng = build(row, **narrow(row)), random.Random(2)
+    trees = [Tree.random(rng, 40) for _ in range(20)]
+    expected = plain_rows(model, trees)
+    decoder = Decoder(model, row.name, cache_tokens=2048, engine="openvino")
+    assert decoder.engine == "openvino"
+    if not row.slides:
+        found = [*tree_rows(decoder, trees[:5]), *tree_rows(decoder, trees[5:])]
+        assert worst_of(expected, found) < TOLERANCE
