@@ -79,5 +79,6 @@ def again(feed: Feed) -> Feed:
     if cache.branches.grown(parents).in_line:
         return feed
     tokens = [*cache.branch_tokens, *listed(feed.token_ids)]
+    parents = (*cache.branches.parents, *parents)
     before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
-    return Feed(before, cast("Sequence[int]", tokens), feed.rows, (*cache.branches.parents, *parents))
+    return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents)
