@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.inference.batch import PackedBatch
 from tandem.inference.extents import SequenceCache
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, again, listed
 
 # Fed at start, plainly and batched: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
@@ -72,6 +72,8 @@ class Backend:
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
         takes_trees: whether siblings are known not to see each other.
+        feeds_again: whether a feed that hangs at branch rows has to bring them along: the pass
+            hides rows of a feed from each other, and none that were fed before.
         graphs: what small batches are computed by; None for the pass itself.
         busy: held while the pass computes: it takes one batch at a time.
     """
@@ -85,6 +87,7 @@ class Backend:
         device: torch.device,
         *,
         in_one_call: bool = False,
+        feeds_again: bool = False,
     ) -> None:
         self.engine = engine
         self.dtype = dtype
@@ -93,6 +96,7 @@ class Backend:
         self.compute = compute
         self.device = device
         self.in_one_call = in_one_call
+        self.feeds_again = feeds_again
         self.takes_trees = True
         self.graphs: Captured | None = None
 
@@ -108,6 +112,7 @@ class Backend:
             self.pool.resized(positions),
             self.device,
             in_one_call=self.in_one_call,
+            feeds_again=self.feeds_again,
         )
         other.busy = self.busy
         other.takes_trees = self.takes_trees
@@ -132,13 +137,15 @@ class Backend:
         with self.busy:
             logits = self._computed(feeds)
         for feed in feeds:
-            feed.cache.grow(len(feed.token_ids), feed.parents)
+            feed.cache.grow(listed(feed.token_ids), feed.parents)
         return logits
 
     def _computed(self, feeds: Sequence[Feed]) -> Tensor:
         graph = None if self.graphs is None else self.graphs.fitting(feeds)
         if graph is not None:
             return graph(feeds)
+        if self.feeds_again:
+            feeds = [again(feed) for feed in feeds]
         return self.compute(PackedBatch.of(feeds, self.device, self.in_one_call), self.pool)
 
 

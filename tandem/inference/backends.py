@@ -19,11 +19,17 @@ class Backends:
 
     Args:
         first: its pool is empty.
+        for_trees: stands by for sequences with branches, where the first one takes none.
+        trees: one that takes them is kept, whoever succeeds it.
     """
 
-    def __init__(self, first: Backend) -> None:
+    def __init__(
+        self, first: Backend, for_trees: Backend | None = None, trees: bool = False
+    ) -> None:
         self._lock = threading.Lock()
-        self._all: tuple[Backend, ...] = (first,)  # the last one is the present one
+        self._trees = trees
+        # The last one is the present one.
+        self._all: tuple[Backend, ...] = (first,) if for_trees is None else (for_trees, first)
 
     @property
     def current(self) -> Backend:
@@ -66,10 +72,9 @@ class Backends:
                 self._retire()
 
     def _retire(self) -> None:
-        """Forget earlier ones that hold no sequence any more, with their weights and pools; but
-        for the one that takes trees where the present one does not."""
+        """Forget earlier ones that hold no sequence any more, with their weights and pools."""
         *earlier, current = self._all
-        kept = self._for_trees()
+        kept = self._for_trees() if self._trees else None
         left = [b for b in earlier if b is kept or b.pool.free_positions < b.pool.positions]
         self._all = (*left, current)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -226,7 +227,7 @@ def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
         if isinstance(token_ids, Drawn):
             token_ids = (token_ids,)
         elif not (feed.parents or isinstance(token_ids[0], Drawn)):
-            known += token_ids
+            known += cast("Sequence[int]", token_ids)
             continue
         for token_id in token_ids:
             if isinstance(token_id, Drawn):

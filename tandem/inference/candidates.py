@@ -142,7 +142,10 @@ def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
     try:
         text = _text(model, _LONGER)
         backend = _converted(model, 2 * SPARE * len(text))
-        compare(model, _plain(model, text), probe(backend, text))
+        expected = _plain(model, text)
+        compare(model, expected, probe(backend, text))
+        if backend.takes_trees:
+            _try_tree(model, backend, expected, _plain(model, SIBLING))
     except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("OpenVINO does not run this model, torch does", reason=reason)
@@ -173,11 +176,17 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     if model.dtype == torch.bfloat16 and threads < OPENVINO_BFLOAT16_THREADS:
         raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
     # Here, since OpenVINO need not be installed and takes half a second to import.
-    from tandem.inference.openvino_graph import complete, precision_of
+    from tandem.inference.openvino_graph import complete, precision_of, slides
     from tandem.inference.openvino_pass import OpenVinoPass
     from tandem.inference.openvino_store import kept
     from tandem.inference.openvino_trace import trace, weights_of
 
-    graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
+    structure = kept(model, trace)
+    cut_by_place = slides(structure)
+    graph = complete(structure, weights_of(model), precision_of(model.dtype))
     compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
-    return Backend("openvino", model.dtype, compute, compute.pool(positions), model.device)
+    pool = compute.pool(positions)
+    backend = Backend("openvino", model.dtype, compute, pool, model.device, feeds_again=True)
+    # Its windows count places in memory, of which siblings take more than their text has positions.
+    backend.takes_trees = not cut_by_place
+    return backend

@@ -93,7 +93,8 @@ def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupErro
         kind = type(reason).__name__
         reason = f"its cache or attention is of another kind ({kind}: {first_line(reason)})"
     return StartupError(
-        f"cannot serve {name_of_model(model)}: {reason}; docs/architectures.md lists what can be served"
+        f"cannot serve {name_of_model(model)}: {reason};"
+        " docs/architectures.md lists what can be served"
     )
 
 

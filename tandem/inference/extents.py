@@ -6,6 +6,7 @@ import bisect
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tandem.inference.branches import NO_BRANCHES, Branches
 
@@ -20,6 +21,7 @@ class SequenceCache:
         capacity: positions reserved, scratch for branch rows included.
         length: of the trunk, in positions.
         branches: rows behind it that were fed since it last grew.
+        branch_tokens: theirs, as they were fed: ids or `Drawn`.
     """
 
     pool: Extents
@@ -27,11 +29,12 @@ class SequenceCache:
     capacity: int
     length: int = 0
     branches: Branches = NO_BRANCHES
+    branch_tokens: tuple[Any, ...] = ()
 
     def rollback(self, length: int) -> None:
         """Forget all positions at or beyond `length`, and all branch rows."""
         self.length = min(self.length, length)
-        self.branches = NO_BRANCHES
+        self._forget_branches()
 
     def branched(self, count: int, parents: Sequence[int]) -> tuple[int, Branches]:
         """What the trunk's length and the branch rows would be behind a feed with branches.
@@ -49,13 +52,16 @@ class SequenceCache:
         before = NO_BRANCHES if news else self.branches
         return self.length + news, before.grown(parents)
 
-    def grow(self, count: int, parents: Sequence[int] | None = None) -> None:
+    def grow(self, token_ids: Sequence[Any], parents: Sequence[int] | None = None) -> None:
         """Take a feed's tokens in; see `branched`."""
-        if parents:
-            self.length, self.branches = self.branched(count, parents)
-        else:
-            self.length += count
-            self.branches = NO_BRANCHES
+        if not parents:
+            self.length += len(token_ids)
+            self._forget_branches()
+            return
+        new = tuple(token_ids[-len(parents) :])
+        old = self.branch_tokens if len(parents) == len(token_ids) else ()
+        self.length, self.branches = self.branched(len(token_ids), parents)
+        self.branch_tokens = (*old, *new)
 
     def keep(self, path: Sequence[int]) -> None:
         """Let the trunk grow by a path of branch rows, and forget all others.
@@ -75,7 +81,10 @@ class SequenceCache:
         if in_place < len(path):  # rows ascend, so none is in place behind one that is not
             self.pool.move([end + row - 1 for row in path[in_place:]], end + in_place)
         self.length += len(path)
-        self.branches = NO_BRANCHES
+        self._forget_branches()
+
+    def _forget_branches(self) -> None:
+        self.branches, self.branch_tokens = NO_BRANCHES, ()
 
 
 class Extents:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from tandem.inference.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from torch import Tensor
@@ -63,3 +65,24 @@ class Feed:
     token_ids: Sequence[int] | Drawn | Sequence[Drawn]
     rows: int
     parents: Sequence[int] | None = None
+
+
+def listed(token_ids: Sequence[int] | Drawn | Sequence[Drawn]) -> Sequence[int | Drawn]:
+    """The tokens of a feed, one by one."""
+    return (token_ids,) if isinstance(token_ids, Drawn) else token_ids
+
+
+def again(feed: Feed) -> Feed:
+    """The same with the branch rows that were fed before, where it hangs at some of them.
+
+    Not where all of them are one chain, which is a text like a trunk.
+    """
+    cache, parents = feed.cache, feed.parents
+    if not parents or not cache.branches or len(parents) < len(feed.token_ids):
+        return feed
+    if cache.branches.grown(parents).in_line:
+        return feed
+    tokens = [*cache.branch_tokens, *listed(feed.token_ids)]
+    parents = (*cache.branches.parents, *parents)
+    before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
+    return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents)
