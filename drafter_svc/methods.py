@@ -53,14 +53,20 @@ def _load_tree(settings: DrafterSettings) -> LoadedDrafter:
     from tandem.engine.asks import Truncation
     from tandem.serving.model import engine_over, info_of, load_decoder
 
-    decoder = load_decoder(settings, drafts=True)
+    decoder = load_decoder(settings, drafts=True, trees=True)
     if not decoder.takes_trees:
         raise StartupError(
             f"TANDEM_DRAFTER_METHOD: the model {decoder.name} cannot compute trees; use model"
         )
     truncation = Truncation(settings.draft_mass, settings.draft_support)
-    law = ("tree", settings.draft_mass, settings.draft_support, *settings.acceptance)
-    info = info_of(decoder, settings, *law)
+    info = info_of(
+        decoder,
+        settings,
+        "tree",
+        settings.draft_mass,
+        settings.draft_support,
+        *settings.acceptance,
+    )
     info.max_nodes = settings.max_nodes
     return LoadedDrafter(
         engine_over(decoder, settings, "drafter-engine"),

@@ -48,7 +48,7 @@ class TargetServicer(
         )
 
     def _load(self) -> LoadedTarget:
-        decoder = load_decoder(self.settings)
+        decoder = load_decoder(self.settings, trees=self.settings.max_nodes > 0)
         info = info_of(decoder, self.settings, decoder.dtype)
         info.max_nodes = self.settings.max_nodes if decoder.takes_trees else 0
         engine = engine_over(decoder, self.settings, "target-engine")

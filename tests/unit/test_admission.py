@@ -16,6 +16,7 @@ from tandem.inference.cache import KVPool, SequenceCache
 class Sequence:
     """All that admission knows of one."""
 
+    nodes: int = 0
     caches: list[SequenceCache] = field(init=False)
 
 
