@@ -48,13 +48,16 @@ def require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: 
         )
 
 
+_TREES = (common_pb2.DRAFT_SHAPE_TREE, common_pb2.DRAFT_SHAPE_IID_CHAINS)
+
+
 def require_trees(target: common_pb2.ModelInfo, reply: drafter_pb2.GetModelInfoResponse) -> None:
     """Refuse a drafter of trees where the target takes chains alone.
 
     Raises:
         Unavailable: who they are.
     """
-    if reply.shape != common_pb2.DRAFT_SHAPE_CHAIN and not target.max_nodes:
+    if reply.shape in _TREES and not target.max_nodes:
         raise Unavailable(
             f"a drafter ({reply.info.model}, {reply.drafter}) drafts trees, and the target"
             f" ({target.model}) takes chains alone: raise its MAX_NODES, or draft by METHOD=model"
@@ -152,7 +155,7 @@ def largest_tree(
     found = [
         min(target.max_nodes, reply.info.max_nodes, _rows_that_fit(target, place, reply))
         for place, reply in enumerate(drafters, 1)
-        if reply.shape != common_pb2.DRAFT_SHAPE_CHAIN
+        if reply.shape in _TREES
     ]
     return min(found, default=0)
 
