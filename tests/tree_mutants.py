@@ -199,8 +199,9 @@ class Mutant:
 
 
 _WIDE = fixed("2x2", _TREE)
+SPLIT = rule_of(TokenVerifier, _Judges(_Independent))
 MUTANTS = [
-    Mutant("siblings judged independently", rule_of(TokenVerifier, _Judges(_Independent)), _WIDE),
+    Mutant("siblings judged independently", SPLIT, _WIDE),
     Mutant(
         "residual after the first sibling only",
         rule_of(TokenVerifier, _Judges(_FirstResidual)),
