@@ -1,4 +1,4 @@
-"""The three rules are lossless: exact enumeration of the landed code, in float64."""
+"""The rules are lossless: exact enumeration of the landed code, in float64."""
 
 from __future__ import annotations
 
