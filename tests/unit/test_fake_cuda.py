@@ -348,11 +348,11 @@ def test_a_count_of_blocks_that_is_asked_for_is_caught(
 
 
 def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = tiles._Sent
+    sending = tiles.Sent
 
     def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
         return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
 
-    monkeypatch.setattr(tiles, "_Sent", staying)
+    monkeypatch.setattr(tiles, "Sent", staying)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
