@@ -63,10 +63,8 @@ def _seen_by(segment: Segment, window: int | None) -> tuple[np.ndarray, ...]:
     trunk, where the rows behind it begin, and which of these [count, W]."""
     count, end = segment.count, segment.start + segment.length
     if segment.branches is None:
-        positions, sees = (
-            np.arange(segment.length - count, segment.length),
-            np.zeros((count, 1), bool),
-        )
+        positions = np.arange(segment.length - count, segment.length)
+        sees = np.zeros((count, 1), bool)
         base, last = np.full(count, end), segment.start + positions
     else:
         rows, sees = segment.behind

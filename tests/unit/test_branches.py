@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference import batch, flex, graph, one_call
+from tandem.inference import batch
 from tandem.inference.batch import Packing
 from tandem.inference.branches import NO_BRANCHES, Branches
 from tandem.inference.cache import KVPool
@@ -22,30 +21,15 @@ from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.record import Record
 from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.flex import BLOCK, Kernel, without_compiler
 from tests.parity import TOLERANCE, plain_logits
-from tests.recording import Recorder
 from tests.tiny import random_llama
-from tests.trees import NARROW, Tree, plain_rows, tree_rows, worst_of
+from tests.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
 MISTRAL = next(row for row in SUPPORTED if row.model_type == "mistral")
 GEMMA = next(row for row in SUPPORTED if row.model_type == "gemma2")
 # The scores of Gemma 2 have soft caps, which OpenVINO's attention has not.
 CONVERTED = [row for row in SUPPORTED if row.model_type != "gemma2"]
-
-
-def narrow(row: Architecture) -> dict[str, int]:
-    """A window that ends within the trees."""
-    return {"sliding_window": NARROW} if row.slides else {}
-
-
-def random_trees(seed: int, longest: int = 21) -> list[Tree]:
-    rng = random.Random(seed)
-    trees = [Tree.random(rng, longest) for _ in range(20)]
-    assert max(Branches().grown(tree.parents).depth for tree in trees) > 2 * NARROW
-    assert max(len(tree.path) for tree in trees) > NARROW
-    return trees
 
 
 def reserved(decoder: Decoder, capacity: int = 64, nodes: int = 16) -> SequenceCache:
@@ -282,58 +266,6 @@ def test_blocks_are_moved_as_well() -> None:
         flat = tensor.data.swapaxes(1, 2).reshape(96, -1)
         expected = [*range(60), *range(61, 70), *range(69, 96)]
         assert (flat == np.array(expected)[:, None]).all()
-
-
-# A device's attention in one call, and its graphs.
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    """A device, as far as it can be had on a CPU."""
-    kernel = Kernel()
-    without_compiler(monkeypatch)
-    monkeypatch.setattr(graph, "BLOCK", BLOCK)
-    monkeypatch.setattr(flex, "flex_attention", kernel)
-    monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
-    return kernel
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("row", [LLAMA, MISTRAL, GEMMA], ids=lambda row: row.model_type)
-def test_a_device_takes_trees_in_one_call_if_it_was_told_of_them(
-    row: Architecture, at_once: bool, kernel: Kernel
-) -> None:
-    model, trees = build(row, **narrow(row)), random_trees(5)
-    expected = plain_rows(model, trees)
-    decoder = Decoder(model, "tiny", cache_tokens=80 * BLOCK, trees=at_once)
-    assert decoder.takes_trees
-    kernel.calls = 0
-    found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
-    assert worst_of(expected, found) < TOLERANCE
-    # In both layers the prompts and what comes behind the kept paths, and the two feeds between.
-    assert kernel.calls == 2 * (4 if at_once else 2)
-
-
-def test_graphs_leave_trees_alone(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
-    recorder = Recorder()
-    monkeypatch.setattr(graph, "capture", recorder)
-    model, trees = build(LLAMA), random_trees(6)[:4]
-    expected = plain_rows(model, trees)
-    decoder = Decoder(model, "tiny", cache_tokens=40 * BLOCK, graph_rows=16, longest=5 * BLOCK)
-    at_start = recorder.replays
-    assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
-    assert recorder.replays in (at_start, at_start + 1, at_start + 2), "chains are graphs"
-
-
-def test_scratch_rows_do_not_end_the_graphs() -> None:
-    """Which end where a text, and not its memory, is longer than they were made for."""
-    graphs = graph.Graphs.__new__(graph.Graphs)
-    graphs._longest, graphs._graphs = 8, [object()]  # type: ignore[list-item]
-    cache = SequenceCache(KVPool(64), 0, 32, length=5)
-    assert graphs.fitting([Feed(cache, [1] * 6, 0, (0,) * 6)]) is None
-    assert graphs._graphs
-    assert graphs.fitting([Feed(cache, [1] * 4, 0, (0, 1, 2, 3))]) is None
-    assert not graphs._graphs
 
 
 # The start.
