@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tandem.inference.branches import Branches
 from tandem.inference.decoder import Decoder
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
-from tests.architectures import VOCAB_SIZE
+from tests.architectures import VOCAB_SIZE, Architecture
 from tests.parity import plain
 
 # Less than the depth of some of the trees.
@@ -75,6 +76,19 @@ class Tree:
             Feed(cache, [self.trunk[-1], *self.tokens[:cut]], cut + 1, self.parents[:cut]),
             Feed(cache, self.tokens[cut:], len(self.tokens) - cut, self.parents[cut:]),
         ]
+
+
+def narrow(row: Architecture) -> dict[str, int]:
+    """A window that ends within the trees."""
+    return {"sliding_window": NARROW} if row.slides else {}
+
+
+def random_trees(seed: int, longest: int = 21) -> list[Tree]:
+    rng = random.Random(seed)
+    trees = [Tree.random(rng, longest) for _ in range(20)]
+    assert max(Branches().grown(tree.parents).depth for tree in trees) > 2 * NARROW
+    assert max(len(tree.path) for tree in trees) > NARROW
+    return trees
 
 
 @torch.inference_mode()

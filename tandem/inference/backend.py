@@ -71,6 +71,7 @@ class Backend:
         device: where tokens and logits are.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
+        branches_in_one_call: whether it does so for batches with branches.
         takes_trees: whether siblings are known not to see each other.
         feeds_again: whether a feed that hangs at branch rows has to bring them along: the pass
             hides rows of a feed from each other, and none that were fed before.
@@ -97,6 +98,7 @@ class Backend:
         self.device = device
         self.in_one_call = in_one_call
         self.feeds_again = feeds_again
+        self.branches_in_one_call = False
         self.takes_trees = True
         self.graphs: Captured | None = None
 
@@ -116,6 +118,7 @@ class Backend:
         )
         other.busy = self.busy
         other.takes_trees = self.takes_trees
+        other.branches_in_one_call = self.branches_in_one_call
         return other
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -146,7 +149,8 @@ class Backend:
             return graph(feeds)
         if self.feeds_again:
             feeds = [again(feed) for feed in feeds]
-        return self.compute(PackedBatch.of(feeds, self.device, self.in_one_call), self.pool)
+        batch = PackedBatch.of(feeds, self.device, self.in_one_call, self.branches_in_one_call)
+        return self.compute(batch, self.pool)
 
 
 def some_tokens(count: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.inference.branch_tiles import BranchTiles
 from tandem.inference.branches import Branches
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.tiles import Tiles
@@ -138,18 +139,31 @@ class PackedBatch:
 
     @classmethod
     def of(
-        cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
+        cls,
+        feeds: Sequence[Feed],
+        device: torch.device,
+        in_one_call: bool = False,
+        branches_too: bool = False,
     ) -> PackedBatch:
-        """Pack feeds of different sequences."""
+        """Pack feeds of different sequences.
+
+        Args:
+            feeds: at least one.
+            device: where its tensors go.
+            in_one_call: attention takes all sequences at once.
+            branches_too: also where some have branches.
+        """
         packing = Packing.of(feeds)
         segments = packing.segments
         numbers = torch.tensor([packing.positions, packing.places], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
-        # One sequence alone is one call anyway, by a kernel that needs no tiles; and what a tile
-        # sees is one range, which ancestors are not.
-        in_one_call = in_one_call and len(segments) > 1
-        in_one_call = in_one_call and all(segment.branches is None for segment in segments)
-        tiles = Tiles(segments, device) if in_one_call else None
+        tiles = None
+        # One sequence alone is one call anyway, by a kernel that needs no tiles.
+        if in_one_call and len(segments) > 1:
+            if all(segment.branches is None for segment in segments):
+                tiles = Tiles(segments, device)
+            elif branches_too:
+                tiles = BranchTiles(segments, device)
         token_ids = tokens_of(feeds, device)[None]
         return cls(segments, token_ids, numbers[:1], numbers[1], packing.wanted(device), tiles)
 

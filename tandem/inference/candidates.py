@@ -77,11 +77,12 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied
 
 
-def by_torch(model: PreTrainedModel) -> Backend:
+def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
     """Any model's back end; its weights are laid out anew.
 
     Args:
         model: in its final dtype, on its device.
+        trees: sequences may have branches, which a device then compiles its attention for too.
 
     Raises:
         StartupError: it computes otherwise in a batch, or cannot be served at all.
@@ -103,7 +104,8 @@ def by_torch(model: PreTrainedModel) -> Backend:
         raise cannot_serve(model, error) from error
     compare(model, expected[: len(head)], found)
     if together:
-        backend = one_call.in_one_call(model, compute, text, expected) or backend
+        also = sibling if trees else None
+        backend = one_call.in_one_call(model, compute, text, expected, also) or backend
     _try_tree(model, backend, expected, sibling)
     return backend
 

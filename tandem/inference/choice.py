@@ -117,19 +117,19 @@ def choose_backend(
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
-        return Choice(by_torch(model))
+        return Choice(by_torch(model, trees))
     ways = _ways(engine, model.dtype, drafts)
     record = Record(model, torch.get_num_threads(), engine, drafts)
     first = {str(way): way for way in ways}.get(record.best, ways[0])
     others = [] if record.clear else [way for way in ways if way != first]
     rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
-    backend = _made(first, served, record)
+    backend = _made(first, served, record, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return Choice(by_torch(model))
+        return Choice(by_torch(model, trees))
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
-        for_trees = by_torch(sharing_weights(rest))
+        for_trees = by_torch(sharing_weights(rest), trees)
     if rest is not None and others:
         shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
         trial = Trial(rest, others, record, shapes)
@@ -148,11 +148,11 @@ def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
     return ways
 
 
-def _made(way: Way, model: PreTrainedModel, record: Record) -> Backend | None:
+def _made(way: Way, model: PreTrainedModel, record: Record, trees: bool = False) -> Backend | None:
     """A back end; None, and one warning, where OpenVINO has none for this model."""
     if way.engine == "openvino":
         return by_openvino(model, record)
-    return by_torch(model)
+    return by_torch(model, trees)
 
 
 def _forget_weights(model: nn.Module) -> None:

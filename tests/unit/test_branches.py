@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference import batch, flex, graph, one_call
+from tandem.inference import batch
 from tandem.inference.batch import Packing
 from tandem.inference.branches import NO_BRANCHES, Branches
 from tandem.inference.cache import KVPool
@@ -22,29 +21,15 @@ from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.record import Record
 from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.flex import BLOCK, Kernel, without_compiler
 from tests.parity import TOLERANCE, plain_logits
-from tests.recording import Recorder
 from tests.tiny import random_llama
-from tests.trees import NARROW, Tree, plain_rows, tree_rows, worst_of
+from tests.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
 MISTRAL = next(row for row in SUPPORTED if row.model_type == "mistral")
+GEMMA = next(row for row in SUPPORTED if row.model_type == "gemma2")
 # The scores of Gemma 2 have soft caps, which OpenVINO's attention has not.
 CONVERTED = [row for row in SUPPORTED if row.model_type != "gemma2"]
-
-
-def narrow(row: Architecture) -> dict[str, int]:
-    """A window that ends within the trees."""
-    return {"sliding_window": NARROW} if row.slides else {}
-
-
-def random_trees(seed: int, longest: int = 21) -> list[Tree]:
-    rng = random.Random(seed)
-    trees = [Tree.random(rng, longest) for _ in range(20)]
-    assert max(Branches().grown(tree.parents).depth for tree in trees) > 2 * NARROW
-    assert max(len(tree.path) for tree in trees) > NARROW
-    return trees
 
 
 def reserved(decoder: Decoder, capacity: int = 64, nodes: int = 16) -> SequenceCache:
@@ -281,40 +266,6 @@ def test_blocks_are_moved_as_well() -> None:
         flat = tensor.data.swapaxes(1, 2).reshape(96, -1)
         expected = [*range(60), *range(61, 70), *range(69, 96)]
         assert (flat == np.array(expected)[:, None]).all()
-
-
-# A device's attention in one call, and its graphs.
-
-
-@pytest.mark.parametrize("row", [LLAMA, MISTRAL], ids=lambda row: row.model_type)
-def test_a_device_takes_trees_and_graphs_leave_them_alone(
-    row: Architecture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = Recorder()
-    without_compiler(monkeypatch)
-    monkeypatch.setattr(graph, "BLOCK", BLOCK)
-    monkeypatch.setattr(flex, "flex_attention", Kernel())
-    monkeypatch.setattr(one_call, "worthwhile", lambda _: True)
-    monkeypatch.setattr(graph, "capture", recorder)
-    model, trees = build(row, **narrow(row)), random_trees(5)
-    expected = plain_rows(model, trees)
-    decoder = Decoder(model, "tiny", cache_tokens=80 * BLOCK, graph_rows=16, longest=5 * BLOCK)
-    assert decoder.takes_trees
-    at_start = recorder.replays
-    found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
-    assert worst_of(expected, found) < TOLERANCE
-    assert recorder.replays > at_start, "chains still are graphs"
-
-
-def test_scratch_rows_do_not_end_the_graphs() -> None:
-    """Which end where a text, and not its memory, is longer than they were made for."""
-    graphs = graph.Graphs.__new__(graph.Graphs)
-    graphs._longest, graphs._graphs = 8, [object()]  # type: ignore[list-item]
-    cache = SequenceCache(KVPool(64), 0, 32, length=5)
-    assert graphs.fitting([Feed(cache, [1] * 6, 0, (0,) * 6)]) is None
-    assert graphs._graphs
-    assert graphs.fitting([Feed(cache, [1] * 4, 0, (0, 1, 2, 3))]) is None
-    assert not graphs._graphs
 
 
 # The start.
