@@ -14,8 +14,8 @@ SLOTS = "the batch slots"
 TARGETS, DRAFTERS = "the targets' engines", "the drafters' engines"
 # Above this share of places in use, texts wait for one.
 _ALL_HELD = 0.95
-# A fleet whose texts come this close to a limit is bound by it. Where they have more room, and a few
-# targets less would still miss it, those were overloaded.
+# A fleet whose texts come this close to a limit is bound by it. Where they have more room, and a
+# few targets less miss it all the same, those are overloaded.
 _CLOSE = 0.7
 # How much more a target has to yield with all of its places than with half of them, for further
 # places to help.

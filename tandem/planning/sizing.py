@@ -23,7 +23,7 @@ _LONGEST_GAMMA = 16
 _FEWEST_TEXTS = 2_000
 _LATENCIES = 8
 # Of the runs that look for a fleet, and of the last one. All of a plan's take some ten seconds.
-_MOST_TEXTS_LOOKING, _MOST_TEXTS = 8_000, 80_000
+_MOST_TEXTS_LOOKING, _MOST_TEXTS = 8_000, 60_000
 # Targets of a run that looks for a fleet, at most.
 _SLICE = 64
 # To which share of itself a fleet is found, and by which it may grow a few times afterwards.
