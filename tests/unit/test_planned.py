@@ -53,7 +53,8 @@ def test_where_only_plain_decoding_holds_an_objective_it_is_planned() -> None:
     need = Need(20.0, Objective(1000.0, 25.0))
     plan = planned(NONE_KEPT, need, Prices(), None)
     assert plan.fleet.gamma == plan.fleet.drafters == 0
-    assert plan.plain is plan.speed_up is None
+    assert plan.plain is None
+    assert plan.speed_up is None
     assert "no fleet with drafts holds the objective" in plan.notes[0]
     with pytest.raises(Failure, match="without drafts 1 do: --gamma 0"):
         planned(NONE_KEPT, replace(need, rate=1.0), Prices(), 4)
