@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,11 +125,11 @@ def plan(
     with reported():
         if targets is None and rate is None:
             raise Misconfigured("say how many texts a second: --rate")
+        if rate is not None and not math.isfinite(rate):
+            raise Misconfigured("--rate is no number of texts a second")
         if targets is None and clients is not None:
             raise Misconfigured("--clients goes with --targets")
-        objective = Objective(
-            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
-        )
+        objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         measured = _measured(sources)
         if gamma is not None and gamma > len(measured.shares):
             raise Misconfigured(f"--gamma is at most {len(measured.shares)} here")
