@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.peers import Decided, Drafted, Drafter, DraftSize, Prompt, Target
-from tandem.telemetry.stages import ENGINE_STAGES, StageClock, StageTimes, busy_of
+from tandem.telemetry.stages import ENGINE_STAGES, GATHER, QUEUE, StageClock, StageTimes, busy_of
 
 
 class Ledger(StageClock):
@@ -35,6 +35,10 @@ class Ledger(StageClock):
     def add_prefill(self, role: str, times: StageTimes) -> None:
         """Book an opening."""
         self._add(f"{role}_prefill", times.forward_ns)
+        # A first token waits for the target alone.
+        if role == "target":
+            for stage in (QUEUE, GATHER):
+                self._add(f"{role}_prefill_{stage}", times.of(stage))
 
     def start_round(self) -> None:
         """A draft is asked for."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tandem.cli.exit_codes import reported
+from tandem.cli.exit_codes import reported, so_far
 from tandem.cli.options import (
     DEFAULT_ADDRESS,
     AddressOption,
@@ -18,21 +17,17 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.terminal import err, tell
 from tandem.failure import Misconfigured
-
-if TYPE_CHECKING:
-    from tandem.load.objective import Objective
-    from tandem.load.sweep import Level
-    from tandem.load.timeline import Timeline
-    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
 _LOAD = "Load"
 _TEXTS = "Texts"
 
 _Texts = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Texts. Default 32.", rich_help_panel=_LOAD),
+    typer.Option(
+        metavar="N", min=1, max=MOST_TEXTS, help="Texts. Default 32.", rich_help_panel=_LOAD
+    ),
 ]
 _Concurrency = Annotated[
     int,
@@ -41,6 +36,7 @@ _Concurrency = Annotated[
         "-c",
         metavar="N",
         min=1,
+        max=MOST_IN_FLIGHT,
         help="Closed loop: clients that ask again as soon as they are answered.",
         rich_help_panel=_LOAD,
     ),
@@ -59,6 +55,7 @@ _MaxInFlight = Annotated[
     typer.Option(
         metavar="N",
         min=1,
+        max=MOST_IN_FLIGHT,
         help="Open loop: texts on their way at once; one more waits, and its times count on.",
         rich_help_panel=_LOAD,
     ),
@@ -83,7 +80,13 @@ _Seconds = Annotated[
 ]
 _WarmUp = Annotated[
     int,
-    typer.Option(metavar="N", min=0, help="Texts before, not counted.", rich_help_panel=_LOAD),
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=MOST_TEXTS,
+        help="Texts before, not counted.",
+        rich_help_panel=_LOAD,
+    ),
 ]
 _Timeout = Annotated[
     float,
@@ -147,29 +150,12 @@ _Json = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class _Load:
-    """How texts are asked for."""
-
-    warm_up: int
-    concurrency: int
-    rate: float | None
-    max_in_flight: int
-    seed: int
-    timeout_s: float
-
-    def __str__(self) -> str:
-        if self.rate is not None:
-            return f"{self.rate:.4g} a second"
-        return f"{self.concurrency} at a time"
-
-
 def bench(
     address: AddressOption = DEFAULT_ADDRESS,
     texts: _Texts = None,
     concurrency: _Concurrency = 1,
     rate: _Rate = None,
-    max_in_flight: _MaxInFlight = 2048,
+    max_in_flight: _MaxInFlight = MAX_IN_FLIGHT,
     sweep: _Sweep = False,
     seconds: _Seconds = None,
     warm_up: _WarmUp = 2,
@@ -198,81 +184,31 @@ def bench(
     Goodput is of texts that keep the objective.
     """
     from tandem.cli.bench_report import report, report_sweep
+    from tandem.cli.bench_run import Load, run, run_sweep
     from tandem.load.objective import Objective
     from tandem.load.requests import requests
     from tandem.load.sweep import require_rate
 
     with reported():
-        load = _Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
+        load = Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
         request = requests(
             data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
         )
-        objective = Objective(
-            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
-        )
+        objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
+        if rate is not None and not math.isfinite(rate):
+            raise Misconfigured("--rate is no number of texts a second")
         if sweep:
             if texts is not None:
                 raise Misconfigured("--sweep takes --seconds instead of --texts")
             require_rate(rate or 1.0, seconds or 20.0)
-            levels = _sweep(address, request, load, objective, seconds or 20.0)
-            report_sweep(levels, objective, json)
+            levels, interrupted = run_sweep(address, request, load, objective, seconds or 20.0)
+            with so_far(interrupted):
+                report_sweep(levels, objective, json)
             return
         if seconds is not None:
             raise Misconfigured("--seconds is for --sweep; give --texts here")
         count = texts or 32
         generations = [request(number) for number in range(count + warm_up)]
-        timelines = _run(address, generations, load)
-        report(timelines, f"{count} texts, {load}", objective, json)
-
-
-def _run(address: str, generations: list[pb.Generation], load: _Load) -> list[Timeline]:
-    """Warm up, then the load, with its progress on standard error."""
-    import asyncio
-
-    from rich.progress import Progress
-
-    from tandem.load.client import Client
-    from tandem.load.generator import LoadGenerator
-
-    warm_up, counted = generations[: load.warm_up], generations[load.warm_up :]
-
-    async def run(tick: Callable[[], None]) -> list[Timeline]:
-        async with LoadGenerator(address, load.timeout_s) as generator:
-            await generator.closed_loop(warm_up, load.concurrency)
-            if load.rate is None:
-                return await generator.closed_loop(counted, load.concurrency, tick)
-            return await generator.open_loop(
-                counted, load.rate, load.seed, tick, load.max_in_flight
-            )
-
-    with Client(address) as client:
-        client.info()
-    with Progress(console=err, transient=True) as progress:
-        task = progress.add_task("texts", total=len(counted))
-        return asyncio.run(run(lambda: progress.advance(task)))
-
-
-def _sweep(
-    address: str,
-    request: Callable[[int], pb.Generation],
-    load: _Load,
-    objective: Objective,
-    seconds: float,
-) -> list[Level]:
-    """Warm up, then one rate after the other."""
-    import asyncio
-
-    from tandem.load.client import Client
-    from tandem.load.generator import LoadGenerator
-    from tandem.load.sweep import OpenLoop, sweep
-
-    async def run() -> list[Level]:
-        async with LoadGenerator(address, load.timeout_s) as generator:
-            warm_up = [request(number) for number in range(load.warm_up)]
-            await generator.closed_loop(warm_up, load.concurrency)
-            loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
-            return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, tell)
-
-    with Client(address) as client:
-        client.info()
-    return asyncio.run(run())
+        timelines, interrupted = run(address, generations, load)
+        with so_far(interrupted):
+            report(timelines, f"{len(timelines)} texts, {load}", objective, json)

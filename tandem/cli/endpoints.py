@@ -12,6 +12,12 @@ _MOST_ENDPOINTS = 64
 _SERVICES = ("ORCHESTRATOR", "DRAFTER", "TARGET")
 
 
+def is_endpoint(text: str) -> bool:
+    """Whether something is HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
+
+
 def endpoints_of(given: Sequence[str] | None) -> list[str]:
     """Where to look.
 
@@ -28,7 +34,6 @@ def endpoints_of(given: Sequence[str] | None) -> list[str]:
     if len(asked) > _MOST_ENDPOINTS:
         raise Misconfigured(f"at most {_MOST_ENDPOINTS} addresses, got {len(asked)}")
     for endpoint in asked:
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        if not is_endpoint(endpoint):
             raise Misconfigured(f"{endpoint!r} is not HOST:PORT")
     return asked

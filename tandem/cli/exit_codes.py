@@ -16,6 +16,23 @@ INTERRUPTED = 130
 
 
 @contextmanager
+def so_far(interrupted: bool) -> Iterator[None]:
+    """Report a load. One that was interrupted ends as such, whatever its figures say.
+
+    Raises:
+        KeyboardInterrupt: it was.
+    """
+    try:
+        yield
+    except Failure as failure:
+        if not interrupted:
+            raise
+        err.out(f"tandem: {failure}", style="red", highlight=False)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextmanager
 def reported() -> Iterator[None]:
     """Turn a failure into its line and exit code; Ctrl-C into exit code 130."""
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.exit_codes import reported
+from tandem.cli.exit_codes import reported, so_far
 from tandem.cli.options import (
     DEFAULT_ADDRESS,
     AddressOption,
@@ -140,9 +140,7 @@ def load(
     from tandem.load.objective import Objective
 
     with reported():
-        objective = Objective(
-            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
-        )
+        objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         if results:
             if names or ghz or metrics or configs:
                 raise Misconfigured("--results runs nothing: leave the other arguments out")
@@ -202,20 +200,35 @@ def _run(
     ghz = tool.find(ROOT)
     request = _requests(wanted) if wanted.sweep else None
     cuts = any(scenario.cuts for scenario in wanted.scenarios)
+    outcomes: list[Outcome] = []
+    levels: list[Level] = []
+    interrupted = False
     with services(address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
-        if are_ours:
-            asyncio.run(_warm_up(address))
         watch = Watch(endpoints) if endpoints else None
         if watch is not None:
             watch.require()
         campaign = Campaign(ghz, address, watch, folder, wanted.flags)
-        outcomes = []
-        for scenario in wanted.scenarios:
-            with err.status(f"{scenario.name}: {scenario.loop}"):
-                outcomes.append(campaign.run(scenario))
-            tell(outcomes[-1])
-        levels = asyncio.run(_levels(wanted, address, request, objective)) if request else []
-    finish(outcomes, levels, objective, address, folder)
+        try:
+            if are_ours:
+                asyncio.run(_warm_up(address))
+            for scenario in wanted.scenarios:
+                with err.status(f"{scenario.name}: {scenario.loop}"):
+                    outcomes.append(campaign.run(scenario))
+                tell(outcomes[-1])
+            if request:
+                asyncio.run(_sweep(wanted, address, request, objective, levels))
+        except KeyboardInterrupt:
+            if not outcomes:
+                raise
+            interrupted = True
+            tell(f"interrupted: the report is of {_done(outcomes, levels)}. Again to end at once")
+    with so_far(interrupted):
+        finish(outcomes, levels, objective, address, folder)
+
+
+def _done(outcomes: Sequence[Outcome], levels: Sequence[Level]) -> str:
+    rates = f" and {len(levels)} rates of the sweep" if levels else ""
+    return f"{len(outcomes)} loads{rates}"
 
 
 def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
@@ -245,15 +258,21 @@ async def _warm_up(address: str) -> None:
         await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
 
 
-async def _levels(
+async def _sweep(
     wanted: _Wanted,
     address: str,
     request: Callable[[int], pb.Generation],
     objective: Objective,
-) -> list[Level]:
+    levels: list[Level],
+) -> None:
+    """Look for the highest rate. Each that was run is in `levels` at once."""
     from tandem.load.generator import LoadGenerator
     from tandem.load.sweep import OpenLoop, sweep
 
+    def ended(level: Level) -> None:
+        levels.append(level)
+        tell(level)
+
     async with LoadGenerator(address) as generator:
         loop = OpenLoop(generator, request, wanted.seconds, objective)
-        return await sweep(loop.level, wanted.rate, loop.lowest, loop.highest, tell)
+        await sweep(loop.level, wanted.rate, loop.lowest, loop.highest, ended)

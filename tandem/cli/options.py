@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
+from tandem.cli.endpoints import is_endpoint
+
 DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+
+def _address(value: str) -> str:
+    """A gRPC target that has a port, or needs none."""
+    if not value.startswith("unix:") and not is_endpoint(value.rpartition("/")[2]):
+        raise typer.BadParameter(f"{value!r} is not HOST:PORT")
+    return value
+
 
 AddressOption = Annotated[
     str,
@@ -16,6 +26,7 @@ AddressOption = Annotated[
         envvar="TANDEM_ADDRESS",
         metavar="HOST:PORT",
         help="The orchestrator to talk to.",
+        callback=_address,
     ),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from tandem.failure import Misconfigured
 if TYPE_CHECKING:
     from tandem.planning.measurement import Measurement
     from tandem.planning.plan import Plan
+    from tandem.planning.prediction import Prediction
+    from tandem.planning.rounds import Fleet
     from tandem.planning.sizing import Sized
 
     _Cell = Callable[[Sized], str]
@@ -116,22 +119,24 @@ def plan(
     """
     from tandem.load.objective import Objective
     from tandem.planning.plan import Prices, planned
+    from tandem.planning.rounds import Fleet
     from tandem.planning.sizing import Need
 
     with reported():
         if targets is None and rate is None:
             raise Misconfigured("say how many texts a second: --rate")
+        if rate is not None and not math.isfinite(rate):
+            raise Misconfigured("--rate is no number of texts a second")
         if targets is None and clients is not None:
             raise Misconfigured("--clients goes with --targets")
-        objective = Objective(
-            slo_ttft_ms or None, slo_tpot_ms or None, slo_latency_ms or None, slo_share
-        )
+        objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         measured = _measured(sources)
         if gamma is not None and gamma > len(measured.shares):
             raise Misconfigured(f"--gamma is at most {len(measured.shares)} here")
         if targets is not None:
-            found = _predicted(measured, (targets, drafters), gamma, slots, rate, clients, seed)
-            _print_prediction(found, json)
+            length = measured.gamma if gamma is None else gamma
+            fleet = Fleet(targets, drafters if length else 0, length, slots)
+            _print_prediction(_predicted(measured, fleet, rate, clients, seed), json)
             return
         assert rate is not None
         prices = Prices(price_target, price_drafter, gpus_target, gpus_drafter)
@@ -158,45 +163,38 @@ def _measured(sources: Sequence[str]) -> Measurement:
 
 def _predicted(
     measured: Measurement,
-    replicas: tuple[int, int],
-    gamma: int | None,
-    slots: int,
+    fleet: Fleet,
     rate: float | None,
     clients: int | None,
     seed: int,
-) -> dict[str, float]:
+) -> Prediction:
     """What a fleet does, round by round."""
-    from tandem.planning.plan import figures
-    from tandem.planning.rounds import Fleet, Load, Rounds
+    from tandem.planning.prediction import predicted
+    from tandem.planning.rounds import Load
 
     if (rate is None) == (clients is None):
         raise Misconfigured("--targets goes with either --rate or --clients")
-    targets, drafters = replicas
-    length = measured.gamma if gamma is None else gamma
-    fleet = Fleet(targets, drafters if length else 0, length, slots)
-    load = Load(max(2000, 20 * (clients or 0)), rate or 0.0, clients or 0, seed)
     with err.status("simulating"):
-        served = Rounds(measured, fleet, load).run()
-    return {
-        "gamma": length,
-        **figures(served),
-        "target_busy": served.target_busy,
-        "drafter_busy": served.drafter_busy,
-        "slots_held": served.slots_held,
-        "target_batch": served.target_batch,
-    }
+        return predicted(measured, fleet, Load(0, rate or 0.0, clients or 0, seed))
 
 
-def _print_prediction(found: dict[str, float], as_json: bool) -> None:
+def _print_prediction(found: Prediction, as_json: bool) -> None:
     from rich.table import Table
 
     if as_json:
-        write_exactly(json_module.dumps(found, indent=2) + "\n")
+        write_exactly(json_module.dumps(found.as_json(), indent=2) + "\n")
         return
     table = Table("", "", show_header=False)
-    for name, value in found.items():
-        table.add_row(name.replace("_", " "), f"{value:.4g}")
+    for name, value in found.as_json().items():
+        if not isinstance(value, bool | dict):
+            table.add_row(name.replace("_", " "), f"{value:.4g}")
     out.print(table)
+    if found.grows:
+        out.print(
+            f"The queue grows without end: {found.rate:g} texts a second are asked for, and"
+            f" {found.texts_per_s:.4g} served. Times are those of the first {found.texts} texts."
+        )
+    out.print(f"Simulated: {found.texts} texts on {found.targets} of {found.of} targets.")
 
 
 def _print(made: Plan) -> None:
@@ -216,18 +214,24 @@ def _print(made: Plan) -> None:
     if made.is_cheaper_plain:
         out.print("Without drafts the same load costs less.")
     used = [f"{name} {share:.0%}" for name, share in fleet.busy.items()]
-    out.print(f"Bound by {next(iter(fleet.busy))}. In use: {', '.join(used)}.")
+    out.print(f"Bound by {fleet.bound}. In use: {', '.join(used)}.")
+    out.print(f"Simulated: {_simulated(fleet)}.")
     for note in made.notes:
         out.print(f"Assumed: {note}.")
 
 
+def _simulated(sized: Sized) -> str:
+    share = "all" if sized.simulated == sized.targets else f"{sized.simulated} of the"
+    return f"{sized.texts} texts on {share} {sized.targets} targets"
+
+
 def _rows(made: Plan) -> list[tuple[str, _Cell]]:
     """What a table says of a fleet, line by line."""
-    from tandem.planning.plan import figures
+    from tandem.planning.plan import times
 
-    def times(name: str, digits: int = 0) -> _Cell:
+    def ends(name: str, digits: int = 0) -> _Cell:
         def cell(sized: Sized) -> str:
-            found = figures(sized.served)
+            found = times(sized.served)
             return "/".join(f"{found[f'{name}_p{p}_ms']:.{digits}f}" for p in (50, 99))
 
         return cell
@@ -243,9 +247,9 @@ def _rows(made: Plan) -> list[tuple[str, _Cell]]:
         ("orchestrators", lambda sized: str(sized.orchestrators)),
         ("GPUs", lambda sized: str(made.gpus(sized))),
         ("price of a million tokens", price),
-        ("tokens/s", lambda sized: f"{sized.served.tokens_per_s:.0f}"),
-        ("TTFT p50/p99 ms", times("ttft")),
-        ("TPOT p50/p99 ms", times("tpot", 1)),
-        ("latency p50/p99 ms", times("latency")),
+        ("tokens/s", lambda _: f"{made.tokens_per_s:.0f}"),
+        ("TTFT p50/p99 ms", ends("ttft")),
+        ("TPOT p50/p99 ms", ends("tpot", 1)),
+        ("latency p50/p99 ms", ends("latency")),
         ("good texts", lambda sized: f"{sized.good:.1%}"),
     ]

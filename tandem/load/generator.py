@@ -11,15 +11,13 @@ from typing import Any, Self
 
 import grpc
 
+from tandem.load.limits import MAX_IN_FLIGHT
 from tandem.load.status import sentence
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS
 
-# Texts of an open loop that may be on their way at once: eight services' worth of places, and far
-# below what a client's memory and ports allow.
-MAX_IN_FLIGHT = 2048
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
 
@@ -76,22 +74,23 @@ class LoadGenerator:
         self,
         generations: Sequence[pb.Generation],
         concurrency: int,
-        advance: Callable[[], None] = lambda: None,
+        ended: Callable[[Timeline], object] = lambda text: None,
     ) -> list[Timeline]:
         """Clients that ask for a text as soon as they have their last one.
 
         Args:
             generations: shared out in their order.
             concurrency: clients.
-            advance: called after each text.
+            ended: is handed each text when it has ended.
         """
         waiting = iter(generations)
         timelines: list[Timeline] = []
 
         async def client() -> None:
             for generation in waiting:
-                timelines.append(await self.text(generation))
-                advance()
+                text = await self.text(generation)
+                timelines.append(text)
+                ended(text)
 
         await asyncio.gather(*(client() for _ in range(concurrency)))
         return timelines
@@ -101,7 +100,7 @@ class LoadGenerator:
         generations: Sequence[pb.Generation],
         rate: float,
         seed: int,
-        advance: Callable[[], None] = lambda: None,
+        ended: Callable[[Timeline], object] = lambda text: None,
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> list[Timeline]:
         """Texts asked for at random moments, however busy the server is.
@@ -110,7 +109,7 @@ class LoadGenerator:
             generations: in their order.
             rate: mean texts a second; gaps are exponential (a Poisson process).
             seed: of the gaps.
-            advance: called after each text.
+            ended: is handed each text when it has ended.
             max_in_flight: texts on their way at once. One more is asked for when there is room,
                 and its times count from when it was due all the same.
         """
@@ -122,7 +121,7 @@ class LoadGenerator:
             await asyncio.sleep(intended_s - time.perf_counter())
             async with places:
                 timeline = await self.text(generation, intended_s)
-            advance()
+            ended(timeline)
             return timeline
 
         texts = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.failure import Misconfigured
 from tandem.load.timeline import Timeline
 
 
@@ -38,6 +40,21 @@ class Objective:
     tpot_ms: float | None = 100.0
     latency_ms: float | None = None
     share: float = 0.99
+
+    @classmethod
+    def of(cls, ttft_ms: float, tpot_ms: float, latency_ms: float, share: float) -> Objective:
+        """From what somebody has typed: 0 and infinity are no limit.
+
+        Raises:
+            Misconfigured: something is no number.
+        """
+        if any(map(math.isnan, (ttft_ms, tpot_ms, latency_ms, share))):
+            raise Misconfigured("a limit of the objective is no number")
+        ttft, tpot, latency = (
+            milliseconds if 0 < milliseconds < math.inf else None
+            for milliseconds in (ttft_ms, tpot_ms, latency_ms)
+        )
+        return cls(ttft, tpot, latency, share)
 
     def __str__(self) -> str:
         limits = {"TTFT": self.ttft_ms, "TPOT": self.tpot_ms, "latency": self.latency_ms}

@@ -11,7 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from tandem.failure import Misconfigured
-from tandem.load.generator import MAX_IN_FLIGHT, LoadGenerator
+from tandem.load.generator import LoadGenerator
+from tandem.load.limits import MAX_IN_FLIGHT, MOST_TEXTS
 from tandem.load.objective import Goodput, Objective
 from tandem.load.report import LoadReport, error_lines
 from tandem.load.timeline import Percentiles, Timeline
@@ -21,8 +22,6 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 _CLOSE = 1.1
 # Five doublings and as many halvings of what is left; a start further off is a guess to be mended.
 _MOST_LEVELS = 12
-# Of a run: all are known beforehand and their timelines kept, some 10 KB each.
-_MOST_TEXTS = 50_000
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def require_rate(rate: float, seconds: float) -> None:
     Raises:
         Misconfigured: how many are too many.
     """
-    if not rate * seconds <= _MOST_TEXTS:
+    if not rate * seconds <= MOST_TEXTS:
         raise Misconfigured(
-            f"{rate:g} texts a second for {seconds:g} s are too many: at most {_MOST_TEXTS} a run"
+            f"{rate:g} texts a second for {seconds:g} s are too many: at most {MOST_TEXTS} a run"
         )
 
 
@@ -158,7 +157,7 @@ class OpenLoop:
     @property
     def highest(self) -> float:
         """The rate of the most texts that a run may have."""
-        return _MOST_TEXTS / self.seconds
+        return MOST_TEXTS / self.seconds
 
     async def level(self, rate: float) -> Level:
         """A rate."""

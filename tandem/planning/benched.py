@@ -70,6 +70,8 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
         for step in ("draft", "verify")
         for part in ("queue", "gather")
     )
+    # The simulation has queues of its own.
+    prefill = sum(total(f"target_prefill{part}_busy_ns") for part in ("", "_queue", "_gather"))
     wall = sum(sum(summary.stages.round_wall_ns) for summary in drafted) / _NS
     passes = sum(gamma * count for gamma, count in gammas.items())
     own = total("tokenize_ns") + total("detokenize_ns") + total("own_ns")
@@ -84,7 +86,7 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
         Curve({1.0: draft / passes}, {1.0: passes}),
         _shares(drafted, gammas),
         [_shape(summary) for summary in drafted],
-        max(total("time_to_first_token_ns") - total("target_prefill_busy_ns"), 0) / len(drafted),
+        max(total("time_to_first_token_ns") - prefill, 0.0) / len(drafted),
         max(wall - verify - draft - waits, 0.0) / rounds,
         own / len(drafted),
         0.0,
@@ -108,6 +110,12 @@ def _shares(drafted: Sequence[Any], gammas: Counter[int]) -> list[float]:
     for summary in drafted:
         for place, count in enumerate(summary.accepted_per_position):
             accepted[place] += count
-    reached = [sum(count for gamma, count in gammas.items() if gamma > 0), *accepted[:-1]]
-    onward = [kept_ / had if had else 0.0 for kept_, had in zip(accepted, reached, strict=True)]
+    # A draft that the text's end has cut says nothing of the places behind its own.
+    long_enough = [sum(n for gamma, n in gammas.items() if gamma > p) for p in range(longest)]
+    shares = [kept_ / had for kept_, had in zip(accepted, long_enough, strict=True)]
+    before = [1.0, *shares[:-1]]
+    onward = [
+        min(now / then, 1.0) if then else 0.0 for now, then in zip(shares, before, strict=True)
+    ]
+    reached = [round(then * had) for then, had in zip(before, long_enough, strict=True)]
     return kept(continued(onward, reached, max(LONGEST, longest)))

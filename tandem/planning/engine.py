@@ -55,8 +55,8 @@ class Engine:
 
     __slots__ = (
         *("_absent", "_at", "_awaited", "_batch", "_commonly", "_gather", "_gathering", "_last"),
-        *("_running", "_times", "_usual", "_waiting", "_wakes", "active", "busy_s", "served"),
-        "passes",
+        *("_latest", "_running", "_times", "_usual", "_waiting", "_wake", "active", "busy_s"),
+        *("passes", "served"),
     )
 
     def __init__(
@@ -74,9 +74,10 @@ class Engine:
         self._absent: dict[int, float] = {}
         self._usual: dict[int, float] = {}
         self._commonly: float | None = None
-        # For whom a pass waits now, and until when at most.
+        # For whom a pass waits now, and until when at most; the same in order, the latest last.
         self._awaited: dict[int, float] = {}
-        self._wakes = 0
+        self._latest: list[tuple[float, int]] = []
+        self._wake = 0.0
 
     def ask(
         self,
@@ -126,21 +127,25 @@ class Engine:
             # Less than 0: a pass has waited for it since it left.
             if usual is not None and left >= 0 and left + usual <= until:
                 self._awaited[text] = min(left + usual * _GRACE + _GRACE_SECONDS, until)
+        self._latest = sorted((until, text) for text, until in self._awaited.items())
+        self._wake = 0.0
         self._go_or_wait(now)
 
     def _go_or_wait(self, now: float) -> None:
-        latest = max(self._awaited.values(), default=now)
-        if latest <= now:
+        latest, awaited = self._latest, self._awaited
+        while latest and latest[-1][1] not in awaited:
+            latest.pop()
+        until = latest[-1][0] if latest else now
+        if until <= now:
             self._start(now)
-            return
-        self._wakes += 1
-        wake = self._wakes
+        elif until != self._wake:
+            self._wake = until
+            self._at(until, self._overdue)
 
-        def overdue(moment: float) -> None:
-            if self._gathering and self._wakes == wake:
-                self._start(moment)
-
-        self._at(latest, overdue)
+    def _overdue(self, now: float) -> None:
+        # Another moment's: the last of those that it was for has come, or the pass has begun.
+        if self._gathering and self._wake == now:
+            self._start(now)
 
     def _start(self, now: float) -> None:
         for text in self._awaited:  # who is late delays no other pass

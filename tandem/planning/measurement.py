@@ -53,11 +53,20 @@ class Measurement:
     orchestrator_round_s: float
     notes: Sequence[str] = ()
 
+    @property
+    def mean_tokens(self) -> float:
+        """Of a text."""
+        return sum(text.new_tokens for text in self.texts) / len(self.texts)
+
     def tokens_a_round(self, gamma: int) -> float:
         """Tokens that a round yields: block efficiency."""
         return 1 + sum(self.shares[:gamma])
 
     def rounds(self, gamma: int) -> float:
         """Of a text, on average."""
-        mean = sum(text.new_tokens for text in self.texts) / len(self.texts)
-        return max(mean - 1, 0.0) / self.tokens_a_round(gamma)
+        return max(self.mean_tokens - 1, 0.0) / self.tokens_a_round(gamma)
+
+    def steps(self, gamma: int) -> float:
+        """Of a text on its target, on average: passes of its prompt, and rounds."""
+        passes = sum(text.target_passes for text in self.texts) / len(self.texts)
+        return passes + self.rounds(gamma)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.planning.measurement import Measurement
-from tandem.planning.rounds import Fleet, Load, Rounds, Simulated
+from tandem.planning.rounds import Fleet
+from tandem.planning.window import Seen, Window
 
-# Texts of a client in the run of a level.
-_TEXTS_EACH = 6
-_FEWEST_TEXTS = 96
+# Whole texts that tell how texts differ in pace; a level with fewer takes the level's before it.
+_TELLING_TEXTS = 16
 # Replicas of each kind that stand for a fleet of their ratio.
 _MOST_IN_CELL = 4
 
@@ -25,17 +25,13 @@ class Level:
 
     Attributes:
         texts: on each target.
-        tokens_per_s: of each text, behind its first token.
-        ttft: seconds, of texts that came then.
         pace: of each text, relative to their mean.
-        seen: all of the run.
+        seen: all of the window.
     """
 
     texts: int
-    tokens_per_s: float
-    ttft: NDArray[np.float64]
     pace: NDArray[np.float64]
-    seen: Simulated
+    seen: Seen
 
 
 class Pace:
@@ -71,18 +67,17 @@ class Pace:
         self.levels: list[Level] = []
         for texts in _up_to(slots):
             clients = texts * targets
-            load = Load(max(_TEXTS_EACH * clients, _FEWEST_TEXTS), clients=clients, seed=seed)
-            seen = Rounds(measured, fleet, load).run()
-            # A text's own chance is in its tokens' times; those of one token have none.
-            tpot = seen.tpot[seen.tpot > 0]
-            mean = float(tpot.mean()) if len(tpot) else 1.0
-            pace = tpot / mean if len(tpot) else np.ones(1)
-            self.levels.append(Level(texts, 1 / mean, seen.ttft, pace, seen))
+            seen = Window(measured, fleet, clients, seed).look()
+            if len(seen.tpot) >= max(_TELLING_TEXTS, clients):
+                pace = seen.tpot / seen.tpot.mean()
+            else:
+                pace = self.levels[-1].pace if self.levels else np.ones(1)
+            self.levels.append(Level(texts, pace, seen))
         self._at = [float(level.texts) for level in self.levels]
 
     def tokens_per_s(self) -> list[float]:
         """Of each text, by how many are on its target: from 0 (as with 1) to `slots`."""
-        known = [level.tokens_per_s for level in self.levels]
+        known = [level.seen.tokens_per_s for level in self.levels]
         found = np.interp(range(self.slots + 1), self._at, known)
         return [float(speed) for speed in found]
 

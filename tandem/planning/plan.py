@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,9 +33,14 @@ class Prices:
     target_gpus: int = 1
     drafter_gpus: int = 1
 
+    @property
+    def are_known(self) -> bool:
+        """Whether there is any; the other one is 0 then."""
+        return bool(self.target or self.drafter)
+
     def an_hour(self, targets: int, drafters: int) -> float:
         """Of a fleet; its GPUs where there are no prices."""
-        if not self.target and not self.drafter:
+        if not self.are_known:
             return float(self.gpus(targets, drafters))
         return targets * self.target + drafters * self.drafter
 
@@ -53,6 +59,7 @@ class Plan:
         fleet: that does it.
         plain: the one that does it without drafts; None where none does.
         tokens_a_round: block efficiency.
+        mean_tokens: of a text.
         notes: what was assumed.
     """
 
@@ -61,7 +68,13 @@ class Plan:
     fleet: Sized
     plain: Sized | None
     tokens_a_round: float
+    mean_tokens: float
     notes: tuple[str, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """That a fleet writes which holds the asked rate."""
+        return self.need.rate * self.mean_tokens
 
     @property
     def speed_up(self) -> float | None:
@@ -86,11 +99,11 @@ class Plan:
         return self.prices.gpus(sized.targets, sized.drafters)
 
     def million_tokens(self, sized: Sized) -> float | None:
-        """Price of a million tokens; None without prices."""
-        if not self.prices.target and not self.prices.drafter:
+        """Price of a million tokens at the asked rate; None without prices."""
+        if not self.prices.are_known:
             return None
         hour = self.prices.an_hour(sized.targets, sized.drafters)
-        return hour / (sized.served.tokens_per_s * _HOUR) * _MILLION
+        return hour / (self.tokens_per_s * _HOUR) * _MILLION
 
     def as_json(self) -> dict[str, Any]:
         """For json.dumps."""
@@ -103,7 +116,7 @@ class Plan:
             "tokens_a_round": self.tokens_a_round,
             "speed_up": self.speed_up,
             "is_cheaper_plain": self.is_cheaper_plain,
-            "bound": next(iter(self.fleet.busy)),
+            "bound": self.fleet.bound,
             "notes": list(self.notes),
         }
 
@@ -115,25 +128,28 @@ class Plan:
             "orchestrators": sized.orchestrators,
             "gpus": self.gpus(sized),
             "price_an_hour": self.prices.an_hour(sized.targets, sized.drafters)
-            if self.prices.target or self.prices.drafter
+            if self.prices.are_known
             else None,
             "price_a_million_tokens": self.million_tokens(sized),
             "good": sized.good,
             "in_use": sized.busy,
-            **figures(sized.served),
+            "simulated": {"targets": sized.simulated, "texts": sized.texts},
+            "texts_per_s": self.need.rate,
+            "tokens_per_s": self.tokens_per_s,
+            **times(sized.served),
         }
 
 
-def figures(served: Served) -> dict[str, float]:
-    """Of a simulated run, for json.dumps; times are milliseconds."""
-    found = {"texts_per_s": served.texts_per_s, "tokens_per_s": served.tokens_per_s}
-    for name, times in (
+def times(served: Served) -> dict[str, float]:
+    """Percentiles of a simulated run, milliseconds, for json.dumps."""
+    found = {}
+    for name, seconds in (
         ("ttft", served.ttft),
         ("tpot", served.tpot),
         ("latency", served.latency),
     ):
         for share in (50, 99):
-            found[f"{name}_p{share}_ms"] = float(np.percentile(times, share)) * 1e3
+            found[f"{name}_p{share}_ms"] = float(np.percentile(seconds, share)) * 1e3
     return found
 
 
@@ -149,10 +165,29 @@ def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None
     Raises:
         Failure: no fleet does it.
     """
-    target = prices.target or prices.target_gpus
-    drafter = prices.drafter if prices.target or prices.drafter else prices.drafter_gpus
-    likely = likely_gamma(measured, target, drafter, need.slots)
+    likely = likely_gamma(measured, prices.an_hour(1, 0), prices.an_hour(0, 1), need.slots)
     lengths = {gamma} if gamma is not None else {likely, max(likely // 2, 1), measured.gamma}
+    fleet, failure = _cheapest(measured, need, prices, lengths)
+    plain, notes = None, list(measured.notes)
+    if fleet is None or fleet.gamma:
+        plain, _ = _cheapest(measured, need, prices, {0})
+    if fleet is None:
+        reason = failure or Failure("no draft length was tried")
+        if plain is None:
+            raise reason
+        if gamma is not None:
+            raise Failure(f"{reason}; without drafts {plain.targets} do: --gamma 0")
+        tried = ", ".join(map(str, sorted(lengths)))
+        notes.insert(0, f"no fleet with drafts holds the objective (gamma {tried} were tried)")
+        fleet, plain = plain, None
+    tokens = measured.tokens_a_round(fleet.gamma)
+    return Plan(need, prices, fleet, plain, tokens, measured.mean_tokens, tuple(notes))
+
+
+def _cheapest(
+    measured: Measurement, need: Need, prices: Prices, lengths: Collection[int]
+) -> tuple[Sized | None, Failure | None]:
+    """The cheapest fleet of some draft lengths, or why there is none."""
     found: list[Sizing] = []
     failure = None
     for length in sorted(lengths):
@@ -160,15 +195,9 @@ def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None
             found.append(Sizing(measured, need, length))
         except Failure as error:
             failure = error
-    if not found:
-        raise failure or Failure("no draft length was tried")
-    cheapest = min(found, key=lambda sizing: prices.an_hour(sizing.targets, sizing.drafters))
-    fleet = cheapest.sized()
-    plain = None
-    if fleet.gamma:
+    for sizing in sorted(found, key=lambda each: prices.an_hour(each.targets, each.drafters)):
         try:
-            plain = Sizing(measured, need, 0).sized()
-        except Failure:
-            plain = None
-    tokens = measured.tokens_a_round(fleet.gamma)
-    return Plan(need, prices, fleet, plain, tokens, tuple(measured.notes))
+            return sizing.sized(), None
+        except Failure as error:
+            failure = error
+    return None, failure

@@ -69,6 +69,11 @@ class Simulated(Served):
 class Rounds:
     """One run.
 
+    Attributes:
+        steps: passes of texts that targets have done: of prompts, and verifications.
+        under_way: texts that have come and not ended, by their numbers.
+        ended: the others.
+
     Args:
         measured: times and acceptance.
         fleet: that serves.
@@ -77,9 +82,9 @@ class Rounds:
 
     def __init__(self, measured: Measurement, fleet: Fleet, load: Load) -> None:
         self.measured, self.fleet, self.load = measured, fleet, load
-        self._events: list[tuple[float, int, _Then]] = []
+        self.events: list[tuple[float, int, _Then]] = []
         self._order = count()
-        self._random = random.Random(load.seed)
+        self.random = random.Random(load.seed)
         self.alone_s, self.drafted_alone_s = measured.verify.at(1), measured.draft.at(1)
         verify = Times(measured.verify, fleet.slots)
         # Drafters have no places of their own here: all texts that targets hold are spread on them.
@@ -89,14 +94,16 @@ class Rounds:
         self.drafters = [Engine(draft, fleet.gather, self.at) for _ in range(fleet.drafters)]
         self._least_target, self._least_drafter = Least(self.targets), Least(self.drafters)
         self._shares = [float(share) for share in measured.shares[: fleet.gamma]]
-        self._waiting: deque[_Text] = deque()
+        self._waiting: deque[Text] = deque()
         self._begun = 0
+        self.steps = 0
         self.held_s = 0.0
-        self.ended: list[_Text] = []
+        self.under_way: dict[int, Text] = {}
+        self.ended: list[Text] = []
 
     def at(self, moment: float, then: _Then) -> None:
         """Call something at a moment."""
-        heapq.heappush(self._events, (moment, next(self._order), then))
+        heapq.heappush(self.events, (moment, next(self._order), then))
 
     def run(self) -> Simulated:
         """Until all texts have ended."""
@@ -105,7 +112,7 @@ class Rounds:
                 self._arrive(0.0)
         else:
             self._next_arrival(0.0)
-        events, pop = self._events, heapq.heappop
+        events, pop = self.events, heapq.heappop
         now = 0.0
         while events:
             now, _, then = pop(events)
@@ -114,19 +121,26 @@ class Rounds:
 
     def _next_arrival(self, now: float) -> None:
         if self._begun < self.load.texts:
-            self.at(now + self._random.expovariate(self.load.rate), self._arrive_by_rate)
+            self.at(now + self.random.expovariate(self.load.rate), self._arrive_by_rate)
 
     def _arrive_by_rate(self, now: float) -> None:
         self._arrive(now)
         self._next_arrival(now)
 
     def _arrive(self, now: float) -> None:
-        number, self._begun = self._begun, self._begun + 1
-        text = _Text(self, number, self._random.choice(self.measured.texts), now)
-        if not self._place(text, now):
+        text = self.begin(self.random.choice(self.measured.texts), now)
+        if self.place(text, now):
+            self.at(now + self.measured.opening_s / 2, text.open)
+        else:
             self._waiting.append(text)
 
-    def _place(self, text: _Text, now: float) -> bool:
+    def begin(self, shape: Shape, now: float) -> Text:
+        """A text that nobody serves yet."""
+        number, self._begun = self._begun, self._begun + 1
+        text = self.under_way[number] = Text(self, number, shape, now)
+        return text
+
+    def place(self, text: Text, now: float) -> bool:
         """Give a text a target and a drafter, where there is a place."""
         target = self._least_target.take(self.fleet.slots)
         if target is None:
@@ -135,26 +149,26 @@ class Rounds:
         if self.drafters:
             text.drafter = self._least_drafter.take(1 << 62) or 0
         text.placed = now
-        self.at(now + self.measured.opening_s / 2, text.open)
         return True
 
-    def leave(self, text: _Text, now: float) -> None:
+    def leave(self, text: Text, now: float) -> None:
         """A text has ended."""
         self.ended.append(text)
+        del self.under_way[text.number]
         self.held_s += now - text.placed
         self.targets[text.target].drop(text.number)
         self._least_target.give_back(text.target)
         if self.drafters:
             self.drafters[text.drafter].drop(text.number)
             self._least_drafter.give_back(text.drafter)
-        if self._waiting and self._place(self._waiting[0], now):
-            self._waiting.popleft()
+        if self._waiting and self.place(self._waiting[0], now):
+            self.at(now + self.measured.opening_s / 2, self._waiting.popleft().open)
         if self.load.clients and self._begun < self.load.texts:
             self._arrive(now)
 
     def accepted(self) -> int:
         """Of a draft, by chance."""
-        draw = self._random.random()
+        draw = self.random.random()
         kept = 0
         for share in self._shares:
             if draw >= share:
@@ -180,11 +194,11 @@ class Rounds:
         )
 
 
-class _Text:
+class Text:
     """One text on its way."""
 
     __slots__ = (
-        *("_gamma", "_left", "_simulation", "arrived", "drafter", "ended", "first"),
+        *("_gamma", "_simulation", "arrived", "drafter", "ended", "first", "left"),
         *("number", "placed", "shape", "target"),
     )
 
@@ -193,7 +207,7 @@ class _Text:
         self.number, self.shape, self.arrived = number, shape, now
         self.target = self.drafter = 0
         self.placed = self.first = self.ended = now
-        self._left = shape.new_tokens
+        self.left = shape.new_tokens
         self._gamma = simulation.fleet.gamma
 
     def open(self, now: float) -> None:
@@ -204,13 +218,19 @@ class _Text:
         target = simulation.targets[self.target]
         target.ask(now, self.number, self._opened, shape.target_passes, extra)
 
+    def resume(self, now: float, left: int) -> None:
+        """It is in its midst already, with so many tokens to come."""
+        self.left = left
+        self._go_on(now)
+
     def _opened(self, now: float) -> None:
+        self._simulation.steps += self.shape.target_passes
         self.first = now + self._simulation.measured.opening_s / 2
-        self._left -= 1
+        self.left -= 1
         self._go_on(now + self._simulation.measured.opening_s / 2)
 
     def _go_on(self, now: float) -> None:
-        if self._left <= 0:
+        if self.left <= 0:
             self._simulation.at(now, self._end)
         elif self._gamma:
             self._simulation.at(now, self._draft)
@@ -224,7 +244,7 @@ class _Text:
     def _draft(self, now: float) -> None:
         simulation, shape = self._simulation, self.shape
         extra = 0.0
-        if self._left == shape.new_tokens - 1:
+        if self.left == shape.new_tokens - 1:
             # The first draft waits for the drafter to take in the prompt.
             prompt = max(shape.drafter_prefill_s - simulation.drafted_alone_s, 0.0)
             extra = prompt / self._gamma
@@ -238,5 +258,6 @@ class _Text:
         self._simulation.targets[self.target].ask(now, self.number, self._verified)
 
     def _verified(self, now: float) -> None:
-        self._left -= 1 + (self._simulation.accepted() if self._gamma else 0)
+        self._simulation.steps += 1
+        self.left -= 1 + (self._simulation.accepted() if self._gamma else 0)
         self._go_on(now + self._simulation.measured.round_s / 2)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tandem.failure import Failure
 from tandem.load.objective import Objective
+from tandem.planning.bound import DRAFTERS, SLOTS, TARGETS, binding, spent
 from tandem.planning.measurement import Measurement
 from tandem.planning.pace import Pace, ratio_of
 from tandem.planning.served import Served
@@ -18,14 +19,16 @@ from tandem.planning.texts import Texts
 # A plan of more is a plan for another tool.
 MOST_TARGETS = 16_384
 _LONGEST_GAMMA = 16
-# Of a run: a 99th percentile has some twenty texts behind it, and the queues have come to rest; the
-# most take some ten seconds.
-_FEWEST_TEXTS, _MOST_TEXTS = 2_000, 300_000
+# Of a run: a 99th percentile has some twenty texts behind it, and the queues have come to rest.
+_FEWEST_TEXTS = 2_000
 _LATENCIES = 8
-# Targets in a slice, at most: half as many at least, so that its rounding is 3 % of the fleet.
+# Of the runs that look for a fleet, and of the last one. All of a plan's take some ten seconds.
+_MOST_TEXTS_LOOKING, _MOST_TEXTS = 8_000, 60_000
+# Targets of a run that looks for a fleet, at most.
 _SLICE = 64
-# How often a fleet may grow by a slice's rounding.
-_MORE_TIMES = 8
+# To which share of itself a fleet is found, and by which it may grow a few times afterwards.
+_CLOSE = 1 / 64
+_MORE_TIMES = 4
 # Beyond what a drafter is busy with when all goes evenly.
 _DRAFTER_ROOM = 1.25
 # Of an orchestrator's one event loop, that texts may keep it at work: above, they wait for it.
@@ -63,6 +66,9 @@ class Sized:
         served: what texts see.
         good: share of them that keep the objective.
         orchestrator_busy: share of their time that orchestrators are at work.
+        bound: what fewer targets would lack.
+        simulated: targets that were simulated for `served`.
+        texts: that they were given.
     """
 
     gamma: int
@@ -72,15 +78,18 @@ class Sized:
     served: Served
     good: float
     orchestrator_busy: float
+    bound: str
+    simulated: int
+    texts: int
 
     @property
     def busy(self) -> dict[str, float]:
-        """How much of each thing is in use; the first is what bounds the fleet."""
+        """How much of each thing is in use, most first."""
         shares = {
-            "the targets' engines": self.served.target_busy,
-            "the drafters' engines": self.served.drafter_busy,
+            TARGETS: self.served.target_busy,
+            DRAFTERS: self.served.drafter_busy,
             "the orchestrators": self.orchestrator_busy,
-            "the batch slots": self.served.slots_held,
+            SLOTS: self.served.slots_held,
         }
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
@@ -88,13 +97,8 @@ class Sized:
 def good_share(served: Served, objective: Objective) -> float:
     """Share of texts that keep an objective."""
     good = np.ones(len(served.ttft), dtype=bool)
-    for times, limit in (
-        (served.ttft, objective.ttft_ms),
-        (served.tpot, objective.tpot_ms),
-        (served.latency, objective.latency_ms),
-    ):
-        if limit is not None:
-            good &= times * 1e3 <= limit
+    for share in spent(served, objective).values():
+        good &= share <= 1
     return float(good.mean())
 
 
@@ -124,12 +128,12 @@ def ratio_for(measured: Measurement, gamma: int, slots: int) -> Fraction:
 class Sizing:
     """The fewest targets at a draft length, with drafters in proportion.
 
-    They are looked for by bisection in a slice of the fleet, of at most 64 targets with their share
-    of the texts; then the whole fleet is simulated. More replicas share a load more evenly, so
-    that a slice errs towards more.
+    They are looked for by bisection with a slice of each fleet: some of its targets, with their
+    share of the texts. Then as much as may be of the fleet that was found is simulated. More
+    replicas share a load more evenly, so that a slice errs towards more.
 
     Attributes:
-        targets: by the slice.
+        targets: by the slices.
         drafters: in proportion.
 
     Args:
@@ -145,8 +149,8 @@ class Sizing:
         self._measured, self._need = measured, need
         ratio = ratio_for(measured, gamma, need.slots)
         self._pace = Pace(measured, ratio, gamma, need.slots, need.gather, need.seed)
-        self._runs = _Sliced(measured, self._pace, need)
-        self.targets = self._runs.fewest()
+        self._runs = _Slices(measured, self._pace, need)
+        self.targets, self._failed = self._runs.fewest()
 
     @property
     def drafters(self) -> int:
@@ -154,21 +158,39 @@ class Sizing:
         return math.ceil(self.targets * self._pace.drafters_each)
 
     def sized(self) -> Sized:
-        """By the whole fleet, a few more where the slice was too few.
+        """By the whole fleet, or its largest slice that may be; a few more where that shows it.
 
         Raises:
             Failure: it takes more than a few.
         """
         for _ in range(_MORE_TIMES):
-            served = self._runs.run(self.targets, 1)
-            if served is not None and self._runs.holds(served):
-                return _sized(self._measured, self._need, self._pace, self.targets, served)
-            self.targets += max(self.targets // _SLICE, 1)
+            run = self._runs.run(self.targets, self.targets, _MOST_TEXTS)
+            if run is not None and self._runs.holds(run):
+                fewer = self._failed.served if self._failed else None
+                bound = binding(self._pace, self._need.objective, self.targets, run.served, fewer)
+                return _sized(self._measured, self._need, self._pace, self.targets, run, bound)
+            self._failed = run
+            self.targets += math.ceil(self.targets * _CLOSE)
         raise Failure(f"{self.targets} targets do not hold {self._need.objective}")
 
 
-class _Sliced:
-    """Runs of a fleet, or of an equal part of it.
+@dataclass(frozen=True)
+class _Run:
+    """A slice of a fleet, as it was simulated.
+
+    Attributes:
+        targets: of the slice.
+        texts: that it was given.
+        served: what they saw.
+    """
+
+    targets: int
+    texts: int
+    served: Served
+
+
+class _Slices:
+    """Runs of fleets, or of some of their targets.
 
     Args:
         measured: for what texts are like.
@@ -178,61 +200,67 @@ class _Sliced:
 
     def __init__(self, measured: Measurement, pace: Pace, need: Need) -> None:
         self._measured, self._pace, self._need = measured, pace, need
-        self._tokens = sum(text.new_tokens for text in measured.texts) / len(measured.texts)
 
-    def run(self, targets: int, parts: int) -> Served | None:
-        """A part of a fleet; None where the texts would become ever more.
+    def run(self, targets: int, slice_: int, most_texts: int) -> _Run | None:
+        """A slice of a fleet; None where the texts would become ever more.
 
         Args:
-            targets: of the part.
-            parts: that the fleet, and its load, is divided into.
+            targets: of the fleet.
+            slice_: targets to simulate, fewer where they would need more texts than they may.
+            most_texts: in the run; a single target has as many as it needs.
         """
-        rate = self._need.rate / parts
-        texts = self._pace.needed(rate * self._tokens / targets)
+        tokens, rate = self._measured.mean_tokens, self._need.rate / targets
+        texts = self._pace.needed(rate * tokens)
         if texts is None:
             return None
-        level = self._pace.nearest(texts)
-        latency = float(np.mean(level.ttft)) + self._tokens / level.tokens_per_s
-        count = min(max(int(_LATENCIES * rate * latency), _FEWEST_TEXTS), _MOST_TEXTS)
-        return Texts(self._measured, self._pace, targets, rate, count, self._need.seed).run()
+        seen = self._pace.nearest(texts).seen
+        latency = float(np.mean(seen.ttft)) + tokens / seen.tokens_per_s
+        each = _LATENCIES * rate * latency
+        simulated = max(min(slice_, targets, int(most_texts / each)), 1)
+        count = max(math.ceil(each * simulated), _FEWEST_TEXTS)
+        run = Texts(self._measured, self._pace, simulated, rate * simulated, count, self._need.seed)
+        return _Run(simulated, count, run.run())
 
-    def holds(self, served: Served) -> bool:
+    def holds(self, run: _Run) -> bool:
         """Whether enough texts are good."""
-        return good_share(served, self._need.objective) >= self._need.objective.share
+        return good_share(run.served, self._need.objective) >= self._need.objective.share
 
-    def fewest(self) -> int:
-        """Targets, by doubling and bisection, in slices once they are many.
+    def fewest(self) -> tuple[int, _Run | None]:
+        """Targets, by doubling and bisection; and what a few less come to.
 
         Raises:
             Failure: no number of them does.
         """
-        low, high, parts = 0, 1, 1
-        while True:
-            served = self.run(high, parts)
-            if served is not None and self.holds(served):
-                break
-            low, high = high, 2 * high
-            if high > _SLICE:
-                low, high, parts = low // 2, high // 2, parts * 2
-            if high * parts > MOST_TARGETS:
+        low, high = 0, 1
+        failed = None
+        while not self._does(run := self._look(high)):
+            low, high, failed = high, 2 * high, run
+            if high > MOST_TARGETS:
                 good = "not all of the texts can be served"
-                if served is not None:
-                    share = good_share(served, self._need.objective)
+                if run is not None:
+                    share = good_share(run.served, self._need.objective)
                     good = f"{share:.1%} of the texts are good"
                 raise Failure(
                     f"with {MOST_TARGETS} targets {good}, and good is {self._need.objective}"
                 )
-        while high - low > 1:
+        while high - low > max(1, low * _CLOSE):
             middle = (low + high) // 2
-            served = self.run(middle, parts)
-            if served is not None and self.holds(served):
+            if self._does(run := self._look(middle)):
                 high = middle
             else:
-                low = middle
-        return high * parts
+                low, failed = middle, run
+        return high, failed
+
+    def _look(self, targets: int) -> _Run | None:
+        return self.run(targets, _SLICE, _MOST_TEXTS_LOOKING)
+
+    def _does(self, run: _Run | None) -> bool:
+        return run is not None and self.holds(run)
 
 
-def _sized(measured: Measurement, need: Need, pace: Pace, targets: int, served: Served) -> Sized:
+def _sized(
+    measured: Measurement, need: Need, pace: Pace, targets: int, run: _Run, bound: str
+) -> Sized:
     gamma = pace.gamma
     rounds = measured.rounds(gamma)
     work = measured.orchestrator_text_s + rounds * measured.orchestrator_round_s
@@ -242,7 +270,10 @@ def _sized(measured: Measurement, need: Need, pace: Pace, targets: int, served: 
         targets,
         math.ceil(targets * pace.drafters_each),
         orchestrators,
-        served,
-        good_share(served, need.objective),
+        run.served,
+        good_share(run.served, need.objective),
         need.rate * work / orchestrators,
+        bound,
+        run.targets,
+        run.texts,
     )

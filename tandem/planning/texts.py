@@ -117,7 +117,7 @@ class Texts:
         target = self._targets[number]
         self._advance(now, target, target.active - 1)
         self._schedule(now, number)
-        opening = self._random.choice(self._levels[target.active].ttft)
+        opening = self._random.choice(self._levels[target.active].seen.ttft)
         self._push(now + opening, _BEGIN, text, 0)
         return True
 

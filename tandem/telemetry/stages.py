@@ -44,6 +44,8 @@ _NUMBERS = {"draft": "draw", "verify": "accept", "prefill": "accept"}
 BUSY = (
     "drafter_prefill",
     "target_prefill",
+    "target_prefill_queue",
+    "target_prefill_gather",
     *(f"draft_{stage}" for stage in ("queue", "gather", "forward", "draw")),
     *(f"verify_{stage}" for stage in ("queue", "gather", "forward", "accept")),
 )

@@ -538,6 +538,8 @@ class Stages(google.protobuf.message.Message):
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: builtins.int
     DRAFTER_PREFILL_BUSY_NS_FIELD_NUMBER: builtins.int
     TARGET_PREFILL_BUSY_NS_FIELD_NUMBER: builtins.int
+    TARGET_PREFILL_QUEUE_BUSY_NS_FIELD_NUMBER: builtins.int
+    TARGET_PREFILL_GATHER_BUSY_NS_FIELD_NUMBER: builtins.int
     DRAFT_QUEUE_BUSY_NS_FIELD_NUMBER: builtins.int
     DRAFT_FORWARD_BUSY_NS_FIELD_NUMBER: builtins.int
     VERIFY_QUEUE_BUSY_NS_FIELD_NUMBER: builtins.int
@@ -572,6 +574,12 @@ class Stages(google.protobuf.message.Message):
     """drafter_prefill_busy_ns in the drafter's prefill."""
     target_prefill_busy_ns: builtins.int
     """target_prefill_busy_ns in the target's prefill."""
+    target_prefill_queue_busy_ns: builtins.int
+    """target_prefill_queue_busy_ns queueing at the target with the prompt."""
+    target_prefill_gather_busy_ns: builtins.int
+    """target_prefill_gather_busy_ns waiting at the target for others that shared a pass of the
+    prompt's.
+    """
     draft_queue_busy_ns: builtins.int
     """draft_queue_busy_ns queueing at the drafter."""
     draft_forward_busy_ns: builtins.int
@@ -613,6 +621,8 @@ class Stages(google.protobuf.message.Message):
         time_to_first_token_ns: builtins.int = ...,
         drafter_prefill_busy_ns: builtins.int = ...,
         target_prefill_busy_ns: builtins.int = ...,
+        target_prefill_queue_busy_ns: builtins.int = ...,
+        target_prefill_gather_busy_ns: builtins.int = ...,
         draft_queue_busy_ns: builtins.int = ...,
         draft_forward_busy_ns: builtins.int = ...,
         verify_queue_busy_ns: builtins.int = ...,
@@ -624,7 +634,7 @@ class Stages(google.protobuf.message.Message):
         round_wall_ns: collections.abc.Iterable[builtins.int] | None = ...,
         round_model_ns: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_draw_busy_ns", b"draft_draw_busy_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_gather_busy_ns", b"draft_gather_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_gather_busy_ns", b"verify_gather_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_draw_busy_ns", b"draft_draw_busy_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_gather_busy_ns", b"draft_gather_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "target_prefill_gather_busy_ns", b"target_prefill_gather_busy_ns", "target_prefill_queue_busy_ns", b"target_prefill_queue_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_gather_busy_ns", b"verify_gather_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
 
 Global___Stages: typing_extensions.TypeAlias = Stages
 

@@ -1,0 +1,141 @@
+"""Ctrl-C in a load: what was done is reported, and the exit code says that there was more."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from tandem.cli.exit_codes import so_far
+from tandem.cli.main import app
+from tandem.load.ghz.calls import Call, Calls
+from tandem.load.ghz.campaign import Campaign
+from tandem.load.ghz.outcome import Outcome
+from tandem.load.ghz.scenario import Scenario
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+
+_SECONDS = 30.0
+
+
+class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
+    """Answers as many texts as it is told to at once, and no further one."""
+
+    def __init__(self, texts: int) -> None:
+        self.left = texts
+
+    def GetModelInfo(self, request: Any, context: Any) -> pb.GetModelInfoResponse:
+        return pb.GetModelInfoResponse()
+
+    def Complete(self, request: Any, context: Any) -> pb.CompleteResponse:
+        return pb.CompleteResponse()
+
+    def Generate(self, request: Any, context: Any) -> Iterator[pb.GenerateResponse]:
+        self.left -= 1
+        while self.left < 0 and context.is_active():
+            time.sleep(0.01)
+        yield pb.GenerateResponse(round=pb.Round(tokens=[pb.Token(id=1)]))
+        yield pb.GenerateResponse(summary=pb.Summary(new_tokens=1))
+
+
+@pytest.fixture
+def orchestrator() -> Iterator[tuple[Orchestrator, str]]:
+    served = Orchestrator(6)
+    server = grpc.server(ThreadPoolExecutor(8))
+    orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(served, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield served, f"127.0.0.1:{port}"
+    server.stop(None).wait(5)
+
+
+def _until(reached: Any) -> None:
+    end = time.monotonic() + _SECONDS
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "how", [["--texts", "40"], ["--texts", "40", "--rate", "1000"], ["--sweep", "--seconds", "1"]]
+)
+def test_a_bench_reports_the_texts_that_had_ended(
+    orchestrator: tuple[Orchestrator, str], how: list[str]
+) -> None:
+    served, address = orchestrator
+    if "--sweep" in how:
+        served.left = 3  # a rate of one text and a rate of two, and the next one waits
+    command = [sys.executable, "-m", "tandem.cli", "bench", "-a", address, "--warm-up", "0"]
+    run = subprocess.Popen(
+        [*command, *how, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    _until(lambda: served.left < 0)
+    time.sleep(0.3)  # until the client has read what was sent before
+    run.send_signal(signal.SIGINT)
+    said, told = run.communicate(timeout=_SECONDS)
+    assert run.returncode == 130, told
+    assert "interrupted: " in told
+    found = json.loads(said)
+    if "--sweep" in how:
+        assert [level["rate"] for level in found["levels"]] == [1, 2]
+    else:
+        assert found["texts"] == len(found["timelines"]) == 6
+        assert not found["errors"]
+        assert "6 of 40 texts had ended" in told
+
+
+def test_a_bench_without_a_text_has_nothing_to_report(
+    orchestrator: tuple[Orchestrator, str],
+) -> None:
+    served, address = orchestrator
+    served.left = 0
+    command = [sys.executable, "-m", "tandem.cli", "bench", "-a", address, "--json"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    _until(lambda: served.left < 0)
+    run.send_signal(signal.SIGINT)
+    said, told = run.communicate(timeout=_SECONDS)
+    assert run.returncode == 130
+    assert not said
+    assert told.strip() == "tandem: interrupted"
+
+
+def test_a_load_reports_the_scenarios_that_had_ended(
+    orchestrator: tuple[Orchestrator, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = orchestrator
+    calls = Calls(
+        (Call(0.0, 0.1, "OK"), Call(0.0, 0.2, "Internal")), {"OK": 1, "Internal": 1}, {}, 1
+    )
+
+    def run(campaign: Campaign, scenario: Scenario) -> Outcome:
+        if scenario.name == "generate-open":
+            raise KeyboardInterrupt
+        return Outcome.of(scenario, calls)
+
+    monkeypatch.setattr(Campaign, "run", run)
+    monkeypatch.setattr("tandem.load.ghz.tool.find", lambda root: "ghz")
+    arguments = ["load", "-a", address, "--no-sweep", "--out", str(tmp_path)]
+    ended = CliRunner().invoke(app, [*arguments, "generate-closed", "generate-open"])
+    assert ended.exit_code == 130
+    assert "interrupted: the report is of 1 loads" in ended.stderr
+    (load,) = json.loads((tmp_path / "report.json").read_text())["loads"]
+    assert load["name"] == "generate-closed"
+    (tmp_path / "report.json").unlink()
+    ended = CliRunner().invoke(app, [*arguments, "generate-open"])
+    assert ended.exit_code == 130
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_second_interrupt_ends_a_report_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), so_far(True):
+        raise KeyboardInterrupt
