@@ -12,6 +12,7 @@ from tandem.drafting.lookup import LookupDrafter
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
+from tandem.errors import StartupError
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import Loaded, admission_limits
@@ -46,6 +47,35 @@ def _load_model(settings: DrafterSettings) -> LoadedDrafter:
     )
 
 
+def _load_tree(settings: DrafterSettings) -> LoadedDrafter:
+    """Drafts trees by a decoder."""
+    from tandem.drafting.tree import TreeDrafter
+    from tandem.engine.asks import Truncation
+    from tandem.serving.model import engine_over, info_of, load_decoder
+
+    decoder = load_decoder(settings, drafts=True, trees=True)
+    if not decoder.takes_trees:
+        raise StartupError(
+            f"TANDEM_DRAFTER_METHOD: the model {decoder.name} cannot compute trees; use model"
+        )
+    truncation = Truncation(settings.draft_mass, settings.draft_support)
+    info = info_of(
+        decoder,
+        settings,
+        "tree",
+        settings.draft_mass,
+        settings.draft_support,
+        *settings.acceptance,
+    )
+    info.max_nodes = settings.max_nodes
+    return LoadedDrafter(
+        engine_over(decoder, settings, "drafter-engine"),
+        info,
+        decoder,
+        TreeDrafter(decoder, truncation, settings.acceptance, settings.max_nodes),
+    )
+
+
 def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
     """Drafts from the text itself: no model, no pool, no step of the engine."""
     engine = Engine(
@@ -68,5 +98,6 @@ def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
 
 METHODS: dict[str, Callable[[DrafterSettings], LoadedDrafter]] = {
     "model": _load_model,
+    "tree": _load_tree,
     "lookup": _load_lookup,
 }

@@ -55,7 +55,9 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
                 f" tokens at most {self._max_length}, got {request.max_new_tokens}"
             )
         sampling = messages.sampling_from(request.sampling)
-        sequence = self._sequence = DraftSequence(token_ids, sampling, request.target_vocab_size)
+        sequence = self._sequence = DraftSequence(
+            token_ids, sampling, request.target_vocab_size, self._drafter.max_nodes
+        )
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
@@ -79,7 +81,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._progress.check(request.round, request.position)
         assert sequence is not None  # no step comes before open
         news = self._news_of(request, sequence)
-        steps = self._drafter.go_on(sequence, request.round, news, request.gamma)
+        steps = self._drafter.go_on(sequence, request.round, news, request.gamma, request.max_nodes)
         draft, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._progress = Progress(self._progress.length + len(news), request.round)
         drafted = drafter_pb2.DraftedStep(
@@ -95,7 +97,8 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
             times,
             {
                 "tandem.round": request.round,
-                "tandem.gamma": len(draft),
+                "tandem.gamma": draft.depth,
+                "tandem.nodes": len(draft),
                 "tandem.batch_size": times.batch_size,
                 "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
             },
@@ -105,6 +108,10 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         """The emitted tokens of a checked request."""
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
+        if request.max_nodes > max(self._drafter.max_nodes, request.gamma):
+            raise InvalidRequest(
+                f"draft.max_nodes must be 0..{self._drafter.max_nodes}, got {request.max_nodes}"
+            )
         held, count = self._progress.length, len(request.new_token_ids)
         if held + count > self._end:
             raise InvalidRequest(

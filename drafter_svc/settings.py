@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic import Field, field_validator
+from pydantic_settings import NoDecode, SettingsConfigDict
 
-from tandem.settings import ModelSettings
+from tandem.settings import MOST_NODES, ModelSettings
 
 
 class DrafterSettings(ModelSettings):
@@ -15,8 +15,17 @@ class DrafterSettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFTER_")
 
-    method: Literal["model", "lookup"] = Field(
-        "model", description="model drafts by a small decoder, lookup from the text itself"
+    method: Literal["model", "tree", "lookup"] = Field(
+        "model",
+        description="model drafts a chain by a small decoder, tree a tree, lookup from the text"
+        " itself",
+    )
+    max_nodes: int = Field(16, ge=1, le=MOST_NODES, description="tree: most tokens of a draft")
+    acceptance: Annotated[tuple[float, ...], NoDecode] = Field(
+        (0.74, 0.08, 0.035),
+        min_length=1,
+        max_length=16,
+        description="tree: how likely the first, second, ... sibling is kept; the shape follows",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -36,3 +45,17 @@ class DrafterSettings(ModelSettings):
     lookup_window: int = Field(
         4096, ge=2, le=65_536, description="lookup: last tokens of the text that are searched"
     )
+
+    @field_validator("acceptance", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("acceptance")
+    @classmethod
+    def _falling(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if list(value) != sorted(value, reverse=True) or not 0 < value[-1] <= value[0] <= 1:
+            raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
+        return value

@@ -14,6 +14,7 @@ from orchestrator.handshake import (
     require_fit,
     require_law,
     require_protocol,
+    require_trees,
 )
 from orchestrator.replica import Replica
 from tandem.errors import TandemError
@@ -63,7 +64,12 @@ def agree(
     if not same:
         return Agreement(law, misfits=misfits)
     info = same[0].reply.info
-    fitting = _sift(drafters, misfits, lambda reply: require_fit(info, reply.info, "a drafter"))
+
+    def require_pair(reply: Any) -> None:
+        require_fit(info, reply.info, "a drafter")
+        require_trees(info, reply)
+
+    fitting = _sift(drafters, misfits, require_pair)
     return Agreement(law, same, fitting, misfits)
 
 

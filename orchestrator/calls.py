@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.handshake import AROUND_BYTES
-from orchestrator.peers import Decided, Drafted, Prompt
+from orchestrator.peers import Decided, Drafted, DraftSize, Prompt
 from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.rpc import messages
 from tandem.rpc.call import SequenceCall
+from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 
@@ -92,11 +93,16 @@ class DraftCall:
         return messages.times_from(reply.opened.times)
 
     async def draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
         """See `peers.Drafter`."""
+        gamma = size.gamma
         step = drafter_pb2.DraftStep(
-            round=round_, position=position, new_token_ids=new_token_ids, gamma=gamma
+            round=round_,
+            position=position,
+            new_token_ids=new_token_ids,
+            gamma=gamma,
+            max_nodes=size.nodes,
         )
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._spans.call("draft", DRAFT_METHOD, self._call.address)
@@ -107,10 +113,24 @@ class DraftCall:
         end = position + len(new_token_ids)
         expect("drafted.position", drafted.position, end, end)
         draft = drafted.draft
-        expect("len(draft.token_ids)", len(draft.token_ids), gamma if exact else 0, gamma)
+        most = size.nodes or gamma
+        expect("len(draft.token_ids)", len(draft.token_ids), gamma if exact else 0, most)
         token_ids = list(draft.token_ids)
-        size = self._check(draft, token_ids)
-        return Drafted(token_ids, draft, size, messages.times_from(drafted.times))
+        parents = self._parents(draft, size)
+        weight = self._check(draft, token_ids)
+        return Drafted(token_ids, parents, draft, weight, messages.times_from(drafted.times))
+
+    def _parents(self, draft: common_pb2.Draft, size: DraftSize) -> list[int] | None:
+        """Where the tokens hang; None for a chain."""
+        parents, count, expect = list(draft.parents), len(draft.token_ids), self._call.expect
+        chain = not parents or parents == list(range(count))
+        if not chain:
+            expect("len(draft.parents)", len(parents), count, count if size.nodes else 0)
+            for node, parent in enumerate(parents):
+                expect(f"draft.parents[{node}]", parent, 0, node)
+        found = None if chain else parents
+        expect("depth of the draft", depth_of(found, count), 0, size.gamma)
+        return found
 
     def _check(self, draft: common_pb2.Draft, token_ids: list[int]) -> int:
         """Refuse a draft of the wrong shape, while the text can still go on without it.
@@ -122,13 +142,12 @@ class DraftCall:
         """
         count, expect, rows = len(token_ids), self._call.expect, draft.rows
         expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
-        for field in (draft.parents, draft.row_of):
-            if field and (len(field) != count or list(field) != list(range(count))):
-                raise self._call.broken("draft must be a chain of a row a token")
-        expect("draft.distinct_siblings", int(draft.distinct_siblings), 0, 0)
-        sizes = rows.sizes
+        sizes, row_of = rows.sizes, draft.row_of
+        if row_of:
+            expect("len(draft.row_of)", len(row_of), count, count)
+            expect("max(draft.row_of)", max(row_of), 0, (len(sizes) or count) - 1)
         if sizes:
-            expect("len(draft.rows.sizes)", len(sizes), count, count)
+            expect("len(draft.rows.sizes)", len(sizes), 1 if row_of else count, count)
             entries = sum(sizes)
             expect("len(draft.rows.ids)", len(rows.ids), 4 * entries, 4 * entries)
             expect("len(draft.rows.weights)", len(rows.weights), 2 * entries, 2 * entries)
@@ -163,7 +182,9 @@ class VerifyCall:
         self.close = call.close
         self.cancel = call.cancel
 
-    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+    async def open(
+        self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
+    ) -> Decided | None:
         """See `peers.Target`."""
         self._vocab_size = prompt.target_vocab_size
         request = target_pb2.OpenSequence(
@@ -172,7 +193,8 @@ class VerifyCall:
             sampling=messages.sampling_to(prompt.sampling),
             verifier=verifier,
             first_round=prompt.first_round,
-            gamma=gamma,
+            gamma=size.gamma,
+            max_nodes=size.nodes,
             max_new_tokens=prompt.max_new_tokens,
             carry=carry,
             fingerprint=self._replica.fingerprint,
@@ -187,7 +209,9 @@ class VerifyCall:
         if owes:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
-        return Decided(0, opened.token_id, (), messages.times_from(opened.times), _carry_of(opened))
+        return Decided(
+            0, 0, opened.token_id, (), messages.times_from(opened.times), _carry_of(opened)
+        )
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """See `peers.Target`."""
@@ -199,19 +223,19 @@ class VerifyCall:
         reply = await self._call.ask(message, "verdict", self._waits.verify_seconds, span)
         verdict, expect = reply.verdict, self._call.expect
         self._replica.note_load(verdict.open_sequences)
-        gamma = len(drafted.token_ids) if drafted else 0
-        accepted = verdict.num_accepted
+        nodes, place = len(drafted.token_ids) if drafted else 0, verdict.place
         expect("verdict.round", verdict.round, round_, round_)
-        expect("verdict.num_accepted", accepted, 0, gamma)
-        expect("verdict.place", verdict.place, accepted, accepted)
+        expect("verdict.place", place, 0, nodes)
+        accepted = len(drafted.path_to(place)) if drafted else 0
+        expect("verdict.num_accepted", verdict.num_accepted, accepted, accepted)
         expect(
             "verdict.position", verdict.position, position + accepted + 1, position + accepted + 1
         )
         expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
-        expect("len(verdict.overlaps)", len(verdict.overlaps), gamma, gamma)
+        expect("len(verdict.overlaps)", len(verdict.overlaps), nodes, nodes)
         overlaps = list(verdict.overlaps)
         times = messages.times_from(verdict.times)
-        return Decided(accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
+        return Decided(place, accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
 
 
 def _carry_of(message: target_pb2.OpenedSequence | target_pb2.Verdict) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.peers import Decided, Drafted, Peers, Prompt, Target
+from orchestrator.peers import Decided, Drafted, DraftSize, Peers, Prompt, Target
 from orchestrator.request import Generation
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
@@ -111,9 +111,10 @@ class Deciding:
         """Open the target, or the next one that can be."""
         rule = self._generation.rule
         gamma = self._generation.gamma if rule.fixed_gamma else 0
+        size = DraftSize(gamma, self._generation.nodes)
         while True:
             try:
-                return await self._target.open(self.prompt, rule.name, gamma, self._carry)
+                return await self._target.open(self.prompt, rule.name, size, self._carry)
             except (Unavailable, Exhausted) as lost:  # nothing was emitted of it
                 self._replace(lost)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Drafted, Drafter, Prompt
+from orchestrator.peers import Drafted, Drafter, DraftSize, Prompt
 from tandem.errors import DrafterLost, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
@@ -64,20 +64,20 @@ class Drafting:
         """Have the next draft follow tokens that were emitted."""
         self._news += emitted
 
-    async def draft(self, round_: int, length: int, gamma: int) -> Drafted | None:
+    async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
         """A draft behind `length` tokens, or None from the moment the drafter fails.
 
         Raises:
             DrafterLost: the rule cannot go on without.
         """
-        if self._drafter is None or not gamma:
+        if self._drafter is None or not size.gamma:
             return None
         self._ledger.start_round()
         try:
             if self._opening is not None:
                 await self._opened(self._opening)
             drafted = await self._drafter.draft(
-                round_, length - len(self._news), self._news, gamma, bool(self._needed_by)
+                round_, length - len(self._news), self._news, size, bool(self._needed_by)
             )
         except TandemError as error:
             self._lose(error, round_)

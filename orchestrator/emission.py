@@ -48,19 +48,24 @@ class Emission:
         self, number: int, emitted: list[int], drafted: Drafted | None, decided: Decided
     ) -> Round:
         """A round's tokens, with their origins and text."""
-        gamma = len(drafted.token_ids) if drafted else 0
-        kept = decided.num_accepted
-        self.tally.add_round(gamma, kept, decided.overlaps)
+        gamma = nodes = 0
+        kept, overlaps = decided.num_accepted, []
+        last = Origin.BONUS
         if drafted is not None:
+            gamma, nodes = drafted.gamma, len(drafted.token_ids)
+            seen = drafted.first_children(decided.place)
+            # Behind the first correction the drafted context was not emitted.
+            overlaps = [decided.overlaps[node] for node in seen]
             self.tally.draft_bytes += drafted.payload_bytes
-        last = Origin.BONUS if kept == gamma else Origin.CORRECTION
+            last = Origin.CORRECTION if len(seen) > kept else Origin.BONUS
+        self.tally.add_round(gamma, nodes, kept, overlaps)
         tokens: list[EmittedToken] = []
         for place, token in enumerate(emitted):
             origin = last if place == kept else Origin.ACCEPTED
             tokens.append(EmittedToken(token, origin, self._release(token)))
             if self.finish_reason is not None:
                 break
-        return Round(number, tokens, gamma)
+        return Round(number, tokens, gamma, nodes)
 
     def _release(self, token: int) -> str:
         """The text that a token releases, having seen whether it ends the text."""

@@ -48,6 +48,22 @@ def require_fit(target: common_pb2.ModelInfo, other: common_pb2.ModelInfo, who: 
         )
 
 
+_TREES = (common_pb2.DRAFT_SHAPE_TREE, common_pb2.DRAFT_SHAPE_IID_CHAINS)
+
+
+def require_trees(target: common_pb2.ModelInfo, reply: drafter_pb2.GetModelInfoResponse) -> None:
+    """Refuse a drafter of trees where the target takes chains alone.
+
+    Raises:
+        Unavailable: who they are.
+    """
+    if reply.shape in _TREES and not target.max_nodes:
+        raise Unavailable(
+            f"a drafter ({reply.info.model}, {reply.drafter}) drafts trees, and the target"
+            f" ({target.model}) takes chains alone: raise its MAX_NODES, or draft by METHOD=model"
+        )
+
+
 def _short(info: common_pb2.ModelInfo) -> str:
     return info.tokenizer_fingerprint[:12] or "(none)"
 
@@ -89,15 +105,20 @@ def rules_of(
 ) -> dict[str, Rule]:
     """The target's rules that the drafts of every drafter suit, by name.
 
-    A rule takes drafts up to a shape, and some take pure ones only.
+    A rule takes drafts of a shape, and some take pure ones only.
     """
-    shape = max((reply.shape for reply in drafters), default=common_pb2.DRAFT_SHAPE_CHAIN)
     pure = all(reply.pure for reply in drafters)
     return {
         info.name: Rule(info.name, info.fixed_gamma, info.resumable)
         for info in sorted(target.verifiers, key=lambda info: info.name)
-        if info.takes >= shape and (pure or not info.needs_pure)
+        if all(_takes(info.takes, reply.shape) for reply in drafters)
+        and (pure or not info.needs_pure)
     }
+
+
+def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
+    """Every rule takes chains; one for trees takes independent chains too."""
+    return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
 
 
 # Beside the rows of a draft, what is around them in a message.
@@ -108,7 +129,7 @@ _ENTRY_BYTES = 6
 def longest_draft(
     target: common_pb2.ModelInfo, drafters: Sequence[drafter_pb2.GetModelInfoResponse]
 ) -> int:
-    """The most tokens of a draft, chosen so that each fits the target's largest message.
+    """The longest path of a draft, chosen so that each draft fits the target's largest message.
 
     It has to be chosen beforehand: a draft that was left out for what it turned out to be would
     bias the text.
@@ -118,25 +139,48 @@ def longest_draft(
     """
     longest = target.max_gamma
     for place, reply in enumerate(drafters, 1):
-        longest = min(longest, reply.info.max_gamma)
-        if not reply.info.vocab_size:  # certain tokens, without rows
-            continue
-        width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
-        fitting = (target.max_message_bytes - AROUND_BYTES) // (_ENTRY_BYTES * width)
-        if fitting < 1:
-            raise Unavailable(
-                f"drafter {place} sends rows of {width} tokens, more than the target takes in a"
-                " message: raise MAX_MESSAGE_MIB of the target or lower DRAFT_SUPPORT"
-            )
-        longest = min(longest, fitting)
+        fitting = _rows_that_fit(target, place, reply)
+        longest = min(longest, reply.info.max_gamma, fitting)
     return longest if drafters else 0
+
+
+def largest_tree(
+    target: common_pb2.ModelInfo, drafters: Sequence[drafter_pb2.GetModelInfoResponse]
+) -> int:
+    """The most tokens of a tree, chosen as the longest path is; 0 where all drafts are chains.
+
+    Raises:
+        Unavailable: as `longest_draft`.
+    """
+    found = [
+        min(target.max_nodes, reply.info.max_nodes, _rows_that_fit(target, place, reply))
+        for place, reply in enumerate(drafters, 1)
+        if reply.shape in _TREES
+    ]
+    return min(found, default=0)
+
+
+def _rows_that_fit(
+    target: common_pb2.ModelInfo, place: int, reply: drafter_pb2.GetModelInfoResponse
+) -> int:
+    """How many of a drafter's rows a message to the target holds."""
+    if not reply.info.vocab_size:  # certain tokens, without rows
+        return target.max_message_bytes
+    width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
+    fitting = (target.max_message_bytes - AROUND_BYTES) // (_ENTRY_BYTES * width)
+    if fitting < 1:
+        raise Unavailable(
+            f"drafter {place} sends rows of {width} tokens, more than the target takes in a"
+            " message: raise MAX_MESSAGE_MIB of the target or lower DRAFT_SUPPORT"
+        )
+    return fitting
 
 
 def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
     """The first replica, with limits that any of them keeps: a text may go to each."""
     info = common_pb2.ModelInfo()
     info.CopyFrom(replicas[0])
-    for name in ("max_length", "max_gamma", "max_sequences", "max_message_bytes"):
+    for name in ("max_length", "max_gamma", "max_nodes", "max_sequences", "max_message_bytes"):
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
     return info
 

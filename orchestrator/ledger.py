@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.peers import Decided, Drafted, Drafter, Prompt, Target
+from orchestrator.peers import Decided, Drafted, Drafter, DraftSize, Prompt, Target
 from tandem.telemetry.stages import ENGINE_STAGES, GATHER, QUEUE, StageClock, StageTimes, busy_of
 
 
@@ -84,11 +84,11 @@ class TimedDrafter:
         return times
 
     async def draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
         """See `peers.Drafter`."""
         with self._ledger.stage("draft_wait"):
-            drafted = await self._drafter.draft(round_, position, new_token_ids, gamma, exact)
+            drafted = await self._drafter.draft(round_, position, new_token_ids, size, exact)
         self._ledger.drafted_tokens += len(drafted.token_ids)
         return drafted
 
@@ -102,10 +102,12 @@ class TimedTarget:
         self.close = target.close
         self.cancel = target.cancel
 
-    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+    async def open(
+        self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
+    ) -> Decided | None:
         """See `peers.Target`."""
         with self._ledger.stage("open_wait"):
-            decided = await self._target.open(prompt, verifier, gamma, carry)
+            decided = await self._target.open(prompt, verifier, size, carry)
         if decided is not None:
             self._ledger.add_prefill("target", decided.times)
             self._ledger.prefill_tokens += 1

@@ -44,6 +44,7 @@ def request_from(message: pb.Generation) -> Request:
         stop_strings=stopping.stop_strings,
         verifier=speculation.verifier if speculation.HasField("verifier") else None,
         gamma=speculation.gamma if speculation.HasField("gamma") else None,
+        nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
         first_round=message.first_round,
     )
 
@@ -54,7 +55,7 @@ def round_to(round_: Round) -> pb.Round:
         pb.Token(id=token.id, origin=_ORIGINS[token.origin], text=token.text)
         for token in round_.tokens
     ]
-    return pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma)
+    return pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
 
 
 def summary_to(summary: Summary) -> pb.Summary:
@@ -75,6 +76,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         overlap_sum=tally.overlap_sum,
         overlap_positions=tally.overlap_positions,
         gammas=tally.gammas,
+        nodes=tally.nodes,
         draft_bytes=tally.draft_bytes,
         drafter_lost=summary.drafter_lost,
         stages=_stages_to(summary.ledger),
@@ -92,7 +94,11 @@ def _effective(generation: Generation) -> pb.Effective:
             stop_token_ids=stopping.token_ids,
             stop_strings=stopping.strings,
         ),
-        speculation=pb.Speculation(verifier=generation.verifier, gamma=generation.gamma),
+        speculation=pb.Speculation(
+            verifier=generation.verifier,
+            gamma=generation.gamma,
+            max_nodes=generation.nodes or None,
+        ),
         first_round=generation.first_round,
     )
 
@@ -121,4 +127,6 @@ def info_to(terms: Terms) -> pb.GetModelInfoResponse:
         default_verifier=terms.verifier,
         default_gamma=min(terms.gamma, offer.max_gamma),
         max_gamma=offer.max_gamma,
+        max_nodes=offer.max_nodes,
+        default_nodes=min(terms.nodes, offer.max_nodes),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.handshake import Law, law_of, least_limits, longest_draft, rules_of
+from orchestrator.handshake import Law, largest_tree, law_of, least_limits, longest_draft, rules_of
 from orchestrator.request import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.target.v1 import target_pb2
 
-_LIMITS = ("max_length", "max_gamma", "max_message_bytes")
+_LIMITS = ("max_length", "max_gamma", "max_nodes", "max_message_bytes")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Offer:
         target: what the targets serve, with the least limits of them all.
         drafter: the same of the drafters; None without drafters.
         max_gamma: longest draft that every replica can make and take; 0 without drafters.
+        max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
         rules: that the targets know and the drafters suit, by name.
         law: that every target of it has.
     """
@@ -29,6 +30,7 @@ class Offer:
     target: common_pb2.ModelInfo
     drafter: common_pb2.ModelInfo | None
     max_gamma: int
+    max_nodes: int
     rules: Mapping[str, Rule]
     law: Law
 
@@ -52,6 +54,7 @@ def offer_of(
         target,
         least_limits([reply.info for reply in drafters]) if drafters else None,
         longest_draft(target, drafters),
+        largest_tree(target, drafters),
         rules_of(targets[0], drafters),
         law_of(targets[0]),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
+from tandem.speculation.nodes import depth_of, path_to
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -33,20 +34,55 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSize:
+    """The most that a round drafts.
+
+    Attributes:
+        gamma: tokens of the longest path; 0 drafts nothing.
+        nodes: tokens in all, of a tree; 0 where drafts are chains.
+    """
+
+    gamma: int
+    nodes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Drafted:
     """A drafter's answer.
 
     Attributes:
         token_ids: drafted; may be none.
+        parents: the place that each hangs at, 0 the first one and i + 1 behind token i; None for
+            a chain.
         payload: the draft with its distributions, for the target, unread.
         payload_bytes: size of the distributions.
         times: the drafter's.
     """
 
     token_ids: Sequence[int]
+    parents: Sequence[int] | None
     payload: Any
     payload_bytes: int
     times: StageTimes
+
+    @property
+    def gamma(self) -> int:
+        """Tokens of the longest path."""
+        return depth_of(self.parents, len(self.token_ids))
+
+    def path_to(self, place: int) -> list[int]:
+        """The tokens on the way to a place."""
+        return [self.token_ids[at - 1] for at in path_to(self.parents, place)]
+
+    def first_children(self, place: int) -> list[int]:
+        """On the way to a place and there, the first token that hangs at each, by its number."""
+        if self.parents is None:
+            return list(range(min(place + 1, len(self.token_ids))))
+        found = (
+            next((i for i, parent in enumerate(self.parents) if parent == at), None)
+            for at in (0, *path_to(self.parents, place))
+        )
+        return [first for first in found if first is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +90,15 @@ class Decided:
     """A target's answer.
 
     Attributes:
+        place: of the last kept token; 0 where none was.
         num_accepted: drafted tokens kept.
         next_token: correction or bonus.
-        overlaps: Σ min(p, q) of each drafted position.
+        overlaps: Σ min(p, q) of each drafted token.
         times: the target's.
         carry: the rule's state, for another target, unread.
     """
 
+    place: int
     num_accepted: int
     next_token: int
     overlaps: Sequence[float] = field(default_factory=tuple)
@@ -75,7 +113,7 @@ class Drafter(Protocol):
         """Prefill."""
 
     async def draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], gamma: int, exact: bool
+        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`."""
 
@@ -89,13 +127,15 @@ class Drafter(Protocol):
 class Target(Protocol):
     """A sequence on a target. Calls raise TandemError as it failed."""
 
-    async def open(self, prompt: Prompt, verifier: str, gamma: int, carry: Any) -> Decided | None:
+    async def open(
+        self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
+    ) -> Decided | None:
         """Prefill and draw the first token; with a carry none is drawn.
 
         Args:
             prompt: the text so far.
             verifier: the rule's name.
-            gamma: of a rule with a fixed one, else 0.
+            size: gamma of a rule with a fixed one, else 0; the most nodes of a draft.
             carry: of the last verdict of another target; None at the start.
         """
 
@@ -132,8 +172,8 @@ class Peers(Protocol):
 class Policy(Protocol):
     """Chooses how much is drafted."""
 
-    def choose(self, left: int) -> int:
-        """The length of the next draft, with `left` >= 1 tokens still to emit; 0 for none."""
+    def choose(self, left: int) -> DraftSize:
+        """The next draft's, with `left` >= 1 tokens still to emit."""
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """See what came of it."""

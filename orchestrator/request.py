@@ -23,6 +23,7 @@ class Request:
         stop_strings: end the text where one first occurs.
         verifier: the rule's name.
         gamma: draft length; 0 decodes plainly.
+        nodes: tokens of a draft that is a tree.
         first_round: number of the first round.
     """
 
@@ -36,6 +37,7 @@ class Request:
     stop_strings: Sequence[str] = ()
     verifier: str | None = None
     gamma: int | None = None
+    nodes: int | None = None
     first_round: int = 0
 
 
@@ -83,6 +85,7 @@ class Generation:
         verifier: the rule's name, as it was asked for.
         rule: that decides: the same, or a plain one without drafts.
         gamma: draft length; 0 decodes plainly.
+        nodes: tokens of a draft that is a tree; 0 where drafts are chains.
         first_round: number of the first round.
     """
 
@@ -93,4 +96,5 @@ class Generation:
     verifier: str
     rule: Rule
     gamma: int
+    nodes: int = 0
     first_round: int = 0

@@ -25,8 +25,16 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The tokens of one round; `gamma` had been drafted."""
+    """The tokens of one round.
+
+    Attributes:
+        number: of the round.
+        tokens: emitted.
+        gamma: length of its draft, of a tree its longest path.
+        nodes: tokens of its draft.
+    """
 
     number: int
     tokens: list[EmittedToken]
     gamma: int
+    nodes: int

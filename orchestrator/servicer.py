@@ -132,7 +132,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         codec = await asyncio.to_thread(TextCodec, tokenizer)
         encoder = PromptEncoder(codec, settings.max_encoding, settings.max_encoding_waiting)
         terms = Terms(
-            offer, settings.verifier, settings.gamma, settings.max_new_tokens, codec, encoder
+            offer,
+            settings.verifier,
+            settings.gamma,
+            settings.nodes,
+            settings.max_new_tokens,
+            codec,
+            encoder,
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, terms, self._meters)

@@ -73,8 +73,8 @@ class Session:
                 with self._spans.child("round"):
                     number, length = self._deciding.round + 1, self._deciding.length
                     self._spans.describe({"tandem.round": number})  # for one that fails
-                    gamma = self._policy.choose(self._emission.left)
-                    drafted = await self._drafting.draft(number, length, gamma)
+                    size = self._policy.choose(self._emission.left)
+                    drafted = await self._drafting.draft(number, length, size)
                     drafted, decided = await self._deciding.decide(drafted)
                     self._policy.observe(drafted, decided)
                     self._describe(drafted, decided)
@@ -88,7 +88,7 @@ class Session:
 
     def _emit(self, drafted: Drafted | None, decided: Decided) -> Round:
         """Commit a verdict: the kept tokens, and the one that follows them."""
-        kept = list(drafted.token_ids[: decided.num_accepted]) if drafted else []
+        kept = drafted.path_to(decided.place) if drafted else []
         emitted = [*kept, decided.next_token]
         self._deciding.tell(emitted)
         self._drafting.tell(emitted)
@@ -99,7 +99,9 @@ class Session:
         self._spans.describe(
             {
                 "tandem.round": self._deciding.round,  # a lost target's numbers are left out
-                "tandem.gamma": len(drafted.token_ids) if drafted else 0,
+                "tandem.gamma": drafted.gamma if drafted else 0,
+                "tandem.nodes": len(drafted.token_ids) if drafted else 0,
+                "tandem.place": decided.place,
                 "tandem.accepted": decided.num_accepted,
                 "tandem.verifier": self._generation.verifier,
             }

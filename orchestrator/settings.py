@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from tandem.settings import LONGEST_DRAFT, Address, ServiceSettings
+from tandem.settings import LONGEST_DRAFT, MOST_NODES, Address, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -45,6 +45,12 @@ class OrchestratorSettings(ServiceSettings):
     verifier: str = Field("block", description="verifier of requests that name none")
     gamma: int = Field(
         4, ge=0, le=LONGEST_DRAFT, description="draft length of requests that name none"
+    )
+    nodes: int = Field(
+        16,
+        ge=1,
+        le=MOST_NODES,
+        description="tokens a round, of requests that name none, where a drafter makes trees",
     )
     max_new_tokens: int = Field(
         256, ge=1, description="tokens to generate for requests that name no limit"

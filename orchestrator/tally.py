@@ -13,6 +13,7 @@ class Tally:
     Attributes:
         new_tokens: emitted.
         gammas: each round's draft length, the prefill (0) first.
+        nodes: tokens that each round drafted.
         accepted: each round's number of kept tokens.
         overlap_sum: Σ min(p, q) over drafted positions whose context was emitted.
         overlap_positions: how many those are.
@@ -21,24 +22,24 @@ class Tally:
 
     new_tokens: int = 0
     gammas: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     overlap_sum: float = 0.0
     overlap_positions: int = 0
     draft_bytes: int = 0
 
-    def add_round(self, gamma: int, accepted: int, overlaps: Sequence[float]) -> None:
-        """Count one round."""
+    def add_round(self, gamma: int, nodes: int, accepted: int, overlaps: Sequence[float]) -> None:
+        """Count one round, with the overlaps of what was drafted in a context that was emitted."""
         self.gammas.append(gamma)
+        self.nodes.append(nodes)
         self.accepted.append(accepted)
-        # Behind the first correction the drafted context was not emitted.
-        seen = overlaps[: accepted + 1]
-        self.overlap_sum += sum(seen)
-        self.overlap_positions += len(seen)
+        self.overlap_sum += sum(overlaps)
+        self.overlap_positions += len(overlaps)
 
     @property
     def drafted_tokens(self) -> int:
         """Tokens drafted."""
-        return sum(self.gammas)
+        return sum(self.nodes)
 
     @property
     def accepted_tokens(self) -> int:

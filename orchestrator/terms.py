@@ -27,6 +27,7 @@ class Terms:
         offer: of the pair.
         verifier: the default rule.
         gamma: the default draft length.
+        nodes: the default number of a tree's tokens.
         max_new_tokens: the default number of tokens.
         codec: the target's tokenizer.
         encoder: encodes with it.
@@ -35,6 +36,7 @@ class Terms:
     offer: Offer
     verifier: str
     gamma: int
+    nodes: int
     max_new_tokens: int
     codec: TextCodec
     encoder: PromptEncoder
@@ -72,6 +74,7 @@ class Terms:
             verifier,
             rule,
             gamma,
+            self._nodes(request, gamma),
             request.first_round,
         )
 
@@ -85,6 +88,15 @@ class Terms:
         if gamma > self.offer.max_gamma:
             raise InvalidRequest(f"gamma must be 0..{self.offer.max_gamma}, got {gamma}")
         return verifier, gamma
+
+    def _nodes(self, request: Request, gamma: int) -> int:
+        most = self.offer.max_nodes
+        if request.nodes is not None and not 1 <= request.nodes <= most:
+            limits = f"1..{most}" if most else "unset, since drafts are chains here"
+            raise InvalidRequest(f"max_nodes must be {limits}, got {request.nodes}")
+        if not gamma:
+            return 0
+        return min(self.nodes, most) if request.nodes is None else request.nodes
 
     def _rule(self, verifier: str, gamma: int) -> Rule:
         """The rule that decides. Without drafts all are the same, and some refuse to go without."""

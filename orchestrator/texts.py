@@ -13,7 +13,7 @@ from orchestrator.emission import Emission
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.meter import Meters, TextMeter
-from orchestrator.policy import FixedGamma
+from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
 from orchestrator.round import Round
@@ -155,7 +155,7 @@ class Texts:
                 generation,
                 drafting=drafting,
                 deciding=deciding,
-                policy=FixedGamma(generation.gamma, rule.fixed_gamma),
+                policy=FixedSize(generation.gamma, generation.nodes, rule.fixed_gamma),
                 emission=emission,
                 ledger=ledger,
                 spans=spans,

@@ -12,6 +12,8 @@ from tandem.errors import StartupError
 
 # Of one round. The orchestrator's GAMMA has the same bound.
 LONGEST_DRAFT = 64
+# Of one draft that is a tree: what a target computes in a pass for one text.
+MOST_NODES = 256
 _MAX_PORT = 65_535
 
 

@@ -23,6 +23,7 @@ class TargetSequence:
         sampling: the request's parameters; its seed keys the draws.
         rule: its verifier.
         carry: the verifier's state between rounds.
+        nodes: the most that a draft may have; 0 where all are chains.
         caches: its extent of the KV pool; holds all tokens but the last.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
@@ -34,6 +35,7 @@ class TargetSequence:
     sampling: Sampling
     rule: Verifier[Any]
     carry: Any = None
+    nodes: int = 0
     caches: list[SequenceCache] = field(default_factory=list)
     last_token: int = -1
     length: int = 0
@@ -63,14 +65,25 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
 
 
 def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) -> Steps[Decision]:
-    """Score a draft, decide, and move the sequence on by accepted + 1 tokens."""
-    fed = [sequence.last_token, *draft.token_ids]
-    scored = yield Score(scorer, Feed(sequence.caches[0], fed, len(fed)))
+    """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
+
+    A token that comes twice at one place is computed once.
+    """
+    rows = draft.row_of_places()
+    parents: list[int] | None = None
+    token_ids = draft.token_ids
+    if draft.parents is not None:
+        fed = [node for node, home in enumerate(draft.homes()) if home == node + 1]
+        token_ids = [draft.token_ids[node] for node in fed]
+        parents = [rows[draft.parents[node]] for node in fed]
+    fed_ids = [sequence.last_token, *token_ids]
+    feed = Feed(sequence.caches[0], fed_ids, len(fed_ids), parents)
+    scored = yield Score(scorer, feed)
     return (yield from _decide(sequence, round_, draft, scored))
 
 
 def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:
-    """The rule's verdict, written into the sequence; the cache's rejected part is rewound."""
+    """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: Decided = yield Decide(
         sequence.rule,
         draft,
@@ -82,7 +95,12 @@ def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored)
         round_,
     )
     decision: Decision = yield Host(decided)
-    sequence.caches[0].rollback(sequence.length + decision.num_accepted)
+    cache = sequence.caches[0]
+    if draft.parents is None:
+        cache.rollback(sequence.length + decision.num_accepted)
+    else:
+        rows = draft.row_of_places()
+        cache.keep([rows[place] for place in draft.path_to(decision.place)])
     sequence.length += decision.num_accepted + 1
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import Scorer
 from tandem.engine.engine import Engine
@@ -9,13 +11,14 @@ from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
+from tandem.speculation.nodes import Shape, misfit
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to
 from target_svc.round import TargetSequence
-from target_svc.verifiers import VERIFIERS
+from target_svc.verifiers import VERIFIERS, Verifier
 
 
 class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse]):
@@ -37,6 +40,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._max_gamma = info.max_gamma
         self._sequence: TargetSequence
         self._progress: Progress
+        self._most_nodes = info.max_nodes
         self._gamma = 0
         self._end = 0
 
@@ -92,16 +96,31 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             raise InvalidRequest(f"open.gamma must be 1..{self._max_gamma} for {rule.name}")
         if not rule.fixed_gamma and request.gamma:
             raise InvalidRequest(f"open.gamma must be 0 for {rule.name}")
+        self._check_nodes(request.max_nodes, rule)
         carry = carry_from(request.carry, rule, request.gamma)
-        return TargetSequence(token_ids, messages.sampling_from(request.sampling), rule, carry)
+        sampling = messages.sampling_from(request.sampling)
+        return TargetSequence(token_ids, sampling, rule, carry, request.max_nodes)
+
+    def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
+        if max_nodes and rule.takes is Shape.CHAIN:
+            raise InvalidRequest(f"open.max_nodes must be 0 for {rule.name}, which takes chains")
+        if max_nodes > self._most_nodes:
+            raise InvalidRequest(
+                f"open.max_nodes must be 0..{self._most_nodes}, got {max_nodes}"
+                + ("" if self._most_nodes else ": this target's model takes chains alone")
+            )
 
     async def _step(
         self, message: target_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request, sequence = message.verify, self._sequence
         self._progress.check(request.round, request.position)
-        draft = messages.draft_from(request.draft, self._vocab_size, self._max_gamma)
-        self._check_length(len(draft))
+        draft = messages.draft_from(
+            request.draft, self._vocab_size, self._max_gamma, sequence.nodes
+        )
+        if fault := misfit(draft, sequence.rule.takes):
+            raise InvalidRequest(fault)
+        self._check_length(draft.depth)
         steps = rounds.verify(self._scorer, sequence, request.round, draft)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._progress = Progress(sequence.length, request.round)
@@ -113,7 +132,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             overlaps=decision.overlaps,
             carry=carry_to(decision.levels),
             times=messages.times_to(times),
-            place=decision.num_accepted,
+            place=decision.place,
             open_sequences=self._engine.admission.open_sequences,
         )
         return StepReply(
@@ -122,7 +141,9 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             times,
             {
                 "tandem.round": request.round,
-                "tandem.gamma": len(draft),
+                "tandem.gamma": draft.depth,
+                "tandem.nodes": len(draft),
+                "tandem.place": decision.place,
                 "tandem.accepted": decision.num_accepted,
                 "tandem.verifier": sequence.rule.name,
                 "tandem.batch_size": times.batch_size,
@@ -135,7 +156,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             raise WrongState("all of max_new_tokens have been emitted")
         if gamma > left:
             raise InvalidRequest(
-                f"draft.token_ids holds {gamma} tokens; max_new_tokens leaves {left}"
+                f"draft.token_ids holds a path of {gamma} tokens; max_new_tokens leaves {left}"
             )
         if self._gamma and gamma != min(self._gamma, left):
             raise InvalidRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from tandem.settings import ModelSettings
+from tandem.settings import MOST_NODES, ModelSettings
 
 
 class TargetSettings(ModelSettings):
@@ -14,3 +14,6 @@ class TargetSettings(ModelSettings):
     model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_")
 
     model: str = Field("models/target", description="directory or hub id of the checkpoint")
+    max_nodes: int = Field(
+        64, ge=0, le=MOST_NODES, description="most tokens of a draft that is a tree; 0 takes none"
+    )

@@ -216,7 +216,8 @@ runs; do not edit.
 Each is tested with tiny random weights in float32: ragged batches with rollbacks, prompts in chunks
 and sequences longer than the window give the logits of one-by-one passes of the model's own
 attention (1e-4), and greedy text through both engines equals `transformers`' `generate`, token for
-token.
+token. So do all paths of random trees of up to 16 nodes, grown in two feeds, with windows shorter
+than the trees are deep, and a text that goes on behind a path that was kept.
 
 | architecture | `model_type` | what is tried besides causal attention |
 |---|---|---|
@@ -225,7 +226,8 @@ token.
 By torch, Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators
 (`tandem/inference/llama.py`), the others through the modules of `transformers`. By OpenVINO
 (`ENGINE`, on a CPU) all of them but Gemma 2 are held to the same logits; Gemma 2, whose scores are
-capped, is left to torch with a warning.
+capped, is left to torch with a warning. Trees of models with sliding windows are left to torch as
+well.
 
 A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
 there: beyond it `transformers` takes other frequencies for a whole batch.
@@ -246,7 +248,8 @@ their own (GPT-Neo, CodeGen, XGLM, BioGPT, …), and models that keep their cach
 ## Not tried
 
 Any other decoder is measured at start on 12 tokens, fed plainly and then as a ragged batch with a
-rollback, and refused where the logits differ. That cannot show what only begins beyond 12 tokens,
+rollback, and refused where the logits differ; where those of a small tree do, it is served without
+trees. That cannot show what only begins beyond 12 tokens,
 such as sparse attention over long texts. Sliding windows are checked by name: a layer that is said
 to slide must hand its window to the attention. Not tried at all: models with images or sound,
 weights that are quantised, and more than one device for a model.

@@ -55,14 +55,17 @@ class Case:
         verifier: rule's name.
         gamma: draft length.
         rows: key of SUPPORTS.
+        nodes: of a tree; 0 for a chain.
     """
 
     verifier: str
     gamma: int
     rows: str
+    nodes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.verifier}, gamma {self.gamma}, {self.rows}"
+        nodes = f", {self.nodes} nodes" if self.nodes else ""
+        return f"{self.verifier}, gamma {self.gamma}, {self.rows}{nodes}"
 
 
 def target_law(model: Path) -> npt.NDArray[np.float64]:
@@ -100,6 +103,7 @@ async def _count(
                 seed=seed,
                 gamma=case.gamma,
                 verifier=case.verifier,
+                max_nodes=case.nodes or None,
             )
             reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
             assert not reply.summary.drafter_lost

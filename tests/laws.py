@@ -119,9 +119,8 @@ def speculative_law(
                 live = first[after[:, token] > 0]
                 if not len(live):
                     continue
-                verdict = Verdict(
-                    place[live], torch.full_like(live, token), [carry[b] for b in live.tolist()]
-                )
+                carried = [carry[b] for b in live.tolist()]
+                verdict = Verdict(place[live], place[live], torch.full_like(live, token), carried)
                 part = Proposal.from_dense(proposal.tokens[live], proposal.probs[live])
                 carries = rule.next_carry(part, target_probs[live], verdict)
                 masses = after[after[:, token] > 0, token].tolist()

@@ -129,10 +129,11 @@ def generation(
     gamma: int | None = None,
     verifier: str | None = None,
     temperature: float | None = None,
+    max_nodes: int | None = None,
 ) -> pb.Generation:
     """A request's message."""
     message = pb.Generation(
-        speculation=pb.Speculation(verifier=verifier, gamma=gamma),
+        speculation=pb.Speculation(verifier=verifier, gamma=gamma, max_nodes=max_nodes),
         stopping=pb.Stopping(max_new_tokens=max_new_tokens),
     )
     if isinstance(prompt, str):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.engine.asks import Decision, Truncation
@@ -79,15 +79,20 @@ class DrafterEngine(Engine):
         admission = Admission((decoder,), places)
         super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
-        self.drafter = ModelDrafter(decoder, Truncation(0.999, 512))
+        self.drafter: Drafter = ModelDrafter(decoder, Truncation(0.999, 512))
 
     async def begin(self, sequence: DraftSequence, capacity: int) -> None:
         await self.open(sequence, self.drafter.open(sequence), capacity)
 
     async def draft(
-        self, sequence: DraftSequence, round_: int, news: Sequence[int], gamma: int
+        self,
+        sequence: DraftSequence,
+        round_: int,
+        news: Sequence[int],
+        gamma: int,
+        max_nodes: int = 0,
     ) -> Draft:
-        steps = self.drafter.go_on(sequence, round_, news, gamma)
+        steps = self.drafter.go_on(sequence, round_, news, gamma, max_nodes)
         return (await self.run(sequence, steps))[0]
 
 
@@ -153,13 +158,14 @@ async def speculate(
     max_new_tokens: int,
     *,
     gamma: int = 4,
+    max_nodes: int = 0,
     rule: str = "block",
     sampling: Sampling = GREEDY,
 ) -> Text:
     """The orchestrator's loop, in process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
-    capacity = len(prompt) + max_new_tokens + gamma
+    capacity = len(prompt) + max_new_tokens + max(gamma, max_nodes)
     text = Text()
     try:
         opened = await target.begin(sequence, 0, capacity)
@@ -171,9 +177,11 @@ async def speculate(
             text.rounds += 1
             draft = Draft.certain(())
             if drafter is not None:
-                draft = await drafter.draft(guess, text.rounds, news, min(gamma, left))
+                depth = min(gamma, left)
+                draft = await drafter.draft(guess, text.rounds, news, depth, max_nodes)
             verdict = await target.verify(sequence, text.rounds, draft)
-            news = [*draft.token_ids[: verdict.num_accepted], verdict.next_token]
+            kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
+            news = [*kept, verdict.next_token]
             text.token_ids = text.token_ids + news
             text.drafted += len(draft)
             text.accepted += verdict.num_accepted

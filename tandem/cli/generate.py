@@ -96,7 +96,9 @@ _IgnoreEos = Annotated[
 _Verifier = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="block, token or greedy_block.", rich_help_panel=_SPECULATION
+        metavar="NAME",
+        help="block, token, greedy_block, spectr or gbv.",
+        rich_help_panel=_SPECULATION,
     ),
 ]
 _Gamma = Annotated[
@@ -105,6 +107,15 @@ _Gamma = Annotated[
         metavar="N",
         min=0,
         help="Tokens to draft a round; 0 decodes plainly.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_Nodes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Tokens to draft a round where the drafter makes trees.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -127,6 +138,7 @@ def generate(
     ignore_eos: _IgnoreEos = False,
     verifier: _Verifier = None,
     gamma: _Gamma = None,
+    nodes: _Nodes = None,
 ) -> None:
     """Continue a prompt, and show as it comes which tokens the drafter guessed.
 
@@ -151,7 +163,7 @@ def generate(
                     stop_token_ids=stop_token_id or (),
                     stop_strings=stop or (),
                 ),
-                speculation=pb.Speculation(verifier=verifier, gamma=gamma),
+                speculation=pb.Speculation(verifier=verifier, gamma=gamma, max_nodes=nodes),
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tandem.engine.asks import Steps
-from tandem.speculation.draft import Draft, Shape
+from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import Shape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.sampling import Sampling
 
@@ -21,6 +22,7 @@ class DraftSequence:
         token_ids: prompt and emitted tokens.
         sampling: shapes the drafter's distribution; its seed keys the draws.
         vocab_size: ids at or beyond it are never drafted.
+        nodes: positions that it needs beyond its text, for nodes that are not kept.
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
         numbers: for its draws.
@@ -29,6 +31,7 @@ class DraftSequence:
     token_ids: list[int]
     sampling: Sampling
     vocab_size: int
+    nodes: int = 0
     caches: list[Any] = field(default_factory=list)
     state: Any = None
     numbers: Foreseen = field(init=False)
@@ -47,28 +50,43 @@ class Drafter(ABC):
         name: as GetModelInfo reports it.
         shape: of its drafts.
         pure: whether each row is a function of the tokens before it alone.
+        max_nodes: the most that it draws a round; 0 where its drafts are chains.
     """
 
     name: ClassVar[str]
     shape: ClassVar[Shape] = Shape.CHAIN
     pure: ClassVar[bool] = False
+    max_nodes: int = 0
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         yield from ()
 
     def go_on(
-        self, sequence: DraftSequence, round_: int, emitted: Sequence[int], gamma: int
+        self,
+        sequence: DraftSequence,
+        round_: int,
+        emitted: Sequence[int],
+        gamma: int,
+        max_nodes: int = 0,
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it."""
         self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, gamma))
+        return (yield from self.draft(sequence, round_, gamma, max_nodes))
 
     @abstractmethod
-    def draft(self, sequence: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
-        """Draft up to `gamma` tokens behind what was emitted; none if it likes.
+    def draft(
+        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
+    ) -> Steps[Draft]:
+        """Draft behind what was emitted, at most `gamma` deep; nothing if it likes.
 
         The draft depends on the sequence, its seed and the round alone.
+
+        Args:
+            sequence: that it continues.
+            round_: keys the numbers.
+            gamma: tokens of the longest path.
+            max_nodes: tokens in all; 0 for as many as `gamma`.
         """
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

@@ -29,9 +29,12 @@ class LookupDrafter(Drafter):
         self._longest = longest
         self._window = window
 
-    def draft(self, sequence: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
+    def draft(
+        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
+    ) -> Steps[Draft]:
         """What followed the latest earlier place; nothing where there is none."""
         yield from ()
+        gamma = min(gamma, max_nodes or gamma)
         text = sequence.token_ids[-self._window :]
         packed = array("Q", text).tobytes()
         for length in range(min(self._longest, len(text) - 1), 0, -1):

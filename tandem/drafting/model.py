@@ -31,25 +31,28 @@ class ModelDrafter(Drafter):
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         prompt = list(sequence.token_ids)
-        yield Take(self._scorer, Feed(_cache(sequence), self._known(prompt), 0))
+        yield Take(self._scorer, Feed(cache_of(sequence), self._known(prompt), 0))
         sequence.state = prompt
 
-    def draft(self, sequence: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
+    def draft(
+        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
+    ) -> Steps[Draft]:
         """One pass and one draw a token; the drafted tokens stay on the device until the end."""
         held: list[int] = sequence.state
         news = sequence.token_ids[len(held) :]
         held += news
         chain: list[Drawn] = []
-        for row in range(gamma):
-            drawn: Drawn = yield Draw(
+        gamma = min(gamma, max_nodes or gamma)
+        for node in range(gamma):
+            (drawn,) = yield Draw(
                 self._scorer,
-                Feed(_cache(sequence), chain[-1] if chain else self._known(news), 1),
+                Feed(cache_of(sequence), chain[-1] if chain else self._known(news), 1),
                 sequence.sampling,
                 self._truncation,
                 sequence.vocab_size,
                 sequence.numbers,
                 round_,
-                row,
+                node,
                 gamma,
             )
             chain.append(drawn)
@@ -68,7 +71,7 @@ class ModelDrafter(Drafter):
             kept += 1
         # The last token is computed (again), if only for its logits.
         kept = min(kept, len(sequence.token_ids) + len(emitted) - 1)
-        _cache(sequence).rollback(kept)
+        cache_of(sequence).rollback(kept)
         del held[kept:]
         sequence.token_ids.extend(emitted)
 
@@ -84,6 +87,7 @@ class ModelDrafter(Drafter):
         return [min(token_id, last) for token_id in token_ids]
 
 
-def _cache(sequence: DraftSequence) -> SequenceCache:
+def cache_of(sequence: DraftSequence) -> SequenceCache:
+    """Its extent of the only scorer's pool."""
     cache: SequenceCache = sequence.caches[0]
     return cache

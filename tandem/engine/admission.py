@@ -18,16 +18,23 @@ class Pool(Protocol):
     def positions(self) -> int:
         """That all sequences may hold together."""
 
-    def reserve(self, capacity: int) -> Any:
-        """A part, or None where there is no room now."""
+    def reserve(self, capacity: int, nodes: int = 0) -> Any:
+        """A part, of whose positions so many are for nodes of drafts; None where there is no room
+        now."""
 
     def release(self, cache: Any) -> None:
         """Give a part back."""
 
 
 class AdmittedSequence(Protocol):
-    """A sequence that is given a part of each pool when it is admitted."""
+    """A sequence that is given a part of each pool when it is admitted.
 
+    Attributes:
+        nodes: of its drafts, that need room beside its text.
+        caches: its parts.
+    """
+
+    nodes: int
     caches: list[Any]
 
 
@@ -77,7 +84,8 @@ class Admission:
         return len(self._waiting)
 
     async def admit(self, sequence: AdmittedSequence, capacity: int) -> None:
-        """Give a sequence a place and `capacity` positions of each pool, or wait for them.
+        """Give a sequence a place and `capacity` positions of each pool, or wait for them; beside
+        them positions for the nodes of its drafts.
 
         Raises:
             InvalidRequest: it could never fit.
@@ -86,6 +94,7 @@ class Admission:
         """
         if self._closed:
             raise Unavailable(self._closed)
+        capacity += sequence.nodes
         positions = min((pool.positions for pool in self._pools), default=capacity)
         if capacity > positions:
             raise InvalidRequest(
@@ -153,7 +162,7 @@ class Admission:
             return False
         caches: list[Any] = []
         for pool in self._pools:
-            cache = pool.reserve(capacity)
+            cache = pool.reserve(capacity, sequence.nodes)
             if cache is None:
                 for other, reserved in zip(self._pools, caches, strict=False):
                     other.release(reserved)

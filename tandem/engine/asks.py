@@ -83,19 +83,22 @@ class Truncation:
 
 @dataclass(slots=True, eq=False)
 class Draw:
-    """Compute the feed's tokens and draw the next one from the last one's row, shaped by the
-    request's sampling, truncated and rounded; the answer is `Drawn`.
+    """Compute the feed's tokens and draw behind each of its rows, shaped by the request's sampling,
+    truncated and rounded; the answer is a list of `Drawn`, row by row.
 
     Attributes:
-        scorer: whose row it is.
-        feed: wants a single row.
+        scorer: whose rows they are.
+        feed: wants a row or more.
         sampling: of the request.
         truncation: of the method.
         vocab_size: ids at or beyond it are never drawn.
         numbers: the request's, with `digits` as their form.
-        round: keys the number.
-        row: keys the number; less than `rows`.
-        rows: that the round may draw.
+        round: keys the numbers.
+        node: keys the first number; the next draw has the next one. Less than `nodes`.
+        nodes: that the round may draw.
+        counts: draws behind each row; (1,) for a single one behind a single row.
+        distinct: draws behind one row are without replacement. At temperature 0 they are the
+            likeliest tokens, each certain.
     """
 
     scorer: Scorer
@@ -105,8 +108,10 @@ class Draw:
     vocab_size: int
     numbers: Foreseen
     round: int
-    row: int
-    rows: int
+    node: int
+    nodes: int
+    counts: Sequence[int] = (1,)
+    distinct: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -114,9 +119,9 @@ class Decide:
     """Have a rule decide a draft; the answer is `Decided`.
 
     Attributes:
-        rule: that decides.
+        rule: that decides, and takes such drafts.
         draft: may be empty.
-        scored: a row for the last emitted token and one for each drafted one.
+        scored: a row for the last emitted token, and one for each drafted one that is no twin.
         sampling: of the request.
         carry: the rule's state.
         accepting: the request's numbers, as uniforms.
@@ -136,9 +141,32 @@ class Decide:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """Bring answers to the host: several `Drawn` as a `Draft`, or a `Decided` as a `Decision`."""
+    """Bring answers to the host: several `Drawn` as a `Draft`, or a `Decided` as a `Decision`.
+
+    Attributes:
+        answers: what to bring.
+        places: that the draws hang at, which makes them a tree and the answer `Grown`; None for a
+            chain.
+        distinct: siblings were drawn without replacement.
+    """
 
     answers: Sequence[Drawn] | Decided
+    places: Sequence[int] | None = None
+    distinct: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Grown:
+    """A tree on the host.
+
+    Attributes:
+        draft: of the draws that were some: where earlier siblings left nothing of a row there was
+            nothing to draw, and nothing behind it.
+        draws: which of the draws each node is.
+    """
+
+    draft: Draft
+    draws: Sequence[int]
 
 
 @dataclass(slots=True, eq=False)
@@ -175,11 +203,11 @@ class Verdicts:
 
 @dataclass(slots=True, eq=False)
 class Decided:
-    """A job's verdict: place `index` of a step's."""
+    """A job's verdict on its draft: place `index` of a step's."""
 
     verdicts: Verdicts
     index: int
-    length: int
+    draft: Draft
 
 
 @dataclass(slots=True, eq=False)
@@ -187,13 +215,15 @@ class Decision:
     """A verdict on the host.
 
     Attributes:
-        num_accepted: drafted tokens kept.
+        place: of the last kept node; 0 where none was kept.
+        num_accepted: drafted tokens kept, the place's depth.
         next_token: the correction or bonus.
-        overlaps: Σ min(p, q) of each drafted position.
+        overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
         levels: the same as it travels.
     """
 
+    place: int
     num_accepted: int
     next_token: int
     overlaps: list[float]

@@ -12,13 +12,13 @@ from tandem.engine.asks import Decide, Decided, Decision, Verdicts
 from tandem.engine.host import to_host
 from tandem.errors import InvalidRequest
 from tandem.speculation.distribution import process
-from tandem.speculation.draft import faults
+from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
 from tandem.verification.fused import decide_all
 
-# Of `Verdicts.numbers`: tokens kept, next token, a number that is finite if all rows are. Then
-# come the overlaps, then the rule's state.
+# Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
+# rows are. Then come the overlaps, then the rule's state.
 _HEAD = 3
 
 
@@ -33,17 +33,19 @@ def decide(asks: Sequence[Decide]) -> list[Decided | InvalidRequest]:
         _foresee([asks[place] for place in sound])
     probs_of = _probabilities([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
-    groups: dict[tuple[int, str, int], list[int]] = {}
+    # Chains are decided apart from trees, by what is made for them.
+    groups: dict[tuple[int, str, bool, int], list[int]] = {}
     for place in sound:
         ask = asks[place]
-        key = (id(ask.scored.logits), ask.rule.name, len(ask.draft).bit_length())
+        size = len(ask.draft).bit_length()
+        key = (id(ask.scored.logits), ask.rule.name, ask.draft.is_chain, size)
         groups.setdefault(key, []).append(place)
-    for (logits, _, _), places in groups.items():
+    for (logits, *_), places in groups.items():
         probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
         for index, place in enumerate(places):
-            answers[place] = Decided(verdicts, index, len(asks[place].draft))
+            answers[place] = Decided(verdicts, index, asks[place].draft)
     return [answer for answer in answers if answer is not None]
 
 
@@ -92,20 +94,21 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     """
     rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
     gamma = max(lengths)
-    kernel = None if probs.is_cuda or probs.dtype != torch.float32 else rule.kernel
-    if kernel is not None:
-        drafts, own = [ask.draft for ask in asks], _uniforms(asks, gamma)
+    drafts = [ask.draft for ask in asks]
+    kernel = rule.kernel if drafts[0].is_chain else None
+    if kernel is not None and not probs.is_cuda and probs.dtype == torch.float32:
+        own = _uniforms(asks, gamma)
         states = rule.pack([ask.carry for ask in asks], gamma).numpy()
         numbers = torch.from_numpy(decide_all(kernel, probs.numpy(), starts, drafts, own, states))
         packed = numbers[:, _HEAD + gamma :]
         return Verdicts(rule, rule.unpack(packed), numbers, packed.shape[1])
-    target_probs = _stack(probs, starts, lengths, gamma)
-    proposal = Proposal.from_drafts([ask.draft for ask in asks], probs.device)
+    target_probs = _stack(probs, starts, drafts, gamma)
+    proposal = Proposal.from_drafts(drafts, probs.device)
     uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
     verdict = rule.verify(proposal, target_probs, uniforms, [ask.carry for ask in asks])
     packed = rule.pack(verdict.carry, gamma)
     columns = [
-        verdict.num_accepted[:, None],
+        verdict.place[:, None],
         verdict.next_token[:, None],
         # A logit that is no number makes its whole row so.
         target_probs[:, :, 0].sum(1, keepdim=True),
@@ -116,17 +119,17 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     return Verdicts(rule, verdict.carry, numbers, packed.shape[1])
 
 
-def _stack(probs: Tensor, starts: Sequence[int], lengths: Sequence[int], gamma: int) -> Tensor:
-    """[B, G+1, V] from rows [R, V]; zeros behind a shorter draft's last row."""
+def _stack(probs: Tensor, starts: Sequence[int], drafts: Sequence[Draft], most: int) -> Tensor:
+    """[B, N+1, V] from rows [R, V]: one for each place; zeros behind a shorter draft's last one."""
     batch, first = len(starts), starts[0]
-    if all(start == first + b * (gamma + 1) for b, start in enumerate(starts)) and (
-        min(lengths) == gamma
+    if all(
+        draft.is_chain and len(draft) == most and start == first + b * (most + 1)
+        for b, (draft, start) in enumerate(zip(drafts, starts, strict=True))
     ):
-        return probs[first : first + batch * (gamma + 1)].view(batch, gamma + 1, -1)
-    rows = len(probs)
+        return probs[first : first + batch * (most + 1)].view(batch, most + 1, -1)
     index = [
-        [start + i if i <= length else rows for i in range(gamma + 1)]
-        for start, length in zip(starts, lengths, strict=True)
+        [start + row for row in draft.row_of_places()] + [len(probs)] * (most - len(draft))
+        for draft, start in zip(drafts, starts, strict=True)
     ]
     padded = torch.nn.functional.pad(probs, (0, 0, 0, 1))
     return padded[torch.tensor(index).to(probs.device, non_blocking=True)]
@@ -151,14 +154,15 @@ def decisions_of(decided: Sequence[Decided]) -> list[Decision | None]:
 
 
 def _decision(decided: Decided, row: list[float]) -> Decision | None:
-    accepted, token, check = row[:_HEAD]
+    place, token, check = row[:_HEAD]
     if not np.isfinite(check):
         return None
-    verdicts = decided.verdicts
+    verdicts, draft = decided.verdicts, decided.draft
     return Decision(
-        int(accepted),
+        int(place),
+        len(draft.path_to(int(place))),
         int(token),
-        row[_HEAD : _HEAD + decided.length],
+        row[_HEAD : _HEAD + len(draft)],
         verdicts.carries[decided.index],
         verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
     )

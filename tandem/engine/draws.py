@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Draw
+from tandem.engine.asks import Decided, Draw, Grown, Host
+from tandem.engine.grown import Arrays, grown
 from tandem.engine.host import to_host
 from tandem.inference.feed import Drawn, Draws
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
@@ -22,22 +23,57 @@ from tandem.speculation.sampler import sample
 _FUSED_SUPPORT = 2**31 // MAX_WEIGHT
 
 
-def draw(asks: Sequence[Draw], logits: Tensor, rows: Sequence[int]) -> Draws:
-    """A token for each ask: process, truncate, round, draw.
+def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[list[Drawn]]:
+    """What is drawn for each ask: process, truncate, round, draw.
 
     Args:
-        asks: at least one.
+        asks: at least one; of one truncation.
         logits: [R, V] of a pass.
-        rows: each ask's row.
+        firsts: each ask's first row.
     """
+    rows = [
+        first + i for ask, first in zip(asks, firsts, strict=True) for i in range(len(ask.counts))
+    ]
     if len(rows) < len(logits):
         logits = logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
-    logits = _within_vocabulary(asks, logits)
+    each = [ask for ask in asks for _ in ask.counts]
+    logits = _within_vocabulary(each, logits)
+    siblings = max(count for ask in asks for count in ask.counts)
     if all(ask.sampling.greedy for ask in asks):
-        certain = Categorical.argmax(logits)
-        return Draws(certain.ids[:, 0], certain)
-    probs, digits = process(logits, [ask.sampling for ask in asks]), _digits(asks)
-    mass, support = asks[0].truncation.mass, asks[0].truncation.support
+        drawn = _likeliest(logits, siblings)
+    elif siblings == 1:
+        drawn = _singles(each, logits, _digits(asks, 1)[:, 0])
+    else:
+        drawn = _siblings(each, logits, _digits(asks, siblings))
+    return [
+        [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
+        for own in _rows_of(asks)
+    ]
+
+
+def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:
+    """Of each ask, its rows of the draws and how many draws are behind each."""
+    first = 0
+    for ask in asks:
+        yield [(first + i, count) for i, count in enumerate(ask.counts)]
+        first += len(ask.counts)
+
+
+def _likeliest(logits: Tensor, siblings: int) -> Draws:
+    certain = Categorical.argmax(logits)
+    if siblings == 1:
+        return Draws(certain.ids[:, 0], certain, certain=True)
+    tokens = logits.topk(min(siblings, logits.shape[1]), dim=-1).indices
+    tokens = torch.nn.functional.pad(tokens, (0, siblings - tokens.shape[1]))
+    # The first of equal ones, as without siblings.
+    tokens[:, :1] = certain.ids
+    return Draws(tokens.flatten(), certain, siblings, certain=True)
+
+
+def _singles(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
+    """A draw a row."""
+    probs = process(logits, [ask.sampling for ask in each])
+    mass, support = each[0].truncation.mass, each[0].truncation.support
     if not probs.is_cuda and 0 < support < _FUSED_SUPPORT:
         tokens, ids, weights = map(torch.from_numpy, sample(probs.numpy(), mass, support, digits))
         return Draws(tokens, Categorical(ids, weights))
@@ -46,16 +82,44 @@ def draw(asks: Sequence[Draw], logits: Tensor, rows: Sequence[int]) -> Draws:
     return Draws(drawn.draw(there), drawn)
 
 
-def _digits(asks: Sequence[Draw]) -> np.ndarray:
-    """[B, 2] of each ask's own number."""
+def _siblings(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
+    """Several draws a row, one rank after the other.
+
+    Args:
+        each: the ask of each row.
+        logits: [R, V].
+        digits: [R, siblings, 2].
+    """
+    first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
+    rows, siblings = first.rows, digits.shape[1]
+    device = rows.weights.device
+    there = torch.from_numpy(digits).to(device, non_blocking=True)
+    distinct = torch.tensor([[ask.distinct] for ask in each]).to(device, non_blocking=True)
+    tokens, left = [first.tokens], rows.weights
+    for rank in range(1, siblings):
+        # By the integer sums of what is left of the row.
+        left = left.masked_fill(distinct & (rows.ids == tokens[-1][:, None]), 0)
+        tokens.append(Categorical(rows.ids, left).draw(there[:, rank]))
+    return Draws(torch.stack(tokens, 1).flatten(), rows, siblings)
+
+
+def _digits(asks: Sequence[Draw], siblings: int) -> np.ndarray:
+    """[R, siblings, 2] of each row's own numbers."""
     unforeseen = [
-        (ask.numbers, ask.round, ask.rows)
+        (ask.numbers, ask.round, ask.nodes)
         for ask in asks
-        if not ask.numbers.covers(ask.round, ask.rows)
+        if not ask.numbers.covers(ask.round, ask.nodes)
     ]
     if unforeseen:
         foresee(unforeseen)
-    return np.stack([ask.numbers.take(ask.round, ask.rows)[ask.row] for ask in asks])
+    values = np.zeros((sum(len(ask.counts) for ask in asks), siblings, 2), np.int64)
+    row = 0
+    for ask in asks:
+        numbers, node = ask.numbers.take(ask.round, ask.nodes), ask.node
+        for count in ask.counts:
+            values[row, :count] = numbers[node : node + count]
+            node, row = node + count, row + 1
+    return values
 
 
 def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
@@ -70,28 +134,52 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     return logits
 
 
-def drafts_of(chains: Sequence[Sequence[Drawn]]) -> list[Draft | None]:
-    """Each sequence's draws as a draft; None where a distribution was not finite."""
-    steps: dict[int, Draws] = {}
-    firsts: dict[int, int] = {}
-    count = 0
-    for chain in chains:
-        for drawn in chain:
-            key = id(drawn.draws)
-            if key not in steps:
-                steps[key], firsts[key] = drawn.draws, count
-                count += len(drawn.draws.tokens)
-    arrays = to_host([t for s in steps.values() for t in (s.tokens, s.rows.ids, s.rows.weights)])
-    rows = [firsts[id(drawn.draws)] + drawn.index for chain in chains for drawn in chain]
-    tokens, ids, weights = (_joined(arrays[part::3]) for part in range(3))
+def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:
+    """Each sequence's draws as a draft; None where a distribution was not finite.
+
+    Args:
+        hosts: asks for draws.
+    """
+    drawn: dict[int, Draws] = {}
+    for host in hosts:
+        for one in _drawn(host):
+            drawn.setdefault(id(one.draws), one.draws)
+    arrays = iter(
+        to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
+    )
+    there = {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}
+    chains = [host for host in hosts if host.places is None]
+    found = iter(_chains([_drawn(host) for host in chains], drawn, there) if chains else ())
+    return [next(found) if host.places is None else grown(host, there) for host in hosts]
+
+
+def _drawn(host: Host) -> Sequence[Drawn]:
+    assert not isinstance(host.answers, Decided)
+    return host.answers
+
+
+def _chains(
+    chains: Sequence[Sequence[Drawn]], drawn: dict[int, Draws], there: dict[int, Arrays]
+) -> list[Draft | None]:
+    """Chains of single draws."""
+    firsts, count = {}, 0
+    for key, draws in drawn.items():
+        firsts[key] = count
+        count += len(draws.tokens) // draws.siblings
+    rows = [
+        firsts[id(one.draws)] + one.index // one.draws.siblings for chain in chains for one in chain
+    ]
+    columns = [arrays[0].reshape(-1, drawn[key].siblings)[:, 0] for key, arrays in there.items()]
+    tokens = np.concatenate(columns)
+    ids, weights = (_joined([arrays[part] for arrays in there.values()]) for part in (1, 2))
     if rows != list(range(count)):
         tokens, ids, weights = tokens[rows], ids[rows], weights[rows]
-    return Draft.batch(tokens, ids, weights, [len(chain) for chain in chains])
+    return list(Draft.batch(tokens, ids, weights, [len(chain) for chain in chains]))
 
 
 def _joined(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """The rows of all, padded with zeros to one width."""
     widest = max(array.shape[-1] for array in arrays)
-    if arrays[0].ndim > 1 and any(array.shape[1] < widest for array in arrays):
+    if any(array.shape[1] < widest for array in arrays):
         arrays = [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in arrays]
     return np.concatenate(arrays)

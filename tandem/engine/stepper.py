@@ -14,18 +14,20 @@ from tandem.engine.asks import (
     Decided,
     Decision,
     Draw,
+    Grown,
     Host,
     Score,
     Scored,
     Scorer,
     Take,
+    Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
 from tandem.engine.draws import drafts_of, draw
 from tandem.engine.job import Job
 from tandem.errors import EngineFailure
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tandem.telemetry.spans import write
 from tandem.telemetry.steps import PassRecord
@@ -148,7 +150,7 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
         if isinstance(ask, Draw):
             drawing.append((job, ask))
             rows.append(first)
-            first += 1
+            first += len(ask.counts)
             continue
         if isinstance(ask, Take):
             ask.taken += job.chunk
@@ -157,11 +159,18 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
         assert isinstance(ask, (Take, Score))
         job.resume(Scored(logits, first, ask.feed.rows))
         first += ask.feed.rows
-    for truncation in {ask.truncation for _, ask in drawing}:
-        chosen = [i for i, (_, ask) in enumerate(drawing) if ask.truncation == truncation]
+    # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
+    for kind in dict.fromkeys(map(_kind, drawing)):
+        chosen = [i for i, one in enumerate(drawing) if _kind(one) == kind]
         drawn = draw([drawing[i][1] for i in chosen], logits, [rows[i] for i in chosen])
-        for index, i in enumerate(chosen):
-            drawing[i][0].resume(Drawn(drawn, index))
+        for answer, i in zip(drawn, chosen, strict=True):
+            drawing[i][0].resume(answer)
+
+
+def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool]:
+    """What draws have to have in common to be made together."""
+    _, ask = drawing
+    return ask.truncation, ask.sampling.greedy and max(ask.counts) > 1
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
@@ -172,19 +181,19 @@ def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
 def _bring_home(asking: Sequence[tuple[Job[Any], Host]]) -> None:
     """Answer all that wait for the host."""
     decided: list[tuple[Job[Any], Decided]] = []
-    drawn: list[tuple[Job[Any], Sequence[Drawn]]] = []
+    drawn: list[tuple[Job[Any], Host]] = []
     for job, ask in asking:
         if isinstance(ask.answers, Decided):
             decided.append((job, ask.answers))
         else:
-            drawn.append((job, ask.answers))
+            drawn.append((job, ask))
     if drawn:
-        _answer([job for job, _ in drawn], drafts_of([chain for _, chain in drawn]), "drafter")
+        _answer([job for job, _ in drawn], drafts_of([ask for _, ask in drawn]), "drafter")
     if decided:
         _answer([job for job, _ in decided], decisions_of([one for _, one in decided]), "target")
 
 
-def _answer(jobs: _Jobs, answers: Sequence[Draft | Decision | None], role: str) -> None:
+def _answer(jobs: _Jobs, answers: Sequence[Draft | Grown | Decision | None], role: str) -> None:
     for job, answer in zip(jobs, answers, strict=True):
         if answer is None:
             job.resume(EngineFailure(f"the {role} computed a distribution that is not finite"))

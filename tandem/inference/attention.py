@@ -64,9 +64,13 @@ def _attend_one(
     q = query if count == query.shape[2] else query.narrow(2, segment.first, count)
     if groups > 1:  # heads that share a key head become rows of one query: keys are not repeated
         q = q.reshape(1, heads, groups * count, -1)
-    seen = segment.length if window is None else min(segment.length, window + count - 1)
+    if segment.branches is None:
+        seen = segment.length if window is None else min(segment.length, window + count - 1)
+        mask = batch.mask(count, seen, window, groups, q)
+    else:
+        mask = batch.branch_mask(segment, window, groups, q)
+        seen = mask.shape[1]
     k, v = keys.narrow(2, end - seen, seen), values.narrow(2, end - seen, seen)
-    mask = batch.mask(count, seen, window, groups, q)
     if softcap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:

@@ -11,11 +11,14 @@ from torch import Tensor
 
 from tandem.inference.batch import PackedBatch
 from tandem.inference.extents import SequenceCache
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, again, listed
 
 # Fed at start, plainly and batched: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
 PROBE_TOKENS = 2 * len(PROBE)
+# The probe's trunk, and beside what it goes on with something else.
+_TRUNK = PROBE[:5]
+SIBLING = (*_TRUNK, 0, 2, 1)
 
 
 class Pool(Protocol):
@@ -68,6 +71,10 @@ class Backend:
         device: where tokens and logits are.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
+        branches_in_one_call: whether it does so for batches with branches.
+        takes_trees: whether siblings are known not to see each other.
+        feeds_again: whether a feed that hangs at branch rows has to bring them along: the pass
+            hides rows of a feed from each other, and none that were fed before.
         graphs: what small batches are computed by; None for the pass itself.
         busy: held while the pass computes: it takes one batch at a time.
     """
@@ -81,6 +88,7 @@ class Backend:
         device: torch.device,
         *,
         in_one_call: bool = False,
+        feeds_again: bool = False,
     ) -> None:
         self.engine = engine
         self.dtype = dtype
@@ -89,6 +97,9 @@ class Backend:
         self.compute = compute
         self.device = device
         self.in_one_call = in_one_call
+        self.feeds_again = feeds_again
+        self.branches_in_one_call = False
+        self.takes_trees = True
         self.graphs: Captured | None = None
 
     def __str__(self) -> str:
@@ -103,8 +114,11 @@ class Backend:
             self.pool.resized(positions),
             self.device,
             in_one_call=self.in_one_call,
+            feeds_again=self.feeds_again,
         )
         other.busy = self.busy
+        other.takes_trees = self.takes_trees
+        other.branches_in_one_call = self.branches_in_one_call
         return other
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -112,22 +126,31 @@ class Backend:
 
         Returns:
             [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
+
+        Raises:
+            ValueError: a feed does not fit its extent; its parents are no earlier rows, or a back
+                end that takes no trees is given some.
         """
         if self.in_one_call:
             for feed in feeds:
-                if not feed.cache.length:
+                if not feed.cache.length and not feed.cache.branches:
                     self.pool.clear(feed.cache)
+        if not self.takes_trees and any(feed.parents for feed in feeds):
+            raise ValueError(f"{self} takes no trees")
         with self.busy:
             logits = self._computed(feeds)
         for feed in feeds:
-            feed.cache.length += len(feed.token_ids)
+            feed.cache.grow(listed(feed.token_ids), feed.parents)
         return logits
 
     def _computed(self, feeds: Sequence[Feed]) -> Tensor:
         graph = None if self.graphs is None else self.graphs.fitting(feeds)
         if graph is not None:
             return graph(feeds)
-        return self.compute(PackedBatch.of(feeds, self.device, self.in_one_call), self.pool)
+        if self.feeds_again:
+            feeds = [again(feed) for feed in feeds]
+        batch = PackedBatch.of(feeds, self.device, self.in_one_call, self.branches_in_one_call)
+        return self.compute(batch, self.pool)
 
 
 def some_tokens(count: int) -> tuple[int, ...]:
@@ -165,3 +188,31 @@ def probe(backend: Backend, text: Sequence[int]) -> Tensor:
     for reserved in (other, cache):
         pool.release(reserved)
     return torch.cat((head, middle, alone, single))
+
+
+def probe_tree(backend: Backend, expected: Tensor, sibling: Tensor) -> tuple[Tensor, Tensor]:
+    """A small tree, grown in two feeds beside another sequence, of which the later path is kept.
+
+    Args:
+        backend: its pool holds the probe twice.
+        expected: plain logits [n, V] of the probe.
+        sibling: plain logits [n, V] of `SIBLING`.
+
+    Returns:
+        What the tree should give and what it gives, both [7, V].
+    """
+    pool, end = backend.pool, len(_TRUNK)
+    other, cache = pool.reserve(len(PROBE)), pool.reserve(len(PROBE))
+    (first, second), (third, fourth, last) = PROBE[end : end + 2], SIBLING[end:]
+    backend.forward([Feed(cache, _TRUNK[:-1], 0)])
+    grown = backend.forward(
+        [Feed(cache, [_TRUNK[-1], first, third], 3, (0, 0)), Feed(other, PROBE[:2], 0)]
+    )
+    leaves = backend.forward([Feed(cache, [second, fourth], 2, (1, 2))])
+    cache.keep((2, 4))
+    kept = backend.forward([Feed(cache, [last], 1), Feed(other, PROBE[2:3], 1)])
+    for reserved in (other, cache):
+        pool.release(reserved)
+    wanted = [expected[end - 1], expected[end], sibling[end]]
+    wanted += [expected[end + 1], sibling[end + 1], sibling[end + 2], expected[2]]
+    return torch.stack(wanted), torch.cat((grown, leaves, kept))

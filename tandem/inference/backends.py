@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem.errors import Unsupported
 from tandem.inference.backend import Backend
 from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
@@ -18,11 +19,17 @@ class Backends:
 
     Args:
         first: its pool is empty.
+        for_trees: stands by for sequences with branches, where the first one takes none.
+        trees: one that takes them is kept, whoever succeeds it.
     """
 
-    def __init__(self, first: Backend) -> None:
+    def __init__(
+        self, first: Backend, for_trees: Backend | None = None, trees: bool = False
+    ) -> None:
         self._lock = threading.Lock()
-        self._all: tuple[Backend, ...] = (first,)  # the last one is the present one
+        self._trees = trees
+        # The last one is the present one.
+        self._all: tuple[Backend, ...] = (first,) if for_trees is None else (for_trees, first)
 
     @property
     def current(self) -> Backend:
@@ -35,11 +42,27 @@ class Backends:
             self._all = (*self._all, successor)
             self._retire()
 
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """Room for a sequence; None where there is none now."""
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a new sequence may have branches."""
+        return any(backend.takes_trees for backend in self._all)
+
+    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+        """Room for a sequence; None where there is none now.
+
+        Raises:
+            Unsupported: it is to have branches, and no back end takes them.
+        """
         with self._lock:
-            cache: SequenceCache | None = self.current.pool.reserve(capacity)
+            backend = self._for_trees() if nodes else self.current
+            if backend is None:
+                raise Unsupported("this model takes no trees")
+            cache: SequenceCache | None = backend.pool.reserve(capacity)
         return cache
+
+    def _for_trees(self) -> Backend | None:
+        """Whom new sequences with branches get: the latest one that takes them."""
+        return next((backend for backend in reversed(self._all) if backend.takes_trees), None)
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back; from any thread."""
@@ -51,7 +74,8 @@ class Backends:
     def _retire(self) -> None:
         """Forget earlier ones that hold no sequence any more, with their weights and pools."""
         *earlier, current = self._all
-        left = [b for b in earlier if b.pool.free_positions < b.pool.positions]
+        kept = self._for_trees() if self._trees else None
+        left = [b for b in earlier if b is kept or b.pool.free_positions < b.pool.positions]
         self._all = (*left, current)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:

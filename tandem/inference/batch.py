@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tandem.inference.branch_tiles import BranchTiles
+from tandem.inference.branches import Branches
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.tiles import Tiles
 
@@ -20,13 +24,40 @@ class Segment:
         first: its first row of the batch.
         count: its new tokens.
         start: of its extent of the pool.
-        length: its positions in use, the new ones included.
+        length: its places in use, the new ones included.
+        branches: of these the last ones; None for a chain, where the order in memory is the
+            order of the text.
     """
 
     first: int
     count: int
     start: int
     length: int
+    branches: Branches | None = None
+
+    @property
+    def reach(self) -> int:
+        """Positions of the longest text that its tokens make: branches share some."""
+        if self.branches is None:
+            return self.length
+        return self.length - len(self.branches) + self.branches.depth
+
+    @property
+    def behind(self) -> tuple[np.ndarray, np.ndarray]:
+        """With branches: what lies behind the trunk that was there before the feed.
+
+        Returns:
+            The positions [W] of these rows, and [count, W] bool of which of them each new one
+            sees.
+        """
+        assert self.branches is not None
+        depths = np.array(self.branches.depths)
+        news = max(0, self.count - len(depths))  # that extend the trunk
+        trunk = self.length - len(depths)
+        positions = np.concatenate((np.arange(trunk - news, trunk), trunk - 1 + depths))
+        sees = np.tri(self.count, len(positions), dtype=bool)
+        sees[news:, news:] = self.branches.sees[news - self.count :]
+        return positions, sees
 
 
 @dataclass(slots=True)
@@ -50,18 +81,29 @@ class Packing:
         """Pack feeds of different sequences.
 
         Raises:
-            ValueError: a sequence would write into its neighbour's extent.
+            ValueError: a sequence would write into its neighbour's extent; a parent is none.
         """
         packing = cls([], [], [], [])
         first = 0
         for feed in feeds:
             cache, count = feed.cache, len(feed.token_ids)
-            length = cache.length + count
+            branches = None
+            if feed.parents:
+                trunk, branches = cache.branched(count, feed.parents)
+                length = trunk + len(branches)
+                if branches.in_line:
+                    branches = None
+            else:
+                length = cache.length + count
             if length > cache.capacity:
                 raise ValueError(f"{length} tokens do not fit an extent of {cache.capacity}")
-            packing.segments.append(Segment(first, count, cache.start, length))
-            packing.positions.extend(range(cache.length, length))
-            packing.places.extend(range(cache.start + cache.length, cache.start + length))
+            segment = Segment(first, count, cache.start, length, branches)
+            packing.segments.append(segment)
+            if branches is None:
+                packing.positions.extend(range(length - count, length))
+            else:
+                packing.positions.extend(segment.behind[0][-count:].tolist())
+            packing.places.extend(range(cache.start + length - count, cache.start + length))
             first += count
             packing.rows.extend(range(first - feed.rows, first))
         return packing
@@ -93,18 +135,35 @@ class PackedBatch:
     rows: Tensor | None
     tiles: Tiles | None = None
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
+    _branch_masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, feeds: Sequence[Feed], device: torch.device, in_one_call: bool = False
+        cls,
+        feeds: Sequence[Feed],
+        device: torch.device,
+        in_one_call: bool = False,
+        branches_too: bool = False,
     ) -> PackedBatch:
-        """Pack feeds of different sequences."""
+        """Pack feeds of different sequences.
+
+        Args:
+            feeds: at least one.
+            device: where its tensors go.
+            in_one_call: attention takes all sequences at once.
+            branches_too: also where some have branches.
+        """
         packing = Packing.of(feeds)
         segments = packing.segments
         numbers = torch.tensor([packing.positions, packing.places], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
+        tiles = None
         # One sequence alone is one call anyway, by a kernel that needs no tiles.
-        tiles = Tiles(segments, device) if in_one_call and len(segments) > 1 else None
+        if in_one_call and len(segments) > 1:
+            if all(segment.branches is None for segment in segments):
+                tiles = Tiles(segments, device)
+            elif branches_too:
+                tiles = BranchTiles(segments, device)
         token_ids = tokens_of(feeds, device)[None]
         return cls(segments, token_ids, numbers[:1], numbers[1], packing.wanted(device), tiles)
 
@@ -139,27 +198,67 @@ class PackedBatch:
         # A device's kernels want a mask that begins where they can load it from.
         return part.contiguous() if part.is_cuda else part
 
+    def branch_mask(
+        self, segment: Segment, window: int | None, groups: int, like: Tensor
+    ) -> Tensor:
+        """The same for a sequence with branches, whose windows are cut by position.
+
+        Args:
+            segment: its part of the batch.
+            window: as for `mask`.
+            groups: as for `mask`.
+            like: as for `mask`.
+
+        Returns:
+            [groups * count, seen]; the last `seen` places of the sequence are those to look at.
+        """
+        key = (segment.first, window, groups)
+        mask = self._branch_masks.get(key)
+        if mask is None:
+            positions, sees = segment.behind
+            queries = positions[-segment.count :]
+            trunk = segment.length - len(positions)
+            first = 0
+            if window is not None:
+                sees &= positions > queries[:, None] - window
+                first = min(trunk, max(0, int(queries.min()) - window + 1))
+            trunk_sees = np.ones((segment.count, trunk - first), dtype=bool)
+            if window is not None:
+                trunk_sees &= np.arange(first, trunk) > queries[:, None] - window
+            hidden = torch.from_numpy(~np.concatenate((trunk_sees, sees), 1))
+            hidden = hidden.to(like.device, non_blocking=True)
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            mask = self._branch_masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
+        return mask
+
 
 def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host travel together."""
     known: list[int] = []
     drawn: dict[int, tuple[Draws, list[int], list[int]]] = {}
     for feed in feeds:
-        if isinstance(feed.token_ids, Drawn):
-            draws, places, indices = drawn.setdefault(
-                id(feed.token_ids.draws), (feed.token_ids.draws, [], [])
-            )
-            places.append(len(known))
-            indices.append(feed.token_ids.index)
-            known.append(0)
-        else:
-            known += feed.token_ids
+        token_ids = feed.token_ids
+        if isinstance(token_ids, Drawn):
+            token_ids = (token_ids,)
+        elif not (feed.parents or isinstance(token_ids[0], Drawn)):
+            known += cast("Sequence[int]", token_ids)
+            continue
+        for token_id in token_ids:
+            if isinstance(token_id, Drawn):
+                draws, places, indices = drawn.setdefault(
+                    id(token_id.draws), (token_id.draws, [], [])
+                )
+                places.append(len(known))
+                indices.append(token_id.index)
+                known.append(0)
+            else:
+                known.append(token_id)
     if len(drawn) == 1:
         ((draws, places, indices),) = drawn.values()
         if indices == list(range(len(draws.tokens))) and len(known) == len(indices):
             return draws.tokens
-    token_ids = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
+    packed = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
     for draws, places, indices in drawn.values():
         chosen = torch.tensor((places, indices), dtype=torch.int64).to(device, non_blocking=True)
-        token_ids.index_copy_(0, chosen[0], draws.tokens.index_select(0, chosen[1]))
-    return token_ids
+        packed.index_copy_(0, chosen[0], draws.tokens.index_select(0, chosen[1]))
+    return packed

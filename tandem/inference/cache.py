@@ -1,11 +1,12 @@
 """The KV cache: one pool of positions, in which every sequence reserves an extent.
 
-An extent is contiguous, so that attention reads it in place: no step copies what it holds,
-and a rejected draft is undone by moving a length.
+An extent is contiguous, so that attention reads it in place: a rejected draft is undone by
+moving a length, and of an accepted branch no more is copied than its own rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,6 +74,16 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         all_keys.index_copy_(1, self.places, keys)
         all_values.index_copy_(1, self.places, values)
         return all_keys, all_values
+
+    @torch.inference_mode()
+    def move(self, places: Sequence[int], first: int) -> None:
+        """See `Extents.move`: gathered, then copied, so that nothing is overwritten unread."""
+        if not self.keys:
+            return
+        index = torch.tensor(places, dtype=torch.int64)
+        index = index.to(self.keys[0].device, non_blocking=True)
+        for states in (*self.keys, *self.values):
+            states.narrow(1, first, len(places)).copy_(states.index_select(1, index))
 
     def clear(self, cache: SequenceCache) -> None:
         """Forget what an extent's former holder left.

@@ -14,9 +14,24 @@ from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
 from tandem.inference import one_call
-from tandem.inference.backend import PROBE, PROBE_TOKENS, Backend, name_of, probe
+from tandem.inference.backend import (
+    PROBE,
+    PROBE_TOKENS,
+    SIBLING,
+    Backend,
+    name_of,
+    probe,
+    probe_tree,
+)
 from tandem.inference.cache import KVPool
-from tandem.inference.compatibility import cannot_serve, compare, max_positions, plain_logits
+from tandem.inference.compatibility import (
+    agrees,
+    cannot_serve,
+    compare,
+    max_positions,
+    name_of_model,
+    plain_logits,
+)
 from tandem.inference.layout import choose_layout
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
@@ -62,11 +77,12 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied
 
 
-def by_torch(model: PreTrainedModel) -> Backend:
+def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
     """Any model's back end; its weights are laid out anew.
 
     Args:
         model: in its final dtype, on its device.
+        trees: sequences may have branches, which a device then compiles its attention for too.
 
     Raises:
         StartupError: it computes otherwise in a batch, or cannot be served at all.
@@ -75,6 +91,7 @@ def by_torch(model: PreTrainedModel) -> Backend:
     together = one_call.worthwhile(device)
     text = _text(model, _LONGER if together else 1)
     expected, head = plain_logits(model, text), text[: len(PROBE)]
+    sibling = plain_logits(model, SIBLING)
     try:
         compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
         if device.type == "cpu":
@@ -87,8 +104,27 @@ def by_torch(model: PreTrainedModel) -> Backend:
         raise cannot_serve(model, error) from error
     compare(model, expected[: len(head)], found)
     if together:
-        return one_call.in_one_call(model, compute, text, expected) or backend
+        also = sibling if trees else None
+        backend = one_call.in_one_call(model, compute, text, expected, also) or backend
+    _try_tree(model, backend, expected, sibling)
     return backend
+
+
+def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, sibling: Tensor) -> None:
+    """Have a back end refuse trees, with one warning, where siblings see each other."""
+    try:
+        reason = "the branches of a tree differ from plain passes"
+        backend.takes_trees = agrees(*probe_tree(backend, expected, sibling))
+    except Exception as error:  # a model's own code, and a runtime's
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        backend.takes_trees = False
+    if not backend.takes_trees:
+        _log.warning(
+            "no trees are taken, only chains",
+            model=name_of_model(model),
+            engine=str(backend),
+            reason=reason,
+        )
 
 
 def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
@@ -108,7 +144,10 @@ def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
     try:
         text = _text(model, _LONGER)
         backend = _converted(model, 2 * SPARE * len(text))
-        compare(model, _plain(model, text), probe(backend, text))
+        expected = _plain(model, text)
+        compare(model, expected, probe(backend, text))
+        if backend.takes_trees:
+            _try_tree(model, backend, expected, _plain(model, SIBLING))
     except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("OpenVINO does not run this model, torch does", reason=reason)
@@ -139,11 +178,17 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     if model.dtype == torch.bfloat16 and threads < OPENVINO_BFLOAT16_THREADS:
         raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
     # Here, since OpenVINO need not be installed and takes half a second to import.
-    from tandem.inference.openvino_graph import complete, precision_of
+    from tandem.inference.openvino_graph import complete, precision_of, slides
     from tandem.inference.openvino_pass import OpenVinoPass
     from tandem.inference.openvino_store import kept
     from tandem.inference.openvino_trace import trace, weights_of
 
-    graph = complete(kept(model, trace), weights_of(model), precision_of(model.dtype))
+    structure = kept(model, trace)
+    cut_by_place = slides(structure)
+    graph = complete(structure, weights_of(model), precision_of(model.dtype))
     compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
-    return Backend("openvino", model.dtype, compute, compute.pool(positions), model.device)
+    pool = compute.pool(positions)
+    backend = Backend("openvino", model.dtype, compute, pool, model.device, feeds_again=True)
+    # Its windows count places in memory, of which siblings take more than their text has positions.
+    backend.takes_trees = not cut_by_place
+    return backend

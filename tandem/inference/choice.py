@@ -41,10 +41,12 @@ class Choice:
     Attributes:
         backend: from now on; its pool is large enough for the probe.
         trial: of what may be faster; None where nothing is left to try.
+        for_trees: beside it, for sequences with branches that it does not take.
     """
 
     backend: Backend
     trial: Trial | None = None
+    for_trees: Backend | None = None
 
 
 class Trial:
@@ -95,7 +97,9 @@ class Trial:
         return rivals[best] if best else None
 
 
-def choose_backend(model: PreTrainedModel, engine: EngineName, drafts: bool = False) -> Choice:
+def choose_backend(
+    model: PreTrainedModel, engine: EngineName, drafts: bool = False, trees: bool = False
+) -> Choice:
     """How a model is computed.
 
     Args:
@@ -103,6 +107,7 @@ def choose_backend(model: PreTrainedModel, engine: EngineName, drafts: bool = Fa
         engine: `auto` takes the fastest; with `openvino`, what that cannot run is one warning
             and runs by torch.
         drafts: it drafts, which it may do in any dtype: only the time of drafts counts.
+        trees: sequences may have branches, which OpenVINO does not take where windows slide.
 
     Raises:
         StartupError: the model computes otherwise in a batch, or cannot be served at all;
@@ -112,22 +117,25 @@ def choose_backend(model: PreTrainedModel, engine: EngineName, drafts: bool = Fa
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
-        return Choice(by_torch(model))
+        return Choice(by_torch(model, trees))
     ways = _ways(engine, model.dtype, drafts)
     record = Record(model, torch.get_num_threads(), engine, drafts)
     first = {str(way): way for way in ways}.get(record.best, ways[0])
     others = [] if record.clear else [way for way in ways if way != first]
-    rest = sharing_weights(model) if others else None
+    rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
-    backend = _made(first, served, record)
+    backend = _made(first, served, record, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return Choice(by_torch(model))
-    if rest is not None:
+        return Choice(by_torch(model, trees))
+    for_trees, trial = None, None
+    if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
+        for_trees = by_torch(sharing_weights(rest), trees)
+    if rest is not None and others:
         shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
-        return Choice(backend, Trial(rest, others, record, shapes))
-    if backend.engine == "openvino":
+        trial = Trial(rest, others, record, shapes)
+    if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
-    return Choice(backend)
+    return Choice(backend, trial, for_trees)
 
 
 def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
@@ -140,11 +148,11 @@ def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
     return ways
 
 
-def _made(way: Way, model: PreTrainedModel, record: Record) -> Backend | None:
+def _made(way: Way, model: PreTrainedModel, record: Record, trees: bool = False) -> Backend | None:
     """A back end; None, and one warning, where OpenVINO has none for this model."""
     if way.engine == "openvino":
         return by_openvino(model, record)
-    return by_torch(model)
+    return by_torch(model, trees)
 
 
 def _forget_weights(model: nn.Module) -> None:

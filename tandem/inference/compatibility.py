@@ -59,7 +59,7 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     tokens = torch.tensor([list(token_ids)], device=model.device)
     logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
     if not bool(logits.isfinite().all()):
-        raise StartupError(f"the model {_name(model)} computes logits that are not finite")
+        raise StartupError(f"the model {name_of_model(model)} computes logits that are not finite")
     return logits
 
 
@@ -93,9 +93,11 @@ def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupErro
         kind = type(reason).__name__
         reason = f"its cache or attention is of another kind ({kind}: {first_line(reason)})"
     return StartupError(
-        f"cannot serve {_name(model)}: {reason}; docs/architectures.md lists what can be served"
+        f"cannot serve {name_of_model(model)}: {reason};"
+        " docs/architectures.md lists what can be served"
     )
 
 
-def _name(model: PreTrainedModel) -> str:
+def name_of_model(model: PreTrainedModel) -> str:
+    """Its class and its kind, for people."""
     return f"{type(model).__name__} ({model.config.model_type})"

@@ -52,6 +52,7 @@ class Decoder:
         at_most: int = 4096,
         engine: EngineName = "torch",
         drafts: bool = False,
+        trees: bool = False,
         graph_rows: int = 0,
         longest: int = 0,
         fingerprint: str = "",
@@ -68,7 +69,7 @@ class Decoder:
         self.fed_tokens = 0
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.fingerprint = fingerprint
-        self._start(model.eval(), cache_tokens, at_most, engine, drafts)
+        self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
         if graph_rows and self._backends.current.in_one_call:
             longest = min(longest, self.max_length, self.positions)
             with torch.inference_mode():
@@ -86,6 +87,7 @@ class Decoder:
         threads: int | None = None,
         engine: EngineName = "torch",
         drafts: bool = False,
+        trees: bool = False,
         graph_rows: int = 0,
         longest: int = 0,
     ) -> Decoder:
@@ -102,6 +104,8 @@ class Decoder:
             threads: of this process, as the settings have them; None leaves them alone.
             engine: what computes the pass; see `choose_backend`.
             drafts: it drafts, and "auto" may be any dtype that is faster.
+            trees: sequences may have branches; a back end that takes them stands by for these
+                where the fastest one takes none.
             graph_rows: new tokens of the largest pass to capture as a CUDA graph, where attention
                 takes a batch in one call; 0 captures none.
             longest: sequence that there will be, in positions; for the graphs.
@@ -121,6 +125,7 @@ class Decoder:
             at_most=at_most,
             engine=engine,
             drafts=drafts and dtype == "auto",
+            trees=trees,
             graph_rows=graph_rows,
             longest=longest,
             fingerprint=model_fingerprint(loaded, tokenizer_fingerprint(tokenizer)),
@@ -133,22 +138,24 @@ class Decoder:
         at_most: int,
         engine: EngineName,
         drafts: bool,
+        trees: bool,
     ) -> None:
         """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(model)
         with torch.inference_mode():
-            choice = choose_backend(model, engine, drafts)
+            choice = choose_backend(model, engine, drafts, trees)
             backend = choice.backend
             positions = cache_size(
                 self.device, backend.pool.bytes_per_position, cache_tokens, at_most
             )
             try:
-                backend.pool = backend.pool.resized(positions)
+                for each in filter(None, (backend, choice.for_trees)):
+                    each.pool = each.pool.resized(positions)
             except (RuntimeError, MemoryError) as error:
                 raise StartupError(
                     f"cannot allocate a KV cache of {positions} tokens: {first_line(error)}"
                 ) from error
-        self._backends = Backends(backend)
+        self._backends = Backends(backend, choice.for_trees, trees)
         self._trial = choice.trial
         self.improving = choice.trial is not None
 
@@ -205,9 +212,23 @@ class Decoder:
         positions: int = self.pool.positions
         return positions
 
-    def reserve(self, capacity: int) -> SequenceCache | None:
-        """Room for a sequence of up to `capacity` positions; None where there is none now."""
-        return self._backends.reserve(capacity)
+    @property
+    def takes_trees(self) -> bool:
+        """Whether new sequences may have branches. A model that takes none is named by a warning
+        at the start; without `trees`, one may cease to take them when its back end changes."""
+        return self._backends.takes_trees
+
+    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+        """Room for a sequence; None where there is none now.
+
+        Args:
+            capacity: positions, those for branch rows included.
+            nodes: branch rows that it may have at once; 0 for a sequence without branches.
+
+        Raises:
+            Unsupported: the model takes no trees, and `nodes` asks for some.
+        """
+        return self._backends.reserve(capacity, nodes)
 
     def release(self, cache: SequenceCache) -> None:
         """Give a sequence's room back. It must not be in a batch any more."""

@@ -4,28 +4,87 @@ from __future__ import annotations
 
 import bisect
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tandem.inference.branches import NO_BRANCHES, Branches
 
 
 @dataclass(eq=False, slots=True)
 class SequenceCache:
-    """One sequence's extent of the pool.
+    """One sequence's extent of the pool: its trunk, and behind it branch rows.
 
     Attributes:
         pool: whose part it is.
         start: first position in the pool.
-        capacity: positions reserved.
-        length: positions in use.
+        capacity: positions reserved, scratch for branch rows included.
+        length: of the trunk, in positions.
+        branches: rows behind it that were fed since it last grew.
+        branch_tokens: theirs, as they were fed: ids or `Drawn`.
     """
 
     pool: Extents
     start: int
     capacity: int
     length: int = 0
+    branches: Branches = NO_BRANCHES
+    branch_tokens: tuple[Any, ...] = ()
 
     def rollback(self, length: int) -> None:
-        """Forget all positions at or beyond `length`."""
+        """Forget all positions at or beyond `length`, and all branch rows."""
         self.length = min(self.length, length)
+        self._forget_branches()
+
+    def branched(self, count: int, parents: Sequence[int]) -> tuple[int, Branches]:
+        """What the trunk's length and the branch rows would be behind a feed with branches.
+
+        Args:
+            count: its tokens; those that have no parent extend the trunk, and old rows are gone.
+            parents: of its last tokens.
+
+        Raises:
+            ValueError: a parent is no earlier row; there are more of them than tokens.
+        """
+        news = count - len(parents)
+        if news < 0:
+            raise ValueError(f"{len(parents)} parents for {count} tokens")
+        before = NO_BRANCHES if news else self.branches
+        return self.length + news, before.grown(parents)
+
+    def grow(self, token_ids: Sequence[Any], parents: Sequence[int] | None = None) -> None:
+        """Take a feed's tokens in; see `branched`."""
+        if not parents:
+            self.length += len(token_ids)
+            self._forget_branches()
+            return
+        new = tuple(token_ids[-len(parents) :])
+        old = self.branch_tokens if len(parents) == len(token_ids) else ()
+        self.length, self.branches = self.branched(len(token_ids), parents)
+        self.branch_tokens = (*old, *new)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Let the trunk grow by a path of branch rows, and forget all others.
+
+        The path's keys and values move up behind the trunk; those that are in place already, the
+        rows of a chain or of a tree's first path, are not copied.
+
+        Args:
+            path: numbers of branch rows, each the child of the one before; may be empty.
+
+        Raises:
+            ValueError: it is no such path.
+        """
+        self.branches.check_path(path)
+        end = self.start + self.length
+        in_place = sum(row == i + 1 for i, row in enumerate(path))
+        if in_place < len(path):  # rows ascend, so none is in place behind one that is not
+            self.pool.move([end + row - 1 for row in path[in_place:]], end + in_place)
+        self.length += len(path)
+        self._forget_branches()
+
+    def _forget_branches(self) -> None:
+        self.branches, self.branch_tokens = NO_BRANCHES, ()
 
 
 class Extents:
@@ -64,6 +123,11 @@ class Extents:
             if i < len(self._free) and self._free[i][0] == end:
                 last, end = i + 1, end + self._free[i][1]
             self._free[first:last] = [(start, end - start)]
+
+    def move(self, places: Sequence[int], first: int) -> None:
+        """Copy what stands at places, in all layers, to as many from `first` on. What they held
+        before counts, where the two overlap."""
+        raise NotImplementedError
 
     @property
     def free_positions(self) -> int:

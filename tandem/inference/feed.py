@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from tandem.inference.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from torch import Tensor
@@ -18,12 +20,16 @@ class Draws:
     """What one step drew for several sequences, on the device.
 
     Attributes:
-        tokens: [B] int64.
-        rows: the distributions they were drawn from.
+        tokens: [R * siblings] int64, row by row.
+        rows: the R distributions they were drawn from.
+        siblings: the most draws of one row; padding behind fewer.
+        certain: they were not drawn, but are the likeliest tokens of their rows.
     """
 
     tokens: Tensor
     rows: Categorical
+    siblings: int = 1
+    certain: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +48,41 @@ class Drawn:
 class Feed:
     """New tokens of one sequence.
 
+    Without parents they extend its trunk. With parents the last of them, one a parent, are branch
+    rows; tokens before those extend the trunk first, and the branch rows fed earlier are then
+    forgotten. A row sees the trunk, its ancestors among the branch rows, and itself.
+
     Attributes:
         cache: grows by them.
-        token_ids: at least one; or a token that was drawn, and is on the device only.
+        token_ids: at least one; or a token, or several, that were drawn and are on the device
+            only.
         rows: logits wanted, of the last tokens; may be 0.
+        parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
+            order in which they were fed since the trunk last grew, in this feed or before.
     """
 
     cache: SequenceCache
-    token_ids: Sequence[int] | Drawn
+    token_ids: Sequence[int] | Drawn | Sequence[Drawn]
     rows: int
+    parents: Sequence[int] | None = None
+
+
+def listed(token_ids: Sequence[int] | Drawn | Sequence[Drawn]) -> Sequence[int | Drawn]:
+    """The tokens of a feed, one by one."""
+    return (token_ids,) if isinstance(token_ids, Drawn) else token_ids
+
+
+def again(feed: Feed) -> Feed:
+    """The same with the branch rows that were fed before, where it hangs at some of them.
+
+    Not where all of them are one chain, which is a text like a trunk.
+    """
+    cache, parents = feed.cache, feed.parents
+    if not parents or not cache.branches or len(parents) < len(feed.token_ids):
+        return feed
+    if cache.branches.grown(parents).in_line:
+        return feed
+    tokens = [*cache.branch_tokens, *listed(feed.token_ids)]
+    parents = (*cache.branches.parents, *parents)
+    before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
+    return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents)

@@ -152,19 +152,25 @@ class Graphs:
         return iter(self._graphs)
 
     def fitting(self, feeds: Sequence[Feed]) -> Graph | None:
-        """The smallest one that takes a batch; None for what none takes, such as prompts."""
+        """The smallest one that takes a batch; None for what none takes: prompts, branches."""
         counts = [len(feed.token_ids) for feed in feeds]
-        if any(
-            feed.cache.length + n > self._longest for feed, n in zip(feeds, counts, strict=True)
-        ):
+        if any(_reach(feed, n) > self._longest for feed, n in zip(feeds, counts, strict=True)):
             # The pass computes it, and may then leave the memory that the graphs read.
             if self._graphs:
                 _log.warning("passes are launched operator by operator from now on")
             self._graphs.clear()
-        if max(counts) > FEW:
+        if max(counts) > FEW or any(feed.parents for feed in feeds):
             return None
         rows = sum(counts)
         return next((graph for graph in self._graphs if graph.fits(len(feeds), rows)), None)
+
+
+def _reach(feed: Feed, count: int) -> int:
+    """Positions of the longest text that a feed makes."""
+    if not feed.parents:
+        return feed.cache.length + count
+    trunk, branches = feed.cache.branched(count, feed.parents)
+    return trunk + branches.depth
 
 
 def capture_passes(backend: Backend, rows: int, longest: int) -> None:

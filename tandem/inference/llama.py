@@ -83,7 +83,7 @@ class LlamaPass(nn.Module):
 
     def _rotation(self, batch: PackedBatch) -> Tensor:
         """[T, 1, D/2] complex64 of each token's position."""
-        longest = max(segment.length for segment in batch.segments)
+        longest = max(segment.reach for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
             count = max(longest, min(count, self._max_positions))

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
-from tandem.inference.backend import PROBE, Backend, Pass, probe, some_tokens
+from tandem.inference.backend import PROBE, Backend, Pass, probe, probe_tree, some_tokens
 from tandem.inference.cache import KVPool
 from tandem.inference.compatibility import compare, max_positions
 from tandem.inference.feed import Feed
@@ -32,7 +32,11 @@ def worthwhile(device: torch.device) -> bool:
 
 
 def in_one_call(
-    model: PreTrainedModel, compute: Pass, text: Sequence[int], expected: Tensor
+    model: PreTrainedModel,
+    compute: Pass,
+    text: Sequence[int],
+    expected: Tensor,
+    sibling: Tensor | None = None,
 ) -> Backend | None:
     """A back end whose attention takes all sequences of a batch at once.
 
@@ -41,6 +45,8 @@ def in_one_call(
         compute: its pass.
         text: longer than a block, where the model can be.
         expected: [n, V] logits of it.
+        sibling: those of `SIBLING`, where sequences may have branches; None leaves batches with
+            branches to one call a sequence.
 
     Returns:
         None, and one warning, where that fails: flex attention takes no heads below 16, and needs
@@ -51,17 +57,33 @@ def in_one_call(
         backend = Backend("torch", model.dtype, compute, pool, model.device, in_one_call=True)
         for part in (text[: len(PROBE)], text):
             compare(model, expected[: len(part)], probe(backend, part))
-        _compile(backend, max_positions(model.config.get_text_config()) - 1)
+        at_most = max_positions(model.config.get_text_config()) - 1
+        _compile(backend, at_most)
     except Exception as error:  # of a compiler, which raises what it likes
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("attention takes one call a text and layer, not one a layer", reason=reason)
         return None
+    if sibling is not None:
+        try:
+            backend.branches_in_one_call = True
+            compare(model, *probe_tree(backend, expected, sibling))
+            _compile(backend, at_most, branches=True)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            _log.warning("attention of trees takes one call a text and layer", reason=reason)
+            backend.branches_in_one_call = False
     return backend
 
 
-def _compile(backend: Backend, at_most: int) -> None:
+def _compile(backend: Backend, at_most: int, branches: bool = False) -> None:
     """Feed batches of all kinds, so that no later one waits for the compiler: few rows of a text
-    and many, few blocks of a text and many, few tiles and many."""
+    and many, few blocks of a text and many, few tiles and many.
+
+    Args:
+        backend: whose attention is compiled.
+        at_most: tokens of a text.
+        branches: feed batches with branches too.
+    """
     longest, short = (min(length, at_most) for length in (_MANY_BLOCKS * BLOCK, FEW + 1))
     for count, first in itertools.product(_TOGETHER, (longest, short)):
         lengths = [first] + [short] * (count - 1)
@@ -71,5 +93,9 @@ def _compile(backend: Backend, at_most: int) -> None:
                 Feed(cache, some_tokens(rows), 1) for cache, rows in zip(caches, fed, strict=True)
             ]
             backend.forward(feeds)
+        for rows in (2, short) if branches else ():
+            for cache in caches:
+                cache.rollback(max(0, cache.length - rows))
+            backend.forward([Feed(c, some_tokens(rows), 1, (0,) * rows) for c in caches])
         for cache in caches:
             backend.pool.release(cache)

@@ -22,13 +22,17 @@ from tandem.inference.openvino_trace import INPUTS, MARK, AttentionSpec
 
 # Positions of a block, which the CPU's kernel knows and does not ask for.
 BLOCK = 32
-# Inputs of each attention that a batch sets: [B], [B + 1], [blocks], [B + 1] int32, and a scalar.
+# Inputs of each attention that a batch sets: [B], [B + 1], [blocks], [B + 1] int32, and a scalar;
+# masks among the new tokens [n, n] of each sequence, flat, as bytes of 0 and 1, and where each
+# begins [B + 1] int32: a sequence without one is a chain, and so are all where both are empty.
 BATCH_INPUTS = {
     5: "past_lens",
     6: "subsequence_begins",
     7: "block_indices",
     8: "block_indices_begins",
     12: "max_context_len",
+    26: "masks",
+    27: "mask_begins",
 }
 _TYPES = {torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16}
 
@@ -53,10 +57,8 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
         _put_weight(port, weights)
     shared = {name: _parameter(name, ov.Type.i32, 1) for name in BATCH_INPUTS.values()}
     shared["max_context_len"] = _parameter("max_context_len", ov.Type.i32, 0)
-    marks = sorted(
-        (node for node in structure.get_ops() if node.get_friendly_name().startswith(MARK)),
-        key=lambda node: str(node.get_friendly_name()),
-    )
+    shared["masks"] = _parameter("masks", ov.Type.u8, 1)
+    marks = _marks(structure)
     if not marks:
         raise Unsupported("a graph without attention")
     caches: list[ov.Node] = []
@@ -66,9 +68,24 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     return ov.Model(structure.get_results(), used, "tandem")
 
 
+def slides(structure: ov.Model) -> bool:
+    """Whether some attention has a sliding window."""
+    return any(_spec_of(node).window for node in _marks(structure))
+
+
 def precision_of(dtype: torch.dtype) -> ov.Type:
     """OpenVINO's name of float32 or bfloat16."""
     return _TYPES[dtype]
+
+
+def _marks(structure: ov.Model) -> list[ov.Node]:
+    """Where attention belongs, layer by layer."""
+    marks = (node for node in structure.get_ops() if node.get_friendly_name().startswith(MARK))
+    return sorted(marks, key=lambda node: str(node.get_friendly_name()))
+
+
+def _spec_of(mark: ov.Node) -> AttentionSpec:
+    return AttentionSpec(**json.loads(mark.get_friendly_name().split(" ", 2)[2]))
 
 
 def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
@@ -91,7 +108,7 @@ def _put_attention(
     layer: int, joined: ov.Node, shared: Mapping[str, ov.Node], cache_type: ov.Type
 ) -> list[ov.Node]:
     """Put paged attention where a mark stands; returns the parameters of its cache."""
-    spec = AttentionSpec(**json.loads(joined.get_friendly_name().split(" ", 2)[2]))
+    spec = _spec_of(joined)
     blocks = [
         _parameter(f"{name}_cache.{layer}", cache_type, [-1, spec.key_heads, BLOCK, dim])
         for name, dim in (("key", spec.key_dim), ("value", spec.value_dim))
@@ -115,7 +132,7 @@ def _put_attention(
 
 
 def _no_extras(spec: AttentionSpec) -> dict[int, ov.Node]:
-    """The 28 inputs of OpenVINO 2026.4 by their places: what is used here, and nothing else."""
+    """The 28 inputs of OpenVINO 2026.4 by their places, but for what a batch sets: nothing."""
     numbers: dict[int, Any] = {
         9: np.float32(spec.scaling),
         10: np.int32(spec.window),
@@ -123,11 +140,10 @@ def _no_extras(spec: AttentionSpec) -> dict[int, ov.Node]:
         19: np.int32(0),
         20: np.zeros((0, 0, 0, 0), np.float32),  # sinks
         21: np.int32(0),  # eviction: start
-        26: np.zeros(0, np.uint8),  # masks among the new tokens
     }
     for place in (11, 16, 17):  # ALiBi, rotated blocks' angles, sparse attention's threshold
         numbers[place] = np.zeros(0, np.float32)
-    for place in (13, 14, 15, 22, 23, 24, 25, 27):  # scores, rotation, eviction, token types
+    for place in (13, 14, 15, 22, 23, 24, 25):  # scores, rotation, eviction, token types
         numbers[place] = np.zeros(0, np.int32)
     return {place: ops.constant(number) for place, number in numbers.items()}
 

@@ -11,7 +11,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from tandem.inference.batch import PackedBatch
+from tandem.inference.batch import PackedBatch, Segment
 from tandem.inference.extents import Extents
 from tandem.inference.openvino_core import core
 from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
@@ -33,7 +33,12 @@ class BlockPool(Extents):
     def __init__(self, positions: int, caches: Sequence[Any]) -> None:
         super().__init__(positions, BLOCK)
         self._caches = caches
-        self.tensors = [self._allocated(cache) for cache in caches]
+        # What numpy can index: OpenVINO's tensors of bfloat16 are none of its own.
+        self._raw = [self._allocated(cache) for cache in caches]
+        self.tensors = [
+            ov.Tensor(raw, list(raw.shape), cache.element_type)
+            for raw, cache in zip(self._raw, caches, strict=True)
+        ]
 
     def resized(self, positions: int) -> BlockPool:
         """An empty pool with the same layers."""
@@ -48,13 +53,19 @@ class BlockPool(Extents):
             for head_dim in (cache.partial_shape[3].get_length(),)
         )
 
-    def _allocated(self, cache: Any) -> ov.Tensor:
+    def move(self, places: Sequence[int], first: int) -> None:
+        """See `Extents.move`: all of them are read before any is written."""
+        source = np.array(places)
+        to = np.arange(first, first + len(places))
+        for raw in self._raw:
+            raw[to // BLOCK, :, to % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
+
+    def _allocated(self, cache: Any) -> _Array:
         """A layer's keys or values. Memory that is not used yet is not taken yet."""
         heads, head_dim = (cache.partial_shape[i].get_length() for i in (1, 3))
         shape = [self.positions // BLOCK, heads, BLOCK, head_dim]
         # Zeros come from the system as it hands out pages; numpy has no bfloat16.
-        raw = np.zeros(shape, np.float32 if cache.element_type.size == 4 else np.uint16)
-        return ov.Tensor(raw, shape, cache.element_type)
+        return np.zeros(shape, np.float32 if cache.element_type.size == 4 else np.uint16)
 
 
 class OpenVinoPass:
@@ -113,7 +124,7 @@ class _Request:
         self._held: dict[str, _Array] = {}
         for name in (*INPUTS, *BATCH_INPUTS.values()):
             scalar = name == "max_context_len"
-            kind = np.int64 if name in INPUTS else np.int32
+            kind = np.int64 if name in INPUTS else np.uint8 if name == "masks" else np.int32
             self._hold(name, np.zeros(int(scalar), kind), scalar)
         self._pool: BlockPool | None = None
 
@@ -157,6 +168,7 @@ def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
         first = segment.start // BLOCK
         blocks.extend(range(first, first + count))
     total = segments[-1].first + segments[-1].count
+    masks, mask_begins = _masks(segments)
     return {
         "token_ids": batch.token_ids[0].numpy(),
         "positions": batch.positions[0].numpy(),
@@ -166,4 +178,19 @@ def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
         "block_indices": blocks,
         "block_indices_begins": [0, *accumulate(counts)],
         "max_context_len": [max(segment.length for segment in segments)],
+        "masks": masks,
+        "mask_begins": mask_begins,
     }
+
+
+def _masks(segments: Sequence[Segment]) -> tuple[Sequence[int] | _Array, Sequence[int]]:
+    """What the new tokens of each sequence see of each other, and where each one's mask begins;
+    nothing for chains."""
+    if all(segment.branches is None for segment in segments):
+        return (), ()
+    masks = [
+        np.zeros(0, np.uint8) if segment.branches is None else segment.behind[1].astype(np.uint8)
+        for segment in segments
+    ]
+    begins = [0, *accumulate(mask.size for mask in masks)]
+    return np.concatenate([mask.ravel() for mask in masks]), begins

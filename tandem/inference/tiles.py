@@ -59,9 +59,9 @@ class Tiles:
     ) -> None:
         self._device, self._room = device, room
         rows, places = self._lay(segments)
-        self._sent_rows = _Sent(device, np.int64, rows, places)
+        self._sent_rows = Sent(device, np.int64, rows, places)
         self.rows, self.places = self._sent_rows.views
-        self._seen: dict[int | None, _Sent] = {}
+        self._seen: dict[int | None, Sent] = {}
         self._masks: dict[int | None, BlockMask] = {}
         self._caps: dict[float, Callable[..., Tensor]] = {}
 
@@ -124,7 +124,11 @@ class Tiles:
         first = np.broadcast_to(self._start, self._last.shape)
         if window is not None:
             first = np.maximum(first, self._last - window + 1)
-        low = first[:, 0] // BLOCK
+        return first, self._last, *self._blocks(first[:, 0])
+
+    def _blocks(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of each tile, from that of the first place that it sees, and their number."""
+        low = first // BLOCK
         high = np.maximum(self._last.max(1) // BLOCK, low)
         counts = high - low + 1
         # In fours: a size of 1 would be compiled apart, and numbers behind it begin where a kernel
@@ -132,27 +136,48 @@ class Tiles:
         most = counts.max() if self._room is None else self._room.blocks
         nth = np.arange(-(-most // 4) * 4)
         blocks = np.minimum(low[:, None] + nth, high[:, None])
-        return first, self._last, blocks, counts
+        return blocks, counts
 
     def _make(self, window: int | None, positions: int) -> BlockMask:
         numbers = self._look(window)
-        sent = self._seen[window] = _Sent(self._device, np.int32, *numbers)
+        sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
         sees_from, sees_to, indices, counts = sent.views
 
         def sees(_b: Tensor, _h: Tensor, place: Tensor, position: Tensor) -> Tensor:
             return (position >= sees_from[place]) & (position <= sees_to[place])
 
-        return BlockMask.from_kv_blocks(
-            counts[None, None],
-            indices.view(1, 1, *numbers[2].shape),
-            BLOCK_SIZE=(self.size, BLOCK),
-            mask_mod=sees,
-            seq_lengths=(self._last.size, positions),
-            compute_q_blocks=False,
-        )
+        return block_mask(self.size, indices, counts, numbers[2].shape, sees, positions)
 
 
-class _Sent:
+def block_mask(
+    size: int,
+    indices: Tensor,
+    counts: Tensor,
+    shape: tuple[int, ...],
+    sees: Callable[..., Tensor],
+    positions: int,
+) -> BlockMask:
+    """A mask of tiles.
+
+    Args:
+        size: rows of a tile.
+        indices: blocks that each tile reads.
+        counts: how many of them, for each tile.
+        shape: of the indices: tiles, and blocks at most.
+        sees: whether a row sees a position.
+        positions: of the pool.
+    """
+    return BlockMask.from_kv_blocks(
+        counts[None, None],
+        indices.view(1, 1, *shape),
+        BLOCK_SIZE=(size, BLOCK),
+        mask_mod=sees,
+        seq_lengths=(shape[0] * size, positions),
+        compute_q_blocks=False,
+    )
+
+
+class Sent:
     """Arrays on the device, flat, in one transfer that nobody waits for.
 
     Attributes:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tandem.common.v1 import common_pb2
-from tandem.errors import InvalidRequest, Unsupported
-from tandem.speculation.draft import Draft, Shape
+from tandem.errors import InvalidRequest
+from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import Shape
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -18,6 +19,7 @@ MAX_REQUEST_ID = 128
 _SHAPES = {
     Shape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
     Shape.TREE: common_pb2.DRAFT_SHAPE_TREE,
+    Shape.IID_CHAINS: common_pb2.DRAFT_SHAPE_IID_CHAINS,
 }
 
 
@@ -56,21 +58,31 @@ def sampling_to(sampling: Sampling) -> common_pb2.Sampling:
     )
 
 
-def draft_from(message: common_pb2.Draft, vocab_size: int, max_gamma: int) -> Draft:
+def draft_from(
+    message: common_pb2.Draft, vocab_size: int, max_gamma: int, max_nodes: int = 0
+) -> Draft:
     """A draft of sound shape; what is in its rows is checked with those of its batch.
+
+    Args:
+        message: as it came.
+        vocab_size: the target's.
+        max_gamma: the greatest depth.
+        max_nodes: the most nodes; 0 allows chains alone.
 
     Raises:
         InvalidRequest: it is not what it says.
-        Unsupported: it is a tree, or its tokens share rows.
     """
     count = len(message.token_ids)
-    if count > max_gamma:
-        raise InvalidRequest(f"draft.token_ids holds {count} tokens, the limit is {max_gamma}")
+    if count > (max_nodes or max_gamma):
+        raise InvalidRequest(
+            f"draft.token_ids holds {count} tokens, the limit is {max_nodes or max_gamma}"
+        )
     rows = message.rows
     if len(rows.ids) % 4 or len(rows.weights) % 2:
         raise InvalidRequest("draft.rows.ids and draft.rows.weights must hold whole numbers")
-    if message.parents or message.row_of or message.distinct_siblings:
-        _check_chain(message, count)
+    parents, row_of = _branches_of(message, count)
+    if parents is not None and not max_nodes:
+        raise InvalidRequest("draft.parents: open announced no max_nodes, so a draft is a chain")
     if len(rows.sizes) > count:
         raise InvalidRequest(
             f"draft.rows.sizes holds {len(rows.sizes)} rows for {count} tokens:"
@@ -80,18 +92,29 @@ def draft_from(message: common_pb2.Draft, vocab_size: int, max_gamma: int) -> Dr
     if not sizes and not rows.ids and not rows.weights:
         sizes = [0] * count
     draft = Draft(
-        token_ids, sizes, np.frombuffer(rows.ids, "<u4"), np.frombuffer(rows.weights, "<u2")
+        token_ids,
+        sizes,
+        np.frombuffer(rows.ids, "<u4"),
+        np.frombuffer(rows.weights, "<u2"),
+        parents,
+        row_of,
+        message.distinct_siblings and parents is not None,
     )
     try:
         draft.check_shape(vocab_size)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+    if draft.depth > max_gamma:
+        raise InvalidRequest(f"draft.parents: a path of {draft.depth}, the limit is {max_gamma}")
     return draft
 
 
-def _check_chain(message: common_pb2.Draft, count: int) -> None:
-    """Refuse what is malformed, and then what is more than a chain of a row a token."""
-    parents, row_of, rows = message.parents, message.row_of, len(message.rows.sizes)
+def _branches_of(
+    message: common_pb2.Draft, count: int
+) -> tuple[list[int] | None, list[int] | None]:
+    """Places and rows of a draft's nodes; None each where they are those of a chain."""
+    parents, row_of, sizes = message.parents, message.row_of, message.rows.sizes
+    rows = len(sizes) or count  # unset, each token has one of its own
     if len(parents) not in (0, count):
         raise InvalidRequest(f"draft.parents holds {len(parents)} places for {count} tokens")
     for i, parent in enumerate(parents):
@@ -105,24 +128,26 @@ def _check_chain(message: common_pb2.Draft, count: int) -> None:
             raise InvalidRequest(f"draft.row_of names row {max(named)} of {rows}")
         if unnamed := set(range(rows)) - named:
             raise InvalidRequest(f"draft.rows.sizes holds row {min(unnamed)}, which no token names")
-    if list(parents) not in ([], list(range(count))):
-        raise Unsupported("draft.parents: trees are not supported yet; send a chain")
-    if list(row_of) not in ([], list(range(count))):
-        raise Unsupported("draft.row_of: shared rows are not supported yet; send one a token")
-    if message.distinct_siblings:
-        raise Unsupported("draft.distinct_siblings: trees are not supported yet; send a chain")
+    chain = list(range(count))
+    return (
+        None if list(parents) in ([], chain) else list(parents),
+        None if list(row_of) in ([], chain) else list(row_of),
+    )
 
 
 def draft_to(draft: Draft) -> common_pb2.Draft:
     """As little-endian bytes; no rows where all are certain."""
-    if not len(draft.ids):
-        return common_pb2.Draft(token_ids=draft.token_ids)
-    rows = common_pb2.Rows(
-        sizes=draft.sizes,
-        ids=draft.ids.astype("<u4", copy=False).tobytes(),
-        weights=draft.weights.astype("<u2", copy=False).tobytes(),
+    message = common_pb2.Draft(
+        token_ids=draft.token_ids,
+        parents=draft.parents or (),
+        row_of=draft.row_of or (),
+        distinct_siblings=draft.distinct,
     )
-    return common_pb2.Draft(token_ids=draft.token_ids, rows=rows)
+    if len(draft.ids) or draft.row_of:
+        message.rows.sizes.extend(draft.sizes)
+        message.rows.ids = draft.ids.astype("<u4", copy=False).tobytes()
+        message.rows.weights = draft.weights.astype("<u2", copy=False).tobytes()
+    return message
 
 
 def shape_to(shape: Shape) -> common_pb2.DraftShape.ValueType:

@@ -25,12 +25,13 @@ _DEVICE_CHUNK = 512
 _CHUNKS_ALONE = 4
 
 
-def load_decoder(settings: ModelSettings, drafts: bool = False) -> Decoder:
+def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = False) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
     Args:
         settings: of the service.
         drafts: it may do so in any dtype.
+        trees: its sequences may have branches.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -46,6 +47,7 @@ def load_decoder(settings: ModelSettings, drafts: bool = False) -> Decoder:
         drafts=drafts,
         graph_rows=settings.graph_rows,
         longest=settings.max_length,
+        trees=trees,
     )
     positions, longest = decoder.positions, max_length(decoder, settings)
     if positions < longest:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import numpy.typing as npt
 
-
-class Shape(IntEnum):
-    """Kinds of drafts, each a case of the next."""
-
-    CHAIN = 1
-    TREE = 2
-
+from tandem.speculation.nodes import check_nodes, depth_of, path_to
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -24,19 +17,28 @@ _NO_WEIGHTS = np.empty(0, np.uint16)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of drafted tokens; the rows are concatenated, as on the wire.
+    """Drafted tokens, the nodes of a tree; the rows are concatenated, as on the wire.
+
+    Place 0 is behind the last emitted token, place i + 1 behind node i.
 
     Attributes:
-        token_ids: G of them.
-        sizes: G, entries of each row; 0 for a certain one, which is all on its token.
+        token_ids: N of them, in the order in which they were drawn.
+        sizes: entries of each row; 0 for a certain one, which is all on the token that names it.
         ids: [sum of sizes] uint32.
         weights: [sum of sizes] uint16.
+        parents: N, the place that each node hangs at; None for a chain, node i at place i.
+        row_of: N, each node's row; None where node i has row i.
+        distinct: whether siblings are drawn without replacement: a node's distribution is its
+            row without the tokens of its earlier siblings.
     """
 
     token_ids: list[int]
     sizes: list[int]
     ids: npt.NDArray[np.uint32]
     weights: npt.NDArray[np.uint16]
+    parents: list[int] | None = None
+    row_of: list[int] | None = None
+    distinct: bool = False
 
     @classmethod
     def certain(cls, token_ids: Sequence[int]) -> Draft:
@@ -92,15 +94,82 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def places(self) -> Sequence[int]:
+        """The place that each node hangs at."""
+        return range(len(self.token_ids)) if self.parents is None else self.parents
+
+    def rows_of_nodes(self) -> Sequence[int]:
+        """Each node's row."""
+        return range(len(self.token_ids)) if self.row_of is None else self.row_of
+
+    def homes(self) -> Sequence[int]:
+        """The place that each node leads to: its own, or for a twin, which repeats an earlier
+        sibling's token, the first one's."""
+        if self.parents is None:
+            return range(1, len(self.token_ids) + 1)
+        first: dict[tuple[int, int], int] = {}
+        nodes = zip(self.parents, self.token_ids, strict=True)
+        return [first.setdefault(node, place) for place, node in enumerate(nodes, 1)]
+
+    def row_of_places(self) -> Sequence[int]:
+        """For each place the row of a pass over the last token and the nodes without twins."""
+        if self.parents is None:
+            return range(len(self.token_ids) + 1)
+        rows: dict[int, int] = {0: 0}
+        for home in self.homes():
+            rows.setdefault(home, len(rows))
+        return [0, *(rows[home] for home in self.homes())]
+
+    def path_to(self, place: int) -> Sequence[int]:
+        """The places on the way from the root to one, the root left out."""
+        return path_to(self.parents, place)
+
+    def certain_tokens(self) -> list[int]:
+        """Of each certain row, in order, the token that names it."""
+        named = dict(zip(self.rows_of_nodes(), self.token_ids, strict=True))
+        return [named[row] for row, size in enumerate(self.sizes) if not size]
+
+    def left_by_siblings(self) -> list[float]:
+        """Of each node's row, the share without the tokens of its earlier siblings; exact."""
+        ends = np.cumsum(self.sizes).tolist()
+        found: list[float] = []
+        taken: dict[int, list[int]] = {}
+        for place, row, token_id in zip(
+            self.places(), self.rows_of_nodes(), self.token_ids, strict=True
+        ):
+            siblings = taken.setdefault(place, [])
+            share = 1.0
+            if siblings and self.sizes[row]:
+                entries = slice(ends[row] - self.sizes[row], ends[row])
+                weights = self.weights[entries].astype(np.int64)
+                total = int(weights.sum())
+                gone = int(weights[np.isin(self.ids[entries], siblings)].sum())
+                share = (total - gone) / total
+            elif token_id in siblings:
+                share = 0.0
+            found.append(share)
+            siblings.append(token_id)
+        return found
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node hangs behind the one before it and has a row of its own."""
+        return self.parents is None and self.row_of is None
+
+    @property
+    def depth(self) -> int:
+        """Nodes of the longest path."""
+        return depth_of(self.parents, len(self.token_ids))
+
     def check_shape(self, vocab_size: int) -> None:
         """Check all but what is in the rows, which `faults` does for a batch.
 
         Raises:
             ValueError: what is wrong, beginning with the field's name.
         """
-        gamma, entries = len(self.token_ids), sum(self.sizes)
-        if len(self.sizes) != gamma:
-            raise ValueError(f"draft.rows.sizes holds {len(self.sizes)} rows for {gamma} tokens")
+        count, rows, entries = len(self.token_ids), len(self.sizes), sum(self.sizes)
+        if self.row_of is None and rows != count:
+            raise ValueError(f"draft.rows.sizes holds {rows} rows for {count} tokens")
         if len(self.ids) != entries:
             raise ValueError(f"draft.rows.ids holds {len(self.ids)} ids, sizes say {entries}")
         if len(self.weights) != entries:
@@ -112,6 +181,8 @@ class Draft:
             raise ValueError(
                 f"draft.token_ids holds id {largest}, the target's vocabulary has {vocab_size}"
             )
+        if fault := check_nodes(self):
+            raise ValueError(fault)
 
     def _fault(self, vocab_size: int) -> str:
         """What is wrong within the rows, beginning with the field's name; empty if nothing."""
@@ -121,14 +192,15 @@ class Draft:
             return f"draft.rows.ids holds id {largest}, the target's vocabulary has {vocab_size}"
         if not self.weights.all():
             return "draft.rows.weights holds a weight of 0; leave such tokens out"
-        ends = np.cumsum(self.sizes)
-        for row, (token_id, ids) in enumerate(
-            zip(self.token_ids, np.split(self.ids, ends[:-1]), strict=True)
-        ):
+        rows = np.split(self.ids, np.cumsum(self.sizes)[:-1])
+        for row, ids in enumerate(rows):
             if len(np.unique(ids)) < len(ids):
                 return f"draft.rows.ids holds a token id twice in row {row}"
-            if len(ids) and token_id not in ids:
-                return f"draft.token_ids[{row}] = {token_id} is outside its row"
+        for node, (token_id, row) in enumerate(
+            zip(self.token_ids, self.rows_of_nodes(), strict=True)
+        ):
+            if len(rows[row]) and token_id not in rows[row]:
+                return f"draft.token_ids[{node}] = {token_id} is outside its row"
         return ""
 
 
@@ -149,15 +221,26 @@ def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int
         return False
     sizes = np.fromiter(chain.from_iterable(draft.sizes for draft in drafts), np.int64)
     token_ids = np.fromiter(chain.from_iterable(draft.token_ids for draft in drafts), np.uint32)
-    sparse = sizes > 0
-    sizes, token_ids = sizes[sparse], token_ids[sparse]
-    found = np.add.reduceat(ids == np.repeat(token_ids, sizes), sizes.cumsum() - sizes)
-    if not found.all():
-        return False
+    row_of = np.arange(len(sizes))
+    if not all(draft.is_chain for draft in drafts):
+        firsts = accumulate((len(draft.sizes) for draft in drafts), initial=0)
+        row_of = np.fromiter(
+            (
+                first + row
+                for draft, first in zip(drafts, firsts, strict=False)
+                for row in draft.rows_of_nodes()
+            ),
+            np.int64,
+        )
+    drawn = sizes[row_of] > 0
     # Keys of 32 bits sort twice as fast.
-    narrow = len(sizes) * vocab_size < 2**32
-    bases = np.arange(len(sizes), dtype=np.uint32 if narrow else np.uint64) * vocab_size
-    keys = np.repeat(bases.astype(np.uint32 if narrow else np.uint64), sizes)
+    kind = np.uint32 if len(sizes) * vocab_size < 2**32 else np.uint64
+    bases = (np.arange(len(sizes), dtype=np.uint64) * vocab_size).astype(kind)
+    keys = np.repeat(bases, sizes)
     keys += ids
     keys.sort()
-    return not bool((keys[1:] == keys[:-1]).any())
+    if bool((keys[1:] == keys[:-1]).any()):
+        return False
+    wanted = bases[row_of[drawn]] + token_ids[drawn].astype(kind)
+    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return bool((keys[places] == wanted).all())

@@ -11,6 +11,25 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.draft import Draft
+from tandem.speculation.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """What a batch has beyond chains of one row a node.
+
+    Attributes:
+        tree: how the nodes hang together.
+        row_of: [B, N] int64, each node's row.
+        distinct: [B] bool, whether siblings are drawn without replacement.
+        left: [B, N] float64, the share of a node's row that its earlier siblings left; 1 where
+            they are independent.
+    """
+
+    tree: Tree
+    row_of: Tensor
+    distinct: Tensor
+    left: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +37,12 @@ class Proposal:
     """The drafts of a batch of sequences, with the distributions they were drawn from.
 
     Attributes:
-        tokens: [B, G] int64; entries at or beyond a row's length are padding (0).
-        lengths: [B] int64, each 0..G; 0 means no draft.
-        ids: [B, G, K] int64 token ids of the rows of q; padding has probability 0.
-        probs: [B, G, K] their probabilities, float32 or float64.
-        rows: [B, G, V] the same rows over the whole vocabulary, where they are known.
+        tokens: [B, N] int64; entries at or beyond a row's length are padding (0).
+        lengths: [B] int64, each 0..N; 0 means no draft.
+        ids: [B, R, K] int64 token ids of the rows of q; padding has probability 0.
+        probs: [B, R, K] their probabilities, float32 or float64.
+        rows: [B, R, V] the same rows over the whole vocabulary, where they are known.
+        branches: None where all are chains: node i hangs at place i and has row i.
     """
 
     tokens: Tensor
@@ -30,63 +50,127 @@ class Proposal:
     ids: Tensor
     probs: Tensor
     rows: Tensor | None = None
+    branches: Branches | None = None
 
     @classmethod
     def from_dense(
-        cls, tokens: Tensor, draft_probs: Tensor, lengths: Tensor | None = None
+        cls,
+        tokens: Tensor,
+        draft_probs: Tensor,
+        lengths: Tensor | None = None,
+        parents: Sequence[Sequence[int]] | None = None,
+        row_of: Tensor | None = None,
+        distinct: bool = False,
     ) -> Proposal:
         """Wrap dense rows of q as they are, without quantising.
 
         Args:
-            tokens: [B, G] int64.
-            draft_probs: [B, G, V].
-            lengths: [B] int64; all G by default.
+            tokens: [B, N] int64.
+            draft_probs: [B, R, V].
+            lengths: [B] int64; all N by default.
+            parents: the place of each node of each draft; chains by default.
+            row_of: [B, N] int64; node i has row i by default.
+            distinct: whether siblings are drawn without replacement.
         """
-        batch, gamma, vocab_size = draft_probs.shape
+        batch, rows, vocab_size = draft_probs.shape
+        most = tokens.shape[1]
         if lengths is None:
-            lengths = torch.full((batch,), gamma, dtype=torch.int64, device=tokens.device)
-        ids = torch.arange(vocab_size, device=tokens.device).expand(batch, gamma, vocab_size)
-        return cls(tokens, lengths, ids, draft_probs, draft_probs)
+            lengths = torch.full((batch,), most, dtype=torch.int64, device=tokens.device)
+        ids = torch.arange(vocab_size, device=tokens.device).expand(batch, rows, vocab_size)
+        if parents is None:
+            return cls(tokens, lengths, ids, draft_probs, draft_probs)
+        drafted = [row[:n].tolist() for row, n in zip(tokens, lengths.tolist(), strict=True)]
+        tree = Tree.of(parents, drafted, tokens.device)
+        if row_of is None:
+            row_of = torch.arange(most, device=tokens.device).expand(batch, most)
+        left = torch.ones(batch, most, dtype=torch.float64, device=tokens.device)
+        if distinct:
+            for level in tree.levels:
+                for nodes in level[1:]:
+                    row = draft_probs[nodes.batch, row_of[nodes.batch, nodes.node]].double()
+                    taken = tokens[nodes.batch[:, None], nodes.earlier]
+                    left[nodes.batch, nodes.node] = row.scatter(1, taken, 0.0).sum(-1)
+        wanted = torch.full((batch,), distinct, device=tokens.device)
+        branches = Branches(tree, row_of, wanted, left)
+        return cls(tokens, lengths, ids, draft_probs, draft_probs, branches)
 
     @classmethod
     def from_drafts(cls, drafts: Sequence[Draft], device: torch.device | str = "cpu") -> Proposal:
-        """Batch drafts of any lengths; the integer weights become float64 probabilities."""
+        """Batch drafts of any sizes; the integer weights become float64 probabilities."""
         lengths = np.array([len(draft) for draft in drafts], dtype=np.int64)
-        batch, gamma = len(drafts), int(lengths.max(initial=0))
-        drafted = np.arange(gamma) < lengths[:, None]
-        tokens = np.zeros((batch, gamma), dtype=np.int64)
-        sizes = np.zeros((batch, gamma), dtype=np.int64)
+        counts = np.array([len(draft.sizes) for draft in drafts], dtype=np.int64)
+        batch, most, rows = len(drafts), int(lengths.max(initial=0)), int(counts.max(initial=0))
+        drafted = np.arange(most) < lengths[:, None]
+        there = np.arange(rows) < counts[:, None]
+        tokens = np.zeros((batch, most), dtype=np.int64)
+        sizes = np.zeros((batch, rows), dtype=np.int64)
         tokens[drafted] = [token for draft in drafts for token in draft.token_ids]
-        sizes[drafted] = [size for draft in drafts for size in draft.sizes]
+        sizes[there] = [size for draft in drafts for size in draft.sizes]
         widest = max(int(sizes.max(initial=0)), 1)
         sent = np.arange(widest) < sizes[..., None]
-        ids = np.zeros((batch, gamma, widest), dtype=np.int64)
+        ids = np.zeros((batch, rows, widest), dtype=np.int64)
         weights = np.zeros(ids.shape, dtype=np.float64)
         ids[sent] = np.concatenate([draft.ids for draft in drafts])
         weights[sent] = np.concatenate([draft.weights for draft in drafts])
-        certain = drafted & (sizes == 0)
-        ids[certain, 0], weights[certain, 0] = tokens[certain], 1.0
+        certain = there & (sizes == 0)
+        ids[certain, 0] = [token for draft in drafts for token in draft.certain_tokens()]
+        weights[certain, 0] = 1.0
         # Rows behind a draft's end have no weight, and stay without.
         weights /= np.maximum(weights.sum(-1, keepdims=True), 1.0)
-        arrays = (tokens, lengths, ids, weights)
-        return cls(*(torch.from_numpy(a).to(device, non_blocking=True) for a in arrays))
+        numbers = [
+            torch.from_numpy(array).to(device, non_blocking=True)
+            for array in (tokens, lengths, ids, weights)
+        ]
+        branches = _branches(drafts, most, device)
+        return cls(numbers[0], numbers[1], numbers[2], numbers[3], branches=branches)
+
+    @property
+    def place_depth(self) -> Tensor | None:
+        """[B, N+1] depth of each place; None where it is the place itself."""
+        return None if self.branches is None else self.branches.tree.depth
 
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
-        """Rows of q over the whole vocabulary: [B, G, V] of `dtype`."""
+        """Rows of q over the whole vocabulary: [B, R, V] of `dtype`."""
         if self.rows is not None:
             return self.rows.to(dtype)
-        shape = (*self.tokens.shape, vocab_size)
+        shape = (*self.ids.shape[:2], vocab_size)
         rows = torch.zeros(shape, dtype=dtype, device=self.tokens.device)
         return rows.scatter_add_(-1, self.ids, self.probs.to(dtype))
 
     def overlaps(self, target_probs: Tensor) -> Tensor:
-        """[B, G]: Σ_x min(p(x), q(x)) of each drafted position.
+        """[B, N]: Σ_x min(p(x), row(x)) of each node, at the place that it hangs at.
 
         Args:
-            target_probs: [B, G+1, V].
+            target_probs: [B, N+1, V].
         """
-        p = target_probs[:, :-1].gather(-1, self.ids)
-        return torch.minimum(p.to(self.probs.dtype), self.probs).sum(-1)
+        if self.branches is None:
+            p, ids, probs = target_probs[:, :-1], self.ids, self.probs
+        else:
+            each = torch.arange(len(self.tokens), device=self.tokens.device)[:, None]
+            p = target_probs[each, self.branches.tree.parents]
+            ids, probs = (
+                self.ids[each, self.branches.row_of],
+                self.probs[each, self.branches.row_of],
+            )
+        return torch.minimum(p.gather(-1, ids).to(probs.dtype), probs).sum(-1)
+
+
+def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) -> Branches | None:
+    """Of drafts that are not all plain chains."""
+    if all(draft.parents is None and draft.row_of is None for draft in drafts):
+        return None
+    row_of = np.zeros((len(drafts), most), np.int64)
+    left = np.ones((len(drafts), most), np.float64)
+    for b, draft in enumerate(drafts):
+        row_of[b, : len(draft)] = draft.rows_of_nodes()
+        if draft.distinct:
+            left[b, : len(draft)] = draft.left_by_siblings()
+    tree = Tree.of(
+        [draft.places() for draft in drafts], [draft.token_ids for draft in drafts], device
+    )
+    distinct = np.array([draft.distinct for draft in drafts])
+    arrays = (torch.from_numpy(array) for array in (row_of, distinct, left))
+    return Branches(tree, *(array.to(device, non_blocking=True) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +178,13 @@ class Verdict:
     """What a verifier decided.
 
     Attributes:
-        num_accepted: [B] int64, drafted tokens kept.
-        next_token: [B] int64, the correction, or the bonus where all were kept.
+        place: [B] int64, of the last kept node; 0 where none was kept.
+        num_accepted: [B] int64, drafted tokens kept: the depth of that place.
+        next_token: [B] int64, the correction, or the bonus where a whole path was kept.
         carry: one entry a sequence, to be given to its next round; None for most rules.
     """
 
+    place: Tensor
     num_accepted: Tensor
     next_token: Tensor
     carry: list[Any]

@@ -3,12 +3,21 @@
 from typing import Any
 
 from tandem.verification.block import BlockVerifier
+from tandem.verification.gbv import GbvVerifier
 from tandem.verification.greedy_block import GreedyBlockVerifier
+from tandem.verification.spectr import SpecTrVerifier
 from tandem.verification.token import TokenVerifier
 from tandem.verification.verifier import Verifier
 
 __all__ = ["VERIFIERS", "Verifier"]
 
 VERIFIERS: dict[str, Verifier[Any]] = {
-    rule.name: rule for rule in (TokenVerifier(), BlockVerifier(), GreedyBlockVerifier())
+    rule.name: rule
+    for rule in (
+        TokenVerifier(),
+        BlockVerifier(),
+        GreedyBlockVerifier(),
+        SpecTrVerifier(),
+        GbvVerifier(),
+    )
 }

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
+from tandem.verification.chain import View, correction, last_success, plain_view, row_within
 from tandem.verification.fused import decide_block
-from tandem.verification.verifier import (
-    Verifier,
-    View,
-    correction,
-    last_success,
-    plain_view,
-    row_within,
-)
+from tandem.verification.traversal import Traversal
+from tandem.verification.tree import TreeRule
+from tandem.verification.verifier import Verifier
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class BlockVerifier(Verifier[_BlockView]):
 
     name = "block"
     lossless = True
+    takes = Shape.TREE
+    trees: ClassVar[TreeRule | None] = Traversal()
     fused = staticmethod(decide_block)
 
     def count_accepted(self, passed: Tensor) -> Tensor:

@@ -17,19 +17,18 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from tandem.verification.fused_greedy import decide_greedy_block
-from tandem.verification.verifier import (
-    MAX_RATIO,
-    Verifier,
+from tandem.verification.chain import (
     View,
     correction,
     last_success,
     of_drafted_tokens,
-    ratios,
     residual_or,
     row_at,
     row_within,
 )
+from tandem.verification.fused_greedy import decide_greedy_block
+from tandem.verification.ratios import MAX_RATIO, ratios
+from tandem.verification.verifier import Verifier
 
 _MAX_LOG_RATIO = math.log(MAX_RATIO)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
+from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
 from tandem.verification.fused import decide_token
-from tandem.verification.verifier import (
-    Verifier,
-    View,
-    correction,
-    plain_view,
-    row_within,
-    up_to_first_failure,
-)
+from tandem.verification.recursive import RecursiveRejection
+from tandem.verification.tree import TreeRule
+from tandem.verification.verifier import Verifier
 
 
 class TokenVerifier(Verifier[View]):
@@ -25,6 +22,8 @@ class TokenVerifier(Verifier[View]):
 
     name = "token"
     lossless = True
+    takes = Shape.TREE
+    trees: ClassVar[TreeRule | None] = RecursiveRejection()
     fused = staticmethod(decide_token)
 
     def count_accepted(self, passed: Tensor) -> Tensor:

@@ -17,52 +17,11 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.distribution import draw
-from tandem.speculation.draft import Shape
+from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal, Verdict
+from tandem.verification.chain import View
 from tandem.verification.fused import FusedVerdict
-
-# Far beyond any ratio that a draft reaches with a probability that matters, and its square
-# still fits float32.
-MAX_RATIO = 1e18
-
-
-@dataclass(frozen=True)
-class View:
-    """A batch of rounds as a rule sees it; rules add what they derive from it.
-
-    Attributes:
-        proposal: the drafts.
-        p: [B, G+1, V], the target's rows.
-        q: [B, G, V], the drafter's rows.
-        ratios: [B, G], p / q of each drafted token.
-    """
-
-    proposal: Proposal
-    p: Tensor
-    q: Tensor
-    ratios: Tensor
-
-    @property
-    def gamma(self) -> int:
-        """Longest draft of the batch."""
-        return self.q.shape[1]
-
-    @property
-    def drafted(self) -> Tensor:
-        """[B, G] mask of the rows that hold a drafted token."""
-        places = torch.arange(self.gamma, device=self.q.device)
-        return places < self.proposal.lengths[:, None]
-
-    @property
-    def ends(self) -> Tensor:
-        """[B, G] mask of each draft's last row."""
-        places = torch.arange(1, self.gamma + 1, device=self.q.device)
-        return places == self.proposal.lengths[:, None]
-
-    def kept_all(self, num_accepted: Tensor) -> Tensor:
-        """[B, 1] mask of the sequences whose whole draft was kept."""
-        return (num_accepted >= self.proposal.lengths)[:, None]
-
+from tandem.verification.tree import Judged, TreeRule
 
 W = TypeVar("W", bound=View)
 
@@ -79,7 +38,8 @@ class Verifier(ABC, Generic[W]):
         fixed_gamma: whether it is exact only if every draft of a text has the same length, up to
             the text's very end.
         resumable: whether the emitted tokens say all that is needed to go on behind them.
-        fused: the same rule as a kernel for a CPU, where there is one; see `kernel`.
+        fused: the same rule on chains as a kernel for a CPU, where there is one; see `kernel`.
+        trees: the same rule on trees; None for one that takes chains alone.
     """
 
     name: ClassVar[str]
@@ -89,6 +49,7 @@ class Verifier(ABC, Generic[W]):
     fixed_gamma: ClassVar[bool] = False
     resumable: ClassVar[bool] = True
     fused: ClassVar[FusedVerdict | None] = None
+    trees: ClassVar[TreeRule | None] = None
 
     @property
     def kernel(self) -> FusedVerdict | None:
@@ -99,32 +60,44 @@ class Verifier(ABC, Generic[W]):
     def accept_probabilities(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
     ) -> Tensor:
-        """h[B, G]: row i of a draft is accepted iff its uniform is < h. 0 beyond its length.
+        """h[B, N]: node i of a draft passes iff its uniform is < h. 0 beyond its length.
+
+        A node is tested in one state at most: its ancestors are kept or not judged yet, and all
+        that is tested before it has failed.
 
         Args:
-            proposal: drafts [B, G] with their rows of q.
-            target_probs: [B, G+1, V]; row i is p in the context of the first i drafted tokens.
+            proposal: drafts [B, N] with their rows of q.
+            target_probs: [B, N+1, V]; row s is p behind the tokens that lead to place s.
             carry: one entry a sequence, from its last verdict; None for all at the start.
+
+        Raises:
+            ValueError: the rule takes no such drafts.
         """
-        return self._accept(self._view(proposal, target_probs, carry))
+        return self._judged(proposal, target_probs, carry).accept()
 
     def residual_weights(
         self,
         proposal: Proposal,
         target_probs: Tensor,
-        num_accepted: Tensor,
+        place: Tensor,
         carry: Sequence[Any] | None = None,
     ) -> Tensor:
-        """w[B, V]: unnormalised law of the correction after `num_accepted` [B] kept tokens.
+        """w[B, V]: unnormalised law of the correction at the place [B] of the last kept node.
 
-        Where all were kept it is the target's own row (the bonus).
+        Where nothing hangs there it is the target's own row (the bonus).
         """
-        return self._residual(self._view(proposal, target_probs, carry), num_accepted)
+        return self._judged(proposal, target_probs, carry).residual(place)
+
+    def stop(self, proposal: Proposal, passed: Tensor) -> Tensor:
+        """[B]: the place of the last node to keep, given which nodes [B, N] passed."""
+        if proposal.branches is None:
+            return self.count_accepted(passed)
+        return self._for_trees().stop(proposal.branches.tree, passed)
 
     def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         """The state for the next round; `verdict.carry` holds the state of this one."""
-        view = self._view(proposal, target_probs, verdict.carry)
-        return self._carry(view, verdict.num_accepted, verdict.next_token)
+        judged = self._judged(proposal, target_probs, verdict.carry)
+        return judged.carry(verdict.place, verdict.next_token)
 
     def verify(
         self,
@@ -136,18 +109,35 @@ class Verifier(ABC, Generic[W]):
         """Decide one round for a batch.
 
         Args:
-            proposal: drafts [B, G] with their rows of q.
-            target_probs: [B, G+1, V].
-            uniforms: [B, G+1] float64 in [0, 1): column i decides row i, the last one draws
+            proposal: drafts [B, N] with their rows of q.
+            target_probs: [B, N+1, V].
+            uniforms: [B, N+1] float64 in [0, 1): column i decides node i, the last one draws
                 the correction or bonus.
             carry: one entry a sequence, from its last verdict; None for all at the start.
+
+        Raises:
+            ValueError: the rule takes no such drafts.
         """
-        view = self._view(proposal, target_probs, carry)
+        judged = self._judged(proposal, target_probs, carry)
         # Strictly less: 0 does occur among uniforms, and u <= 0 would emit a token of
         # probability 0.
-        num_accepted = self.count_accepted(uniforms[:, :-1] < self._accept(view))
-        next_token = draw(self._residual(view, num_accepted), uniforms[:, -1])
-        return Verdict(num_accepted, next_token, self._carry(view, num_accepted, next_token))
+        place = self.stop(proposal, uniforms[:, :-1] < judged.accept())
+        next_token = draw(judged.residual(place), uniforms[:, -1])
+        depth = proposal.place_depth
+        kept = place if depth is None else depth.gather(1, place[:, None])[:, 0]
+        return Verdict(place, kept, next_token, judged.carry(place, next_token))
+
+    def _judged(
+        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None
+    ) -> Judged:
+        if proposal.branches is None:
+            return _Chains(self, self._view(proposal, target_probs, carry))
+        return self._for_trees().judge(proposal, target_probs)
+
+    def _for_trees(self) -> TreeRule:
+        if self.trees is None:
+            raise ValueError(f"{self.name} takes chains alone")
+        return self.trees
 
     def carry_from(self, levels: Sequence[tuple[float, int]], gamma: int) -> Any:
         """The state that another target returned, as (log ratio, count) pairs.
@@ -180,7 +170,7 @@ class Verifier(ABC, Generic[W]):
 
     @abstractmethod
     def count_accepted(self, passed: Tensor) -> Tensor:
-        """[B]: how many tokens to keep, given which rows [B, G] passed."""
+        """[B]: how many tokens of a chain to keep, given which rows [B, G] passed."""
 
     @abstractmethod
     def _view(self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> W:
@@ -199,66 +189,18 @@ class Verifier(ABC, Generic[W]):
         return [None] * len(num_accepted)
 
 
-def plain_view(proposal: Proposal, target_probs: Tensor) -> View:
-    """The view of a rule without state."""
-    q = proposal.dense(target_probs.shape[-1], target_probs.dtype)
-    return View(
-        proposal,
-        target_probs,
-        q,
-        ratios(of_drafted_tokens(target_probs[:, :-1], proposal), of_drafted_tokens(q, proposal)),
-    )
+@dataclass(frozen=True)
+class _Chains(Generic[W]):
+    """A batch of chains, judged by their rule's own methods."""
 
+    rule: Verifier[W]
+    view: W
 
-def up_to_first_failure(passed: Tensor) -> Tensor:
-    """[B] length of the run of passes that starts each row of `passed` [B, G]."""
-    return passed.long().cumprod(-1).sum(-1)
+    def accept(self) -> Tensor:
+        return self.rule._accept(self.view)
 
+    def residual(self, place: Tensor) -> Tensor:
+        return self.rule._residual(self.view, place)
 
-def last_success(passed: Tensor) -> Tensor:
-    """[B] one-based place of the last pass in each row of `passed` [B, G], 0 if none."""
-    places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
-    return torch.nn.functional.pad(passed * places, (1, 0)).amax(-1)
-
-
-def of_drafted_tokens(rows: Tensor, proposal: Proposal) -> Tensor:
-    """[B, G]: the entry of each row [B, G, V] that belongs to its drafted token."""
-    return rows.gather(-1, proposal.tokens[..., None])[..., 0]
-
-
-def ratios(p: Tensor, q: Tensor) -> Tensor:
-    """p / q, finite. Where both are 0 the event has probability 0 and 1 (accept) will do."""
-    unbounded = torch.where(p == 0, 1.0, MAX_RATIO)
-    return torch.where(q == 0, unbounded, (p / q).clamp(max=MAX_RATIO))
-
-
-def correction(excess: Tensor, p: Tensor, kept_all: Tensor) -> Tensor:
-    """Weights [B, V] of what follows the kept tokens; `excess` is used up.
-
-    Its positive part; or p itself where all were kept [B, 1], and where rounding left none.
-    """
-    weights = excess.clamp_(min=0)
-    return torch.where(kept_all | (weights.sum(-1, keepdim=True) <= 0), p, weights)
-
-
-def row_within(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]; the last one beyond it.
-
-    For rows of q, which are not looked at where the whole draft was kept.
-    """
-    batch, count, vocab_size = rows.shape
-    if count == 0:
-        return rows.new_zeros(batch, vocab_size)
-    return rows[torch.arange(batch, device=rows.device), place.clamp(max=count - 1)]
-
-
-def row_at(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
-    return torch.where(place[:, None] < rows.shape[1], row_within(rows, place), 0.0)
-
-
-def residual_or(excess: Tensor, fallback: Tensor) -> Tensor:
-    """The positive part of `excess` [B, V]; `fallback` where rounding left none in a row."""
-    weights = excess.clamp(min=0)
-    empty = weights.sum(-1, keepdim=True) <= 0
-    return torch.where(empty, fallback, weights)
+    def carry(self, place: Tensor, next_token: Tensor) -> list[Any]:
+        return self.rule._carry(self.view, place, next_token)

@@ -13,7 +13,7 @@ import pytest
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.clients import DrafterClient, TargetClient
-from orchestrator.peers import Prompt
+from orchestrator.peers import DraftSize, Prompt
 from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.speculation.sampling import Sampling
@@ -244,20 +244,23 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
             target = first.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
             drafter = drafters.sequence(None, Waits, TextSpans({}), limit, limit, ANYBODY)
             await drafter.open(prompt(0))
-            decided = await target.open(prompt(0), "greedy_block", 4, None)
+            decided = await target.open(prompt(0), "greedy_block", DraftSize(4), None)
             assert decided is not None
             news = [decided.next_token]
             tokens += news
             while (left := most - (len(tokens) - 2)) > 0:
                 drafted = await drafter.draft(
-                    round_ + 1, len(tokens) - len(news), news, min(4, left), True
+                    round_ + 1, len(tokens) - len(news), news, DraftSize(min(4, left)), True
                 )
                 carry, other = decided.carry, None
                 if carry is not None:
                     carries += 1
                     successor = second.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
                     assert (
-                        await successor.open(prompt(round_ + 2), "greedy_block", 4, carry) is None
+                        await successor.open(
+                            prompt(round_ + 2), "greedy_block", DraftSize(4), carry
+                        )
+                        is None
                     )
                     other = await successor.verify(round_ + 3, len(tokens), drafted)
                     successor.cancel()

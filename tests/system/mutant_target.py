@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.verification.verifier import up_to_first_failure
+from tandem.verification.chain import up_to_first_failure
 from target_svc.__main__ import main
 from target_svc.verifiers import VERIFIERS
 

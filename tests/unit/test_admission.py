@@ -16,7 +16,15 @@ from tandem.inference.cache import KVPool, SequenceCache
 class Sequence:
     """All that admission knows of one."""
 
+    nodes: int = 0
     caches: list[SequenceCache] = field(init=False)
+
+
+class Pool(KVPool):
+    """Counts nodes as any position."""
+
+    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+        return super().reserve(capacity)
 
 
 class Place:
@@ -25,7 +33,7 @@ class Place:
     def __init__(
         self, *, positions: int = 100, sequences: int = 10, waiting: int = 10, seconds: float = 60
     ) -> None:
-        self.pool = KVPool(positions)
+        self.pool = Pool(positions)
         limits = AdmissionLimits(sequences, waiting, seconds)
         self.admission = Admission((self.pool,), limits)
 
@@ -157,3 +165,12 @@ async def test_closing_fails_those_who_wait_and_those_who_come() -> None:
         await place.enter(1)
     place.end(first)
     assert place.empty()
+
+
+async def test_nodes_take_room_beside_the_text() -> None:
+    place = Place(positions=20)
+    sequence = Sequence(nodes=6)
+    await place.admission.admit(sequence, 10)
+    assert sequence.caches[0].capacity == 16
+    with pytest.raises(InvalidRequest, match="needs 21 positions"):
+        await place.admission.admit(Sequence(nodes=6), 15)

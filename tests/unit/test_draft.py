@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tandem.common.v1 import common_pb2
+from tandem.engine.asks import Host
 from tandem.engine.draws import drafts_of
-from tandem.errors import InvalidRequest, Unsupported
+from tandem.errors import InvalidRequest
 from tandem.inference.feed import Drawn, Draws
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
@@ -104,9 +105,9 @@ def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     probs = torch.tensor([[torch.nan] * 4, [0.1, 0.2, 0.3, 0.4]])
     rows = Categorical.quantize(probs, 0.999, 3)
     draws = Draws(rows.draw(digits_of(2**63).expand(2, 2)), rows)
-    broken, sound = drafts_of([[Drawn(draws, b)] for b in range(2)])
+    broken, sound = drafts_of([Host([Drawn(draws, b)]) for b in range(2)])
     assert broken is None
-    assert sound is not None
+    assert isinstance(sound, Draft)
     assert sound.token_ids == [2]
 
 
@@ -206,20 +207,18 @@ def test_a_bad_draft_is_refused(change: Callable[[common_pb2.Draft], None], mess
         check(draft, 5, 8)
 
 
-def test_too_long_a_draft_and_a_tree_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="the limit is 1"):
+def test_a_draft_has_limits() -> None:
+    with pytest.raises(InvalidRequest, match="holds 2 tokens, the limit is 1"):
         draft_from(good(), 5, 1)
-    for name, value in (("parents", [0, 0]), ("distinct_siblings", True)):
-        tree = good()
-        set_field(name, value)(tree)
-        with pytest.raises(Unsupported, match=name):
-            draft_from(tree, 5, 8)
-    shared = draft_to(draft_of([2, 2], [{2: 65535, 0: 9}, {2: 65535, 3: 5}]))
-    del shared.rows.sizes[1:]
-    shared.rows.ids, shared.rows.weights = shared.rows.ids[:8], shared.rows.weights[:4]
-    shared.row_of.extend([0, 0])
-    with pytest.raises(Unsupported, match="row_of"):
-        draft_from(shared, 5, 8)
+    tree = good()
+    set_field("parents", [0, 0])(tree)
+    with pytest.raises(InvalidRequest, match=r"draft.parents: open announced no max_nodes"):
+        draft_from(tree, 5, 8)
+    assert draft_from(tree, 5, 1, 2).places() == [0, 0]
+    with pytest.raises(InvalidRequest, match="holds 2 tokens, the limit is 1"):
+        draft_from(tree, 5, 8, 1)
+    with pytest.raises(InvalidRequest, match=r"draft.parents: a path of 2, the limit is 1"):
+        draft_from(good(), 5, 1, 2)
 
 
 def test_a_chain_may_say_that_it_is_one() -> None:

@@ -38,6 +38,7 @@ from tandem.inference.backend import Backend
 from tandem.inference.backends import Backends
 from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
 from tandem.inference.tiles import BLOCK, Tiles
@@ -260,6 +261,33 @@ def test_every_pass_stays_on_the_device(
     assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
 
 
+@pytest.mark.parametrize("modules", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("config", [LLAMA, GEMMA, MISTRAL], ids=lambda one: one.model_type)
+def test_trees_stay_on_the_device(
+    host: Host, kernel: Kernel, config: PreTrainedConfig, at_once: bool, modules: bool
+) -> None:
+    """Two texts with trees, grown by drawn tokens, beside a chain; then paths are kept."""
+    decoder = decoder_on_device(config, modules)
+    decoder._backends.current.branches_in_one_call = at_once
+    caches = [cache for cache in (decoder.reserve(40) for _ in range(3)) if cache]
+    decoder.forward([Feed(cache, [1, 2, 3], 0) for cache in caches])
+    kernel.calls = 0
+    drawn = Draws(torch.ones(4, dtype=torch.int64, device="cuda"), None)  # type: ignore[arg-type]
+    levels = ((0, 0), (1, 2)), ((0, 0, 1), (2, 0, 3))
+    for level in range(2):
+        feeds = [
+            Feed(cache, [Drawn(drawn, i) for i in range(len(tree[level]))], 1, tree[level])
+            for cache, tree in zip(caches, levels, strict=False)
+        ]
+        logits = decoder.forward([*feeds, Feed(caches[2], [5], 1)])
+        assert (tuple(logits.shape), logits.device.type) == ((3, VOCAB_SIZE), "cuda")
+    for cache, path in zip(caches, ((2, 4), (1, 3, 6)), strict=False):
+        cache.keep(path)
+    assert kernel.calls == (4 if at_once else 0)
+    assert decoder.forward([Feed(cache, [5], 1) for cache in caches]).device.type == "cuda"
+
+
 def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
     """Of each step: a stamp before its passes, one behind them, one at its end."""
     decoder, times = decoder_on_device(LLAMA), []
@@ -313,7 +341,7 @@ def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) ->
 
     def asking(*args: Any) -> Any:
         drawn = drawing(*args)
-        drawn.tokens.tolist()
+        drawn[0][0].draws.tokens.tolist()
         return drawn
 
     monkeypatch.setattr("tandem.engine.stepper.draw", asking)
@@ -348,11 +376,11 @@ def test_a_count_of_blocks_that_is_asked_for_is_caught(
 
 
 def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = tiles._Sent
+    sending = tiles.Sent
 
     def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
         return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
 
-    monkeypatch.setattr(tiles, "_Sent", staying)
+    monkeypatch.setattr(tiles, "Sent", staying)
     with pytest.raises(RuntimeError, match="device"):
         draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)

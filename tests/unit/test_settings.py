@@ -30,7 +30,7 @@ def test_every_setting_has_a_default_and_a_line_in_the_docs(
     for name, field in kind.model_fields.items():
         variable = f"{kind.model_config['env_prefix']}{name.upper()}"
         default = getattr(settings, name)
-        shown = ",".join(default) if isinstance(default, tuple) else default
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         shown = "" if shown is None else shown
         line = f"| `{variable}` | `{shown}` | {field.description} |"
         assert line in documented, line

@@ -1,4 +1,4 @@
-"""The three rules are lossless: exact enumeration of the landed code, in float64."""
+"""The rules are lossless: exact enumeration of the landed code, in float64."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
-from tandem.verification import verifier as shared
 from tandem.verification.block import BlockVerifier
+from tandem.verification.chain import row_at, up_to_first_failure
 from tandem.verification.greedy_block import GreedyBlockVerifier
+from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
-from tandem.verification.verifier import row_at, up_to_first_failure
 from target_svc.verifiers import VERIFIERS, Verifier
 from tests.laws import Tables, expected_accepted, speculative_law
 
@@ -92,10 +92,10 @@ class TokenResidualInBlock(BlockVerifier):
         self,
         proposal: Proposal,
         target_probs: Tensor,
-        num_accepted: Tensor,
+        place: Tensor,
         carry: Sequence[Any] | None = None,
     ) -> Tensor:
-        return TokenVerifier().residual_weights(proposal, target_probs, num_accepted, carry)
+        return TokenVerifier().residual_weights(proposal, target_probs, place, carry)
 
 
 class NewestModificationOnly(GreedyBlockVerifier):
@@ -112,12 +112,12 @@ class BonusFromTheWrongRow(BlockVerifier):
         self,
         proposal: Proposal,
         target_probs: Tensor,
-        num_accepted: Tensor,
+        place: Tensor,
         carry: Sequence[Any] | None = None,
     ) -> Tensor:
-        weights = super().residual_weights(proposal, target_probs, num_accepted, carry)
-        wrong = row_at(target_probs, (num_accepted - 1).clamp(min=0))
-        return torch.where((num_accepted == proposal.lengths)[:, None], wrong, weights)
+        weights = super().residual_weights(proposal, target_probs, place, carry)
+        wrong = row_at(target_probs, (place - 1).clamp(min=0))
+        return torch.where((place == proposal.lengths)[:, None], wrong, weights)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,7 @@ def test_enumeration_catches(mutant: Verifier[Any], vocab_size: int) -> None:
 
 
 def test_enumeration_catches_an_inverted_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    upright = shared.ratios
-    monkeypatch.setattr(shared, "ratios", lambda p, q: upright(q, p))
+    monkeypatch.setattr("tandem.verification.chain.ratios", lambda p, q: ratios(q, p))
     assert law_error(TokenVerifier(), 3, 3, 0, zeros=False) > 1e-3
 
 

@@ -60,6 +60,11 @@ class _DraftShapeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """DRAFT_SHAPE_CHAIN: each candidate hangs behind the one before it. Every rule takes it."""
     DRAFT_SHAPE_TREE: _DraftShape.ValueType  # 2
     """DRAFT_SHAPE_TREE: any tree."""
+    DRAFT_SHAPE_IID_CHAINS: _DraftShape.ValueType  # 3
+    """DRAFT_SHAPE_IID_CHAINS: several chains, each drawn by itself, whose common beginnings are
+    one path: the draws at a place share its row, there are as many of them as chains reach it,
+    and siblings are not distinct. A rule for trees takes them too.
+    """
 
 class DraftShape(_DraftShape, metaclass=_DraftShapeEnumTypeWrapper):
     """DraftShape says which drafts a drafter makes, or a rule takes."""
@@ -70,6 +75,11 @@ DRAFT_SHAPE_CHAIN: DraftShape.ValueType  # 1
 """DRAFT_SHAPE_CHAIN: each candidate hangs behind the one before it. Every rule takes it."""
 DRAFT_SHAPE_TREE: DraftShape.ValueType  # 2
 """DRAFT_SHAPE_TREE: any tree."""
+DRAFT_SHAPE_IID_CHAINS: DraftShape.ValueType  # 3
+"""DRAFT_SHAPE_IID_CHAINS: several chains, each drawn by itself, whose common beginnings are
+one path: the draws at a place share its row, there are as many of them as chains reach it,
+and siblings are not distinct. A rule for trees takes them too.
+"""
 Global___DraftShape: typing_extensions.TypeAlias = DraftShape
 
 @typing.final
@@ -197,7 +207,8 @@ class Draft(google.protobuf.message.Message):
     DISTINCT_SIBLINGS_FIELD_NUMBER: builtins.int
     distinct_siblings: builtins.bool
     """distinct_siblings: a candidate's distribution is its row without the tokens of its
-    earlier siblings. UNIMPLEMENTED for now.
+    earlier siblings, renormalised: siblings are drawn without replacement. It was drawn by the
+    integer sums of what was left.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -210,13 +221,16 @@ class Draft(google.protobuf.message.Message):
     @property
     def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """parents makes the draft a tree: parents[i] is the place that candidate i hangs at, at
-        most i. Empty means a chain (parents[i] = i). A tree is UNIMPLEMENTED for now.
+        most i. Empty means a chain (parents[i] = i). No path is deeper than the step's gamma.
+
+        A twin repeats the token of an earlier sibling, as independent draws do. It is a draw of its
+        own, and accepting it leads to the first one's place: nothing hangs behind a twin.
         """
 
     @property
     def row_of(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """row_of is the row of each candidate, where several share one; each row has to be named.
-        Empty means that candidate i has row i. Rows that are shared are UNIMPLEMENTED for now.
+        A certain row has one token. Empty means that candidate i has row i.
         """
 
     def __init__(
@@ -295,6 +309,7 @@ class ModelInfo(google.protobuf.message.Message):
     MAX_LENGTH_FIELD_NUMBER: builtins.int
     MAX_GAMMA_FIELD_NUMBER: builtins.int
     MAX_SEQUENCES_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
@@ -326,6 +341,10 @@ class ModelInfo(google.protobuf.message.Message):
     max_sequences: builtins.int
     """max_sequences is the most sequences that may be open at once; one more
     waits for a moment, then gets RESOURCE_EXHAUSTED.
+    """
+    max_nodes: builtins.int
+    """max_nodes is the most candidates of a draft, that a target decides as a tree, or that a
+    drafter makes of one; 0 where its drafts are chains.
     """
     dtype: builtins.str
     """dtype of the weights and the forward pass ("float32", "bfloat16", ...), now: a drafter's
@@ -370,6 +389,7 @@ class ModelInfo(google.protobuf.message.Message):
         max_length: builtins.int = ...,
         max_gamma: builtins.int = ...,
         max_sequences: builtins.int = ...,
+        max_nodes: builtins.int = ...,
         dtype: builtins.str = ...,
         device: builtins.str = ...,
         parameters: builtins.int = ...,
@@ -379,7 +399,7 @@ class ModelInfo(google.protobuf.message.Message):
         fingerprint: builtins.str = ...,
         zone: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -160,6 +160,7 @@ class DraftStep(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     NEW_TOKEN_IDS_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the draft; larger than every round before on this sequence. Each
     random number of the draft is keyed by it.
@@ -169,9 +170,13 @@ class DraftStep(google.protobuf.message.Message):
     after the last step, before new_token_ids. A mismatch is FAILED_PRECONDITION.
     """
     gamma: builtins.int
-    """gamma is the most tokens to draft, 1..max_gamma, and no more than the new
+    """gamma is the longest path to draft, 1..max_gamma, and no more than the new
     tokens leave of max_new_tokens. A drafter may draft fewer, also none, for any reason
     but the tokens that it would leave out (see Draft).
+    """
+    max_nodes: builtins.int
+    """max_nodes is the most tokens to draft in all, at most ModelInfo's; of a tree, whose longest
+    path gamma bounds. 0: as many as gamma.
     """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -187,8 +192,9 @@ class DraftStep(google.protobuf.message.Message):
         position: builtins.int = ...,
         new_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         gamma: builtins.int = ...,
+        max_nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
 
 Global___DraftStep: typing_extensions.TypeAlias = DraftStep
 

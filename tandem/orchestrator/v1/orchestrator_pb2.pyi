@@ -202,6 +202,7 @@ class Speculation(google.protobuf.message.Message):
 
     VERIFIER_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     verifier: builtins.str
     """verifier is one of GetModelInfoResponse.verifiers. Default: the orchestrator's
     setting ("block").
@@ -211,16 +212,24 @@ class Speculation(google.protobuf.message.Message):
     plainly, without a drafter. A round drafts less where less is left of
     max_new_tokens. Default: the orchestrator's setting (4).
     """
+    max_nodes: builtins.int
+    """max_nodes is the most tokens drafted in a round where the drafter makes trees, whose paths
+    gamma then bounds: 1..max_nodes of GetModelInfoResponse. INVALID_ARGUMENT where it makes
+    chains. Default: the orchestrator's setting (16).
+    """
     def __init__(
         self,
         *,
         verifier: builtins.str | None = ...,
         gamma: builtins.int | None = ...,
+        max_nodes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_gamma", b"_gamma", "_verifier", b"_verifier", "gamma", b"gamma", "verifier", b"verifier"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_gamma", b"_gamma", "_verifier", b"_verifier", "gamma", b"gamma", "verifier", b"verifier"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_gamma", b"_gamma", "_max_nodes", b"_max_nodes", "_verifier", b"_verifier", "gamma", b"gamma", "max_nodes", b"max_nodes", "verifier", b"verifier"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_gamma", b"_gamma", "_max_nodes", b"_max_nodes", "_verifier", b"_verifier", "gamma", b"gamma", "max_nodes", b"max_nodes", "verifier", b"verifier"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gamma", b"_gamma"]) -> typing.Literal["gamma"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_nodes", b"_max_nodes"]) -> typing.Literal["max_nodes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_verifier", b"_verifier"]) -> typing.Literal["verifier"] | None: ...
 
@@ -370,10 +379,13 @@ class Round(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     TOKENS_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round number; the first is the token from the target's prefill."""
     gamma: builtins.int
-    """gamma is the number of tokens that were drafted."""
+    """gamma is the length of the draft, of a tree its longest path."""
+    nodes: builtins.int
+    """nodes is the number of tokens that were drafted: gamma on a chain."""
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Token]:
         """tokens emitted, in order: the accepted ones, then the correction or bonus. Cut
@@ -386,8 +398,9 @@ class Round(google.protobuf.message.Message):
         round: builtins.int = ...,
         tokens: collections.abc.Iterable[Global___Token] | None = ...,
         gamma: builtins.int = ...,
+        nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
 
 Global___Round: typing_extensions.TypeAlias = Round
 
@@ -411,6 +424,7 @@ class Summary(google.protobuf.message.Message):
     OVERLAP_SUM_FIELD_NUMBER: builtins.int
     OVERLAP_POSITIONS_FIELD_NUMBER: builtins.int
     GAMMAS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
     DRAFT_BYTES_FIELD_NUMBER: builtins.int
     DRAFTER_LOST_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
@@ -441,7 +455,7 @@ class Summary(google.protobuf.message.Message):
     """acceptance_rate is accepted_tokens / drafted_tokens. 0 without a draft."""
     overlap_sum: builtins.float
     """overlap_sum adds up Σ_x min(p, q) over the drafted positions whose context was
-    emitted: up to and including the first correction of each round.
+    emitted: up to and including the first correction of each round; of siblings the first.
     """
     overlap_positions: builtins.int
     """overlap_positions is how many positions overlap_sum adds up."""
@@ -460,6 +474,10 @@ class Summary(google.protobuf.message.Message):
     @property
     def gammas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """gammas is each round's draft length, prefill (0) first."""
+
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """nodes is the number of tokens that each round drafted, prefill (0) first: as gammas on chains."""
 
     @property
     def stages(self) -> Global___Stages:
@@ -488,13 +506,14 @@ class Summary(google.protobuf.message.Message):
         overlap_sum: builtins.float = ...,
         overlap_positions: builtins.int = ...,
         gammas: collections.abc.Iterable[builtins.int] | None = ...,
+        nodes: collections.abc.Iterable[builtins.int] | None = ...,
         draft_bytes: builtins.int = ...,
         drafter_lost: builtins.bool = ...,
         stages: Global___Stages | None = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 
@@ -681,6 +700,8 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     DEFAULT_GAMMA_FIELD_NUMBER: builtins.int
     MAX_GAMMA_FIELD_NUMBER: builtins.int
     ACTIVE_REQUESTS_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    DEFAULT_NODES_FIELD_NUMBER: builtins.int
     default_verifier: builtins.str
     """default_verifier where a request names none."""
     default_gamma: builtins.int
@@ -689,6 +710,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """max_gamma that a request may name."""
     active_requests: builtins.int
     """active_requests is the number of texts being generated now."""
+    max_nodes: builtins.int
+    """max_nodes that a request may name; 0 where drafts are chains."""
+    default_nodes: builtins.int
+    """default_nodes where a request names no max_nodes."""
     @property
     def target(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """target model."""
@@ -711,8 +736,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         default_gamma: builtins.int = ...,
         max_gamma: builtins.int = ...,
         active_requests: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        default_nodes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

@@ -105,6 +105,7 @@ class OpenSequence(google.protobuf.message.Message):
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -127,6 +128,11 @@ class OpenSequence(google.protobuf.message.Message):
     """fingerprint of the target that the caller counts on: ModelInfo's. A target with another one
     refuses, since its texts would follow another law: who listens at an address may have
     changed since it was asked. Empty: not compared.
+    """
+    max_nodes: builtins.int
+    """max_nodes is the most candidates of a draft, at most the target's own max_nodes. Room for
+    them is set aside. 0: every draft is a chain, of which max_new_tokens leaves room for all.
+    INVALID_ARGUMENT with a verifier that takes chains alone.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -156,9 +162,10 @@ class OpenSequence(google.protobuf.message.Message):
         gamma: builtins.int = ...,
         max_new_tokens: builtins.int = ...,
         fingerprint: builtins.str = ...,
+        max_nodes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

@@ -76,7 +76,6 @@ class TargetServiceServicer:
         message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
-        UNIMPLEMENTED        a draft that is no chain of a row a token. Send a chain.
         RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
         free in time; too many streams have no sequence; or a message
         is larger than max_message_bytes. Try another target, or later.

@@ -1,0 +1,74 @@
+"""Which tree is worth drawing, chosen before anything is drawn."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Places of a tree, level by level.
+
+    Attributes:
+        levels: for each depth, of each node the number of its parent in the level above, 0 in
+            the first one; ascending, so siblings stand together.
+    """
+
+    levels: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        """Nodes."""
+        return sum(map(len, self.levels))
+
+    def counts(self, depth: int) -> dict[int, int]:
+        """Of a level's parents, how many children each has."""
+        found: dict[int, int] = {}
+        for parent in self.levels[depth]:
+            found[parent] = found.get(parent, 0) + 1
+        return found
+
+
+def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
+    """The tree of the nodes that are likeliest to be kept.
+
+    A node of sibling rank k is kept with `acceptance[k]` where its parent is, so the expected
+    number of kept tokens is the sum over nodes of the products on their paths. Where acceptance
+    falls with the rank, the likeliest nodes form a tree, and no other tree of their number is
+    expected to keep more (Sequoia's programme, arXiv 2402.12374, finds the same).
+
+    Args:
+        acceptance: by sibling rank, falling; later ranks have none.
+        depth: of the longest path.
+        nodes: at most so many.
+    """
+    # (chance that it is not kept ..., order, parent, rank, depth), the likeliest first.
+    waiting = [(-acceptance[0], 0, -1, 0, 1)] if acceptance else []
+    chosen: list[tuple[int, int]] = []
+    order = 0
+    while waiting and len(chosen) < nodes:
+        negative, _, parent, rank, level = heapq.heappop(waiting)
+        node = len(chosen)
+        chosen.append((parent, level))
+        of_parent = -negative / acceptance[rank]
+        for chance, place, next_rank, next_level in (
+            (of_parent * acceptance[rank + 1] if rank + 1 < len(acceptance) else 0.0,
+             parent, rank + 1, level),
+            (-negative * acceptance[0] if level < depth else 0.0, node, 0, level + 1),
+        ):  # fmt: skip
+            if chance > 0:
+                order += 1
+                heapq.heappush(waiting, (-chance, order, place, next_rank, next_level))
+    return _by_level(chosen)
+
+
+def _by_level(chosen: Sequence[tuple[int, int]]) -> TreeShape:
+    levels: list[tuple[int, ...]] = []
+    number = {-1: 0}
+    for level in range(1, max((depth for _, depth in chosen), default=0) + 1):
+        nodes = [(number[parent], node) for node, (parent, at) in enumerate(chosen) if at == level]
+        nodes.sort()
+        number |= {node: place for place, (_, node) in enumerate(nodes)}
+        levels.append(tuple(parent for parent, _ in nodes))
+    return TreeShape(tuple(levels))

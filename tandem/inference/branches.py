@@ -1,0 +1,71 @@
+"""Branch rows of a sequence: a tree whose root is the trunk's end. Host only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Rows that lie behind a trunk in memory, numbered from 1 in the order in which they were fed.
+
+    Attributes:
+        parents: of each row: 0 for the trunk's end, else the number of an earlier row.
+        depths: of each row; 1 for a child of the trunk's end. So much behind the trunk's last
+            token is its position in its text.
+    """
+
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest row; 0 without any."""
+        return max(self.depths, default=0)
+
+    @cached_property
+    def in_line(self) -> bool:
+        """Whether each row is the child of the one before: a chain, whose order in memory is the
+        order of its text."""
+        return self.parents == tuple(range(len(self)))
+
+    def grown(self, parents: Sequence[int]) -> Branches:
+        """With further rows.
+
+        Raises:
+            ValueError: a parent is no earlier row.
+        """
+        depths = list(self.depths)
+        for parent in parents:
+            if not 0 <= parent <= len(depths):
+                raise ValueError(f"a parent {parent} behind {len(depths)} branch rows")
+            depths.append(1 + (depths[parent - 1] if parent else 0))
+        return Branches((*self.parents, *parents), tuple(depths))
+
+    def check_path(self, path: Sequence[int]) -> None:
+        """Raises ValueError unless each row of a path is the child of the one before, and the
+        first one of the trunk's end."""
+        before = 0
+        for row in path:
+            if not 0 < row <= len(self) or self.parents[row - 1] != before:
+                raise ValueError(f"row {row} is no child of row {before}")
+            before = row
+
+    @cached_property
+    def sees(self) -> np.ndarray:
+        """[n, n] bool, whether a row sees another one: its ancestors and itself, nothing else."""
+        found = np.eye(len(self), dtype=bool)
+        for row, parent in enumerate(self.parents):
+            if parent:
+                found[row] |= found[parent - 1]
+        return found
+
+
+NO_BRANCHES = Branches()

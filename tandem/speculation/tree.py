@@ -1,0 +1,164 @@
+"""How the nodes of drafts hang together, laid out for rules that decide a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Nodes that are judged together: one at each of some places, all of one rank.
+
+    Attributes:
+        batch: [n] int64, whose draft each is of.
+        node: [n] int64, in its draft.
+        place: [n] int64 that it hangs at.
+        before: [n] int64, of its sibling of the next lower rank: where it is in that rank's
+            `Siblings`. Empty for rank 0.
+        earlier: [n, rank] int64, its earlier siblings, in order.
+    """
+
+    batch: Tensor
+    node: Tensor
+    place: Tensor
+    before: Tensor
+    earlier: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Trees of a batch of drafts. Place 0 is the root, place i + 1 is behind node i.
+
+    Attributes:
+        parents: [B, N] int64, the place that a node hangs at; 0 for padding.
+        home: [B, N] int64, the place that a kept node leads to: its own, or for a twin, which
+            repeats an earlier sibling's token, the first one's.
+        depth: [B, N+1] int64 of the places.
+        children: [B, N+1, C] int64, nodes at each place in the order they were drawn; -1 behind
+            them.
+        order: [B, N] int64, place of a node in a walk that comes to children before their
+            parents and to siblings in their order; N for padding.
+        levels: for each depth of places, for each rank of siblings, the nodes.
+    """
+
+    parents: Tensor
+    home: Tensor
+    depth: Tensor
+    children: Tensor
+    order: Tensor
+    levels: Sequence[Sequence[Siblings]]
+
+    @classmethod
+    def of(
+        cls,
+        parents: Sequence[Sequence[int]],
+        token_ids: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+    ) -> Tree:
+        """Lay out a batch; `parents` and `token_ids` have one entry a node of each draft."""
+        batch, most = len(parents), max((len(one) for one in parents), default=0)
+        walks = [_Walk(one, tokens) for one, tokens in zip(parents, token_ids, strict=True)]
+        widest = max((len(nodes) for walk in walks for nodes in walk.children), default=0)
+        arrays = {
+            "parents": np.zeros((batch, most), np.int64),
+            "home": np.zeros((batch, most), np.int64),
+            "depth": np.zeros((batch, most + 1), np.int64),
+            "children": np.full((batch, most + 1, widest), -1, np.int64),
+            "order": np.full((batch, most), most, np.int64),
+        }
+        for b, (walk, own) in enumerate(zip(walks, parents, strict=True)):
+            count = len(own)
+            arrays["parents"][b, :count] = own
+            arrays["home"][b, :count] = walk.home
+            arrays["depth"][b, : count + 1] = walk.depth
+            arrays["order"][b, :count] = walk.order()
+            for place, nodes in enumerate(walk.children):
+                arrays["children"][b, place, : len(nodes)] = nodes
+        tensors = {name: _sent(array, device) for name, array in arrays.items()}
+        return cls(**tensors, levels=_levels(walks, device))
+
+    @property
+    def paths(self) -> int:
+        """The greatest depth of a place."""
+        return len(self.levels)
+
+
+class _Walk:
+    """One draft's tree on the host."""
+
+    def __init__(self, parents: Sequence[int], token_ids: Sequence[int]) -> None:
+        self.children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+        self.depth = [0]
+        self.home: list[int] = []
+        first: dict[tuple[int, int], int] = {}
+        for node, (place, token_id) in enumerate(zip(parents, token_ids, strict=True)):
+            self.children[place].append(node)
+            self.depth.append(self.depth[place] + 1)
+            self.home.append(first.setdefault((place, token_id), node) + 1)
+
+    def order(self) -> list[int]:
+        """Each node's place in the walk from the leaves."""
+        came: list[int] = [0] * len(self.home)
+        pending, count = [iter(self.children[0])], 0
+        path: list[int] = []
+        while pending:
+            node = next(pending[-1], None)
+            if node is not None:
+                path.append(node)
+                pending.append(iter(self.children[node + 1]))
+                continue
+            pending.pop()
+            if path:
+                came[path.pop()] = count
+                count += 1
+        return came
+
+
+def _levels(walks: Sequence[_Walk], device: torch.device | str) -> list[list[Siblings]]:
+    """The nodes by the depth of their places, then by rank."""
+    found: list[list[list[tuple[int, int, int]]]] = []
+    for b, walk in enumerate(walks):
+        for place, nodes in enumerate(walk.children):
+            for rank, node in enumerate(nodes):
+                while len(found) <= walk.depth[place]:
+                    found.append([])
+                level = found[walk.depth[place]]
+                while len(level) <= rank:
+                    level.append([])
+                level[rank].append((b, node, place))
+    levels: list[list[Siblings]] = []
+    for ranks in found:
+        done: list[Siblings] = []
+        slots: dict[tuple[int, int], int] = {}
+        for rank, triples in enumerate(ranks):
+            before = [slots[draft, place] for draft, _, place in triples] if rank else []
+            slots = {(draft, place): slot for slot, (draft, _, place) in enumerate(triples)}
+            earlier = [walks[draft].children[place][:rank] for draft, _, place in triples]
+            numbers = _sent(np.array(triples, np.int64).T, device)
+            done.append(
+                Siblings(
+                    numbers[0],
+                    numbers[1],
+                    numbers[2],
+                    _sent(np.array(before, np.int64), device),
+                    _sent(np.array(earlier, np.int64).reshape(len(triples), rank), device),
+                )
+            )
+        levels.append(done)
+    return levels
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether each node hangs behind the one before it."""
+    return all(after == before + 1 for before, after in pairwise((-1, *parents)))
+
+
+def _sent(array: npt.NDArray[np.int64], device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -1,0 +1,149 @@
+"""Block verification of the best of several independent chains (GBV, multi-path)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tandem.speculation.nodes import Shape
+from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import Tree
+from tandem.verification.block import BlockVerifier
+from tandem.verification.fused import decide_block
+from tandem.verification.ratios import ratios
+from tandem.verification.tree import Nodes, TreeRule, excess_or
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One path of each tree, and Algorithm 2 of arXiv 2403.10444 along it.
+
+    Attributes:
+        nodes: the batch.
+        h: [B, N]; 0 off the path.
+        joint: [B, N+1], the chance ω that a path up to a place brings with it.
+        rows: [B, D, V], at each depth the law of the path's next token.
+    """
+
+    nodes: Nodes
+    h: Tensor
+    joint: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> Judged:
+        """From the root to the child of the largest p / q, while there are children."""
+        batch = len(nodes.tokens)
+        each = torch.arange(batch, device=nodes.p.device)
+        place = torch.zeros(batch, dtype=torch.int64, device=nodes.p.device)
+        h = nodes.p.new_zeros(nodes.tokens.shape)
+        joint = nodes.p.new_ones(nodes.p.shape[:2])
+        rows = []
+        last = place  # the node before, which is judged where its place is left
+        for depth in range(nodes.tree.paths):
+            p, omega = nodes.p_at(place), joint[each, place]
+            children = nodes.tree.children[each, place]
+            there = children >= 0
+            on = there.any(1)
+            row, chosen = best_of(p, nodes.q_of_child(place, 0), _tokens(nodes, children), there)
+            rows.append(row)
+            if depth:
+                mass = (omega[:, None] * p).sub_(row).clamp_(min=0).sum(-1)
+                rejected = mass + (1 - omega)
+                h_last = torch.where(rejected <= 0, 1.0, mass / rejected)
+                h[each, last] = torch.where(on, h_last, h[each, last])
+            node = children.gather(1, chosen[:, None])[:, 0].clamp(min=0)
+            token = nodes.tokens[each, node][:, None]
+            step = ratios(p.gather(1, token), row.gather(1, token))[:, 0]
+            arrived = (omega * step).clamp(max=1)
+            behind = nodes.tree.home[each, node]
+            joint[each, behind] = torch.where(on, arrived, joint[each, behind])
+            h[each, node] = torch.where(on, arrived, h[each, node])
+            place, last = torch.where(on, behind, place), torch.where(on, node, last)
+        return cls(nodes, h, joint, torch.stack(rows, 1) if rows else nodes.rows)
+
+    def accept(self) -> Tensor:
+        """On the path h = S / (S + 1 - ω), S = Σ (ω p - row)+; at its end h = ω."""
+        there = self.nodes.tree.order < self.nodes.tree.order.shape[1]
+        return torch.where(there, self.h, 0.0)
+
+    def residual(self, place: Tensor) -> Tensor:
+        """(ω p - row)+, or p where nothing hangs."""
+        nodes = self.nodes
+        p = nodes.p_at(place)
+        if not nodes.tree.paths:
+            return p
+        each = torch.arange(len(place), device=place.device)
+        depth = nodes.tree.depth[each, place].clamp(max=nodes.tree.paths - 1)
+        omega = self.joint[each, place][:, None]
+        law, _ = excess_or((omega * p).sub_(self.rows[each, depth]), p)
+        inner = (nodes.tree.children[each, place] >= 0).any(1, keepdim=True)
+        return torch.where(inner, law, p)
+
+    def carry(self, place: Tensor, next_token: Tensor) -> list[Any]:
+        return [None] * len(place)
+
+
+def _tokens(nodes: Nodes, children: Tensor) -> Tensor:
+    """[B, C] their tokens; whatever where there is none."""
+    return nodes.tokens.gather(1, children.clamp(min=0))
+
+
+def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+    """The law of the draw of largest p / q among K from q, and which of the draws it is.
+
+    A token's chance is c^K - b^K with q's mass ranked below it, b, and up to it, c; as a sum
+    q Σ_j c^j b^(K-1-j), in which nothing cancels.
+
+    Args:
+        p: [B, V].
+        q: [B, V].
+        tokens: [B, C], the draws.
+        there: [B, C], which of them are.
+
+    Returns:
+        [B, V], and [B] the place among the draws.
+    """
+    order = ratios(p, q).argsort(dim=-1, stable=True)
+    rank = order.argsort(-1)
+    upto = q.gather(1, order).cumsum(-1)
+    below = torch.nn.functional.pad(upto[:, :-1], (1, 0))
+    count = there.sum(1, keepdim=True)
+    total, power = torch.ones_like(q), torch.ones_like(q)
+    for draws in range(1, there.shape[1]):
+        power = power * upto
+        total = torch.where(draws < count, total * below + power, total)
+    row = q * total.gather(1, rank)
+    row = row / row.sum(-1, keepdim=True).clamp(min=1e-30)
+    chosen = torch.where(there, rank.gather(1, tokens), -1).argmax(1)
+    return row, chosen
+
+
+class BestPath(TreeRule):
+    """The deepest node that passed; only one path's may."""
+
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged.of(Nodes.of(proposal, target_probs))
+
+    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+        depth = tree.depth[:, 1:] * passed
+        deepest, node = torch.nn.functional.pad(depth, (0, 1)).max(1)
+        home = torch.nn.functional.pad(tree.home, (0, 1)).gather(1, node[:, None])[:, 0]
+        return torch.where(deepest > 0, home, 0)
+
+
+class GbvVerifier(BlockVerifier):
+    """Picks one of several chains by the target's own rows, and decides it as a block.
+
+    Takes independent chains, merged. The path that is picked follows another law than the
+    drafter's, which is known, so that block verification is exact for it. From four chains on it
+    keeps less than `block` on the same tree. A chain alone is decided as `block` does.
+    """
+
+    name = "gbv"
+    takes = Shape.IID_CHAINS
+    fused = staticmethod(decide_block)
+    trees: ClassVar[TreeRule | None] = BestPath()

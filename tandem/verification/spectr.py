@@ -1,0 +1,123 @@
+"""SpecTr's k-SEQ (Sun et al., arXiv 2310.15141, Algorithm 2) on merged independent chains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tandem.speculation.nodes import Shape
+from tandem.speculation.proposal import Proposal
+from tandem.speculation.tree import Tree
+from tandem.verification.fused import decide_token
+from tandem.verification.ratios import ratios
+from tandem.verification.token import TokenVerifier
+from tandem.verification.tree import Nodes, TreeRule, first_passed_child
+
+# Halvings of [1, k]: of float32's 24 bits none is left to gain.
+_HALVINGS = 30
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Each place has a factor.
+
+    Attributes:
+        nodes: the batch.
+        rho: [B, N+1]; 1 where nothing hangs.
+    """
+
+    nodes: Nodes
+    rho: Tensor
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> Judged:
+        rho = nodes.p.new_ones(nodes.p.shape[:2])
+        draws = (nodes.tree.children >= 0).sum(-1)
+        for level in nodes.tree.levels:
+            first = level[0]
+            at = first.batch, first.place
+            rho[at] = factor(nodes.p[at], nodes.q(first), draws[at])
+        return cls(nodes, rho)
+
+    def accept(self) -> Tensor:
+        """h = min(1, p(x) / (ρ q(x))) of each draw."""
+        nodes = self.nodes
+        h = nodes.p.new_zeros(nodes.tokens.shape)
+        for level in nodes.tree.levels:
+            for siblings in level:
+                at = siblings.batch, siblings.place
+                token = nodes.token(siblings)
+                p, q = nodes.p[at].gather(1, token), nodes.q(siblings).gather(1, token)
+                ratio = ratios(p, q)[:, 0] / self.rho[at]
+                h[siblings.batch, siblings.node] = ratio.clamp(max=1)
+        return h
+
+    def residual(self, place: Tensor) -> Tensor:
+        """p - min(p / ρ, q) (1 - (1 - β)^k) / β, where k draws hang at the place."""
+        nodes = self.nodes
+        p = nodes.p_at(place)
+        each = torch.arange(len(place), device=place.device)
+        draws = (nodes.tree.children[each, place] >= 0).sum(-1, keepdim=True)
+        rho = self.rho.gather(1, place[:, None])
+        if not nodes.tree.children.shape[2]:
+            return p
+        common = torch.minimum(p / rho, nodes.q_of_child(place, 0))
+        beta = common.sum(-1, keepdim=True)
+        weights = (p - common * _accepted(beta, draws) / beta.clamp(min=1e-30)).clamp_(min=0)
+        usable = (draws > 0) & (weights.sum(-1, keepdim=True) > 0)
+        return torch.where(usable, weights, p)
+
+    def carry(self, place: Tensor, next_token: Tensor) -> list[Any]:
+        return [None] * len(place)
+
+
+def factor(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
+    """[n]: the least ρ in [1, k] at which k draws accept no more than ρ β, from above.
+
+    A smaller one would make the residual negative and the text wrong; a larger one accepts less.
+
+    Args:
+        p: [n, V].
+        q: [n, V] that all draws at a place come from.
+        draws: [n] int64, k of each place.
+    """
+    low, high = torch.ones_like(p[:, 0]), draws.to(p.dtype)
+    # What rounding may add to a sum must not make a factor look feasible.
+    margin = 1 + 64 * torch.finfo(p.dtype).eps
+    for _ in range(_HALVINGS):
+        rho = (low + high) / 2
+        beta = torch.minimum(p / rho[:, None], q).sum(-1)
+        feasible = _accepted(beta, draws) * margin <= rho * beta
+        low, high = torch.where(feasible, low, rho), torch.where(feasible, rho, high)
+    return high
+
+
+def _accepted(beta: Tensor, draws: Tensor) -> Tensor:
+    """1 - (1 - β)^k, of a β in [0, 1]."""
+    return -torch.expm1(draws * torch.log1p(-beta.clamp(max=1)))
+
+
+class KSeq(TreeRule):
+    """From the root to the first draw that passed, until none did."""
+
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
+        return Judged.of(Nodes.of(proposal, target_probs))
+
+    def stop(self, tree: Tree, passed: Tensor) -> Tensor:
+        return first_passed_child(tree, passed)
+
+
+class SpecTrVerifier(TokenVerifier):
+    """At each place its k draws of one row are each kept with min(1, p / (ρ q)), up to the first.
+
+    Takes independent chains, merged: a repeated draw is a node too. A chain alone is decided as
+    `token` does, which is k-SEQ with k = 1.
+    """
+
+    name = "spectr"
+    takes = Shape.IID_CHAINS
+    fused = staticmethod(decide_token)
+    trees: ClassVar[TreeRule | None] = KSeq()

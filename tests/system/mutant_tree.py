@@ -1,0 +1,10 @@
+"""A target that judges siblings as if there were no others."""
+
+from __future__ import annotations
+
+from target_svc.__main__ import main
+from target_svc.verifiers import VERIFIERS
+from tests.tree_mutants import SPLIT
+
+VERIFIERS["token"] = SPLIT
+main()

@@ -1,0 +1,81 @@
+"""Trees through three processes and real sockets: the law, greedy texts, and their counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tests.exactness import SMALLEST_P, SUPPORTS, Case, count_texts, target_law
+from tests.laws import chi_square_p_value
+from tests.processes import generation, trio
+
+TEXTS = 2_000
+TREE = {"METHOD": "tree", "DRAFT_MASS": "1.0", "ACCEPTANCE": "0.6,0.4,0.3"}
+
+
+@pytest.mark.parametrize("rows", SUPPORTS)
+def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    drafter, target = random_pair
+    law = target_law(target)
+    settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": SUPPORTS[rows], **TREE}
+    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+        for verifier in ("token", "block"):
+            counts = count_texts(services, Case(verifier, 3, rows, 6), range(TEXTS))
+            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
+        services.wait_idle()
+
+
+def test_a_mutant_server_fails(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    drafter, target = random_pair
+    with trio(
+        tmp_path,
+        drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0", **TREE},
+        target={"MODEL": str(target)},
+        target_module="tests.system.mutant_tree",
+    ) as services:
+        counts = count_texts(services, Case("token", 3, "dense", 6), range(TEXTS))
+    assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
+
+
+def test_greedy_texts_and_counts(tmp_path: Path) -> None:
+    """With the embedded pair: what a tree drafts, keeps and says of itself."""
+    prompts = ["import ", "def main(", "class Foo", "for i in ", "return ", "if x", "try:", "# "]
+    with trio(tmp_path, drafter={"METHOD": "tree"}) as services:
+        with grpc.insecure_channel(services.orchestrator.address) as channel:
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+
+            def complete(prompt: str, gamma: int, nodes: int | None, verifier: str) -> pb.Summary:
+                asked = generation(
+                    prompt,
+                    max_new_tokens=48,
+                    temperature=0,
+                    gamma=gamma,
+                    max_nodes=nodes,
+                    verifier=verifier,
+                )
+                reply = stub.Complete(pb.CompleteRequest(generation=asked), timeout=60)
+                texts.append(list(reply.token_ids))
+                return reply.summary
+
+            for prompt in prompts:
+                texts: list[list[int]] = []
+                complete(prompt, 0, None, "block")
+                for verifier in ("token", "block"):
+                    for gamma, nodes in ((4, 16), (3, 6), (2, 2)):
+                        summary = complete(prompt, gamma, nodes, verifier)
+                        assert not summary.drafter_lost
+                        assert max(summary.nodes) <= nodes
+                        assert max(summary.gammas) <= gamma
+                        assert summary.drafted_tokens == sum(summary.nodes)
+                        assert summary.effective.speculation.max_nodes == nodes
+                        assert len(summary.accepted_per_position) <= gamma
+                assert all(text == texts[0] for text in texts[1:]), prompt
+            with pytest.raises(grpc.RpcError, match=r"max_nodes must be 1\.\.16, got 17"):
+                complete("x", 4, 17, "block")
+            with pytest.raises(grpc.RpcError, match="verifier 'greedy_block' is unknown"):
+                complete("x", 4, 8, "greedy_block")
+        services.wait_idle()

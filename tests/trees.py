@@ -1,0 +1,152 @@
+"""Random trees behind random texts, and the plain pass of each of their paths."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.inference.branches import Branches
+from tandem.inference.decoder import Decoder
+from tandem.inference.extents import SequenceCache
+from tandem.inference.feed import Feed
+from tests.architectures import VOCAB_SIZE, Architecture
+from tests.parity import plain
+
+# Less than the depth of some of the trees.
+NARROW = 3
+MOST_NODES = 16
+
+
+@dataclass
+class Tree:
+    """A text, branches behind it, and what follows the path that is kept.
+
+    Attributes:
+        trunk: at least one token.
+        tokens: of the branch rows.
+        parents: of each: 0, or an earlier row, counted from 1.
+        cut: rows that are fed first, with the trunk's last token; the others come in a second feed.
+        path: that is kept.
+        later: tokens behind it.
+    """
+
+    trunk: list[int]
+    tokens: list[int]
+    parents: list[int]
+    cut: int
+    path: list[int]
+    later: list[int]
+
+    @classmethod
+    def random(cls, rng: random.Random, longest: int = 21) -> Tree:
+        nodes = rng.randint(2, MOST_NODES)
+        # Some hang mostly at the row before, and are deep.
+        deep = rng.choice((0.2, 0.6, 0.9))
+        parents = [i if rng.random() < deep else rng.randint(0, i) for i in range(nodes)]
+        path = [rng.randint(1, nodes)]
+        while parents[path[0] - 1]:
+            path.insert(0, parents[path[0] - 1])
+        trunk, later, tokens = (
+            [rng.randrange(VOCAB_SIZE) for _ in range(count)]
+            for count in (rng.randint(1, longest), rng.randint(1, 6), nodes)
+        )
+        path = path[: rng.randint(0, len(path))]
+        return cls(trunk, tokens, parents, rng.randint(1, nodes - 1), path, later)
+
+    def text_to(self, row: int) -> list[int]:
+        """The trunk and the path to a row; 0 for the trunk's end."""
+        if not row:
+            return self.trunk
+        return [*self.text_to(self.parents[row - 1]), self.tokens[row - 1]]
+
+    @property
+    def kept(self) -> list[int]:
+        """The text that goes on."""
+        return [*self.text_to(self.path[-1] if self.path else 0), *self.later]
+
+    def feeds(self, cache: SequenceCache) -> list[Feed]:
+        """The two feeds with branches, behind a prompt of all but the trunk's last token."""
+        cut = self.cut
+        return [
+            Feed(cache, [self.trunk[-1], *self.tokens[:cut]], cut + 1, self.parents[:cut]),
+            Feed(cache, self.tokens[cut:], len(self.tokens) - cut, self.parents[cut:]),
+        ]
+
+
+def narrow(row: Architecture) -> dict[str, int]:
+    """A window that ends within the trees."""
+    return {"sliding_window": NARROW} if row.slides else {}
+
+
+def random_trees(seed: int, longest: int = 21) -> list[Tree]:
+    rng = random.Random(seed)
+    trees = [Tree.random(rng, longest) for _ in range(20)]
+    assert max(Branches().grown(tree.parents).depth for tree in trees) > 2 * NARROW
+    assert max(len(tree.path) for tree in trees) > NARROW
+    return trees
+
+
+@torch.inference_mode()
+def plain_rows(model: PreTrainedModel, trees: Sequence[Tree]) -> list[Tensor]:
+    """Of each tree what `tree_rows` should give: [1 + nodes + later, V], each row the last one of
+    its text's own plain pass."""
+    model, found = plain(model), []
+    for tree in trees:
+        texts = [tree.text_to(row) for row in range(1 + len(tree.tokens))]
+        ends = range(len(tree.kept) - len(tree.later) + 1, len(tree.kept) + 1)
+        texts += [tree.kept[:end] for end in ends]
+        longest = max(map(len, texts))
+        # What stands behind a text's end is not seen by it.
+        batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
+        logits = model(input_ids=batch, use_cache=False).logits
+        found.append(logits[range(len(texts)), [len(text) - 1 for text in texts]])
+    return found
+
+
+@torch.inference_mode()
+def tree_rows(decoder: Decoder, trees: Sequence[Tree]) -> list[Tensor]:
+    """The same from one sequence a tree, all of them together in each pass."""
+    caches = []
+    for tree in trees:
+        nodes = len(tree.tokens)
+        cache = decoder.reserve(len(tree.trunk) + nodes + len(tree.later), nodes)
+        assert cache is not None
+        caches.append(cache)
+    prompts = [
+        Feed(cache, tree.trunk[:-1], 0)
+        for cache, tree in zip(caches, trees, strict=True)
+        if len(tree.trunk) > 1
+    ]
+    if prompts:
+        decoder.forward(prompts)
+    parts: list[list[Tensor]] = [[] for _ in trees]
+    feeds = [tree.feeds(cache) for cache, tree in zip(caches, trees, strict=True)]
+    for nth in range(2):
+        _take(decoder, [own[nth] for own in feeds], parts)
+    for cache, tree in zip(caches, trees, strict=True):
+        cache.keep(tree.path)
+        assert cache.length == len(tree.kept) - len(tree.later)
+    later = [
+        Feed(cache, tree.later, len(tree.later)) for cache, tree in zip(caches, trees, strict=True)
+    ]
+    _take(decoder, later, parts)
+    for cache in caches:
+        decoder.release(cache)
+    return [torch.cat(part) for part in parts]
+
+
+def _take(decoder: Decoder, feeds: Sequence[Feed], parts: Sequence[list[Tensor]]) -> None:
+    logits = torch.split(decoder.forward(feeds), [feed.rows for feed in feeds])
+    for part, rows in zip(parts, logits, strict=True):
+        part.append(rows)
+
+
+def worst_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
+    """The largest difference of a logit."""
+    pairs = zip(expected, found, strict=True)
+    return max(float((theirs - ours).abs().max()) for theirs, ours in pairs)

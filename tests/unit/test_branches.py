@@ -1,0 +1,334 @@
+"""Branches of a sequence: every path of a tree has the logits of its own plain pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from tandem.errors import Unsupported
+from tandem.inference import batch
+from tandem.inference.batch import Packing
+from tandem.inference.branches import NO_BRANCHES, Branches
+from tandem.inference.cache import KVPool
+from tandem.inference.candidates import by_openvino, in_dtype, sharing_weights
+from tandem.inference.decoder import Decoder
+from tandem.inference.extents import SequenceCache
+from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.record import Record
+from tests.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.parity import TOLERANCE, plain_logits
+from tests.tiny import random_llama
+from tests.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
+
+every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
+MISTRAL = next(row for row in SUPPORTED if row.model_type == "mistral")
+GEMMA = next(row for row in SUPPORTED if row.model_type == "gemma2")
+# The scores of Gemma 2 have soft caps, which OpenVINO's attention has not.
+CONVERTED = [row for row in SUPPORTED if row.model_type != "gemma2"]
+
+
+def reserved(decoder: Decoder, capacity: int = 64, nodes: int = 16) -> SequenceCache:
+    cache = decoder.reserve(capacity, nodes)
+    assert cache is not None
+    return cache
+
+
+@every_architecture
+def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Architecture) -> None:
+    model, trees = build(row, **narrow(row)), random_trees(1)
+    expected = plain_rows(model, trees)
+    decoder = Decoder(model, row.name, cache_tokens=1024)
+    assert decoder.takes_trees
+    found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
+    assert worst_of(expected, found) < TOLERANCE
+
+
+@pytest.mark.parametrize("row", CONVERTED, ids=lambda row: row.model_type)
+def test_openvino_gives_them_too_or_leaves_trees_to_torch(row: Architecture) -> None:
+    pytest.importorskip("openvino")
+    model, trees = build(row, **narrow(row)), random_trees(2, 40)
+    expected = plain_rows(model, trees)
+    decoder = Decoder(model, row.name, cache_tokens=2048, engine="openvino", trees=row.slides)
+    assert decoder.engine == "openvino"
+    cache = reserved(decoder)
+    assert isinstance(cache.pool, KVPool) == row.slides
+    decoder.release(cache)
+    found = [rows for group in (trees[:1], trees[1:]) for rows in tree_rows(decoder, group)]
+    assert worst_of(expected, found) < TOLERANCE
+
+
+def test_bfloat16_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By units of their own kernels, where the processor has them."""
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    trees = random_trees(3, 40)
+    expected = plain_rows(build(LLAMA), trees)
+    model = in_dtype(build(LLAMA), torch.bfloat16)
+    rounded = [rows.float() for rows in plain_rows(model, trees)]
+    decoder = Decoder(model, "tiny", cache_tokens=2048, engine="openvino")
+    assert (decoder.engine, decoder.dtype) == ("openvino", "bfloat16")
+    found = [rows.float() for rows in tree_rows(decoder, trees)]
+
+    def error(rows: Sequence[torch.Tensor]) -> float:
+        return float((torch.cat(tuple(rows)) - torch.cat(expected)).abs().mean())
+
+    assert 0 < error(found) < 1.2 * error(rounded)
+
+
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+@torch.inference_mode()
+def test_chains_and_trees_share_a_batch(engine: Any) -> None:
+    """With the logits that each has alone."""
+    pytest.importorskip("openvino")
+    model, trees = build(LLAMA), random_trees(4)[:6]
+    texts = [[(i * n) % 90 for i in range(3, 40)] for n in (3, 5, 7)]
+    expected, chains = plain_rows(model, trees), plain_logits(model, texts)
+    decoder = Decoder(model, "tiny", cache_tokens=1024, engine=engine)
+    caches = [reserved(decoder) for _ in (*texts, *trees)]
+    decoder.forward([Feed(cache, text[:9], 0) for cache, text in zip(caches, texts, strict=False)])
+    behind = list(zip(caches[len(texts) :], trees, strict=True))
+    decoder.forward([Feed(c, tree.trunk[:-1] or [0], 0) for c, tree in behind])
+    for cache, tree in behind:
+        cache.rollback(len(tree.trunk) - 1)
+    for nth, (first, last) in enumerate(((9, 10), (10, 37))):
+        feeds = [Feed(c, text[first:last], 1) for c, text in zip(caches, texts, strict=False)]
+        growing = [tree.feeds(cache)[nth] for cache, tree in behind]
+        logits = decoder.forward([*feeds[:1], *growing, *feeds[1:]])
+        rows = iter(torch.split(logits, [1, *(feed.rows for feed in growing), 1, 1]))
+        ends = [next(rows)]
+        for (_, tree), theirs in zip(behind, expected, strict=True):
+            wanted = theirs[: tree.cut + 1] if not nth else theirs[tree.cut + 1 :]
+            found = next(rows)
+            assert torch.allclose(found, wanted[: len(found)], atol=TOLERANCE)
+        ends += rows
+        for end, chain in zip(ends, chains, strict=True):
+            assert torch.allclose(end[0], chain[last - 1], atol=TOLERANCE)
+
+
+@torch.inference_mode()
+def test_several_drawn_tokens_are_a_level_of_a_tree() -> None:
+    model = build(LLAMA)
+    logits = []
+    for drawn in (True, False):
+        for engine in ("torch", "openvino"):
+            decoder = Decoder(model if engine == "torch" else build(LLAMA), "tiny", engine=engine)
+            model = build(LLAMA)
+            draws = Draws(torch.tensor([8, 4, 6, 10]), None)  # type: ignore[arg-type]
+            levels: list[Any] = [[Drawn(draws, 1), Drawn(draws, 2)], [Drawn(draws, 3)] * 2]
+            levels += [Drawn(draws, 0)]
+            if not drawn:
+                levels = [[4, 6], [10, 10], [8]]
+            cache = reserved(decoder)
+            decoder.forward([Feed(cache, [5, 9, 2], 0)])
+            parents = ((0, 0), (2, 1), (4,))
+            found = [
+                decoder.forward([Feed(cache, level, len(level), hang)])
+                for level, hang in zip(levels, parents, strict=True)
+            ]
+            logits.append(torch.cat(found))
+    for other in logits[1:]:
+        assert torch.allclose(logits[0], other, atol=TOLERANCE)
+
+
+# Host side: what is fed where.
+
+
+def test_rows_are_numbered_since_the_trunk_last_grew() -> None:
+    cache = SequenceCache(KVPool(64), 8, 32, length=5)
+
+    def held() -> list[Any]:
+        return [cache.length, cache.branches.parents, cache.branches.depths, cache.branch_tokens]
+
+    cache.grow([1, 2, 3], (0, 0, 1))
+    cache.grow([4], (3,))
+    assert held() == [5, (0, 0, 1, 3), (1, 1, 2, 3), (1, 2, 3, 4)]
+    cache.grow([7, 8, 9], (0, 0))
+    assert held() == [6, (0, 0), (1, 1), (8, 9)]
+    cache.grow([1])
+    assert held() == [7, (), (), ()]
+    cache.grow([1, 1], (0, 0))
+    cache.rollback(9)
+    assert held() == [7, (), (), ()]
+
+
+def test_positions_are_depths_and_places_are_in_the_order_of_feeds() -> None:
+    cache = SequenceCache(KVPool(64), 8, 32, length=5)
+    cache.grow([1, 2, 3], (0, 0, 1))
+    packing = Packing.of([Feed(cache, [4, 5], 1, (3, 0))])
+    assert packing.positions == [7, 5]
+    assert packing.places == [16, 17]
+    (segment,) = packing.segments
+    assert (segment.count, segment.length, segment.reach) == (2, 10, 8)
+    positions, sees = segment.behind
+    assert positions.tolist() == [5, 5, 6, 7, 5]
+    assert sees.astype(int).tolist() == [[1, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
+    with_trunk = Packing.of([Feed(cache, [4, 5, 6], 1, (0, 0))])
+    assert (with_trunk.positions, with_trunk.places) == ([5, 6, 6], [13, 14, 15])
+    assert with_trunk.segments[0].behind[1].astype(int).tolist() == [
+        [1, 0, 0],
+        [1, 1, 0],
+        [1, 0, 1],
+    ]
+
+
+def test_a_chain_with_parents_is_a_chain() -> None:
+    cache = SequenceCache(KVPool(64), 0, 32, length=5)
+    plain = Packing.of([Feed(cache, [1, 2, 3], 3)])
+    assert Packing.of([Feed(cache, [1, 2, 3], 3, (0, 1))]) == plain
+    cache.grow([1, 2], (0,))
+    later = Packing.of([Feed(cache, [3], 1, (1,))])
+    assert later.segments == [batch.Segment(0, 1, 0, 8)]
+    assert (later.positions, later.places) == ([7], [7])
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "parents"), [([1], (3,)), ([1], (-1,)), ([1, 1], (2, 4)), ([1], (0, 0))]
+)
+def test_a_parent_that_is_no_earlier_row_is_refused(
+    token_ids: list[int], parents: tuple[int, ...]
+) -> None:
+    cache = SequenceCache(KVPool(64), 0, 32, length=5)
+    cache.grow([1, 2], (0, 0))
+    with pytest.raises(ValueError, match="parent"):
+        Packing.of([Feed(cache, token_ids, 0, parents)])
+
+
+def test_branches_do_not_leave_their_extent() -> None:
+    cache = SequenceCache(KVPool(64), 0, 8, length=5)
+    cache.grow([1, 2], (0, 0))
+    Packing.of([Feed(cache, [1], 0, (0,))])
+    with pytest.raises(ValueError, match="9 tokens do not fit an extent of 8"):
+        Packing.of([Feed(cache, [1, 2], 0, (0, 0))])
+
+
+@pytest.mark.parametrize("path", [(3,), (1, 2), (0,), (5,), (2, 4, 3), (-1,), (1, 3, 3)])
+def test_what_is_no_path_is_not_kept(path: tuple[int, ...]) -> None:
+    cache = SequenceCache(KVPool(64), 0, 32, length=5, branches=Branches().grown((0, 0, 1, 2)))
+    with pytest.raises(ValueError, match="is no child of row"):
+        cache.keep(path)
+    assert (cache.length, len(cache.branches)) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "moved"),
+    [
+        ((), None),
+        ((1,), None),
+        ((1, 3), ([1], [11, 13], 12)),
+        ((2, 4, 5, 6), ([], [12, 14, 15, 16], 11)),
+    ],
+)
+def test_at_most_the_kept_path_is_copied(path: tuple[int, ...], moved: Any) -> None:
+    """And it may land where some of it was."""
+    pool = KVPool(40)
+    for layer in range(2):
+        pool.places = torch.arange(40)
+        states = torch.arange(40.0)[None, :, None] + 100 * layer
+        pool.write(layer, states.repeat(2, 1, 3), -states.repeat(2, 1, 4))
+    before = [states.clone() for states in (*pool.keys, *pool.values)]
+    cache = SequenceCache(pool, 4, 20, length=7)
+    cache.grow([0] * 6, (0, 0, 1, 2, 4, 5))
+    cache.keep(path)
+    assert (cache.length, cache.branches) == (7 + len(path), NO_BRANCHES)
+    expected = list(range(40))
+    for i, row in enumerate(path):
+        expected[11 + i] = 10 + row
+    for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
+        assert torch.equal(new, old[:, expected])
+    if moved is None:
+        assert expected == list(range(40))
+
+
+def test_rows_that_are_in_place_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[Any] = []
+    monkeypatch.setattr(KVPool, "move", lambda _, places, first: moves.append((places, first)))
+    for path in ((), (1,), (1, 2), (1, 3, 4), (5,)):
+        cache = SequenceCache(KVPool(64), 4, 32, length=7)
+        cache.grow([0] * 5, (0, 1, 1, 3, 0))
+        cache.keep(path)
+    assert moves == [([13, 14], 12), ([15], 11)]
+
+
+def test_blocks_are_moved_as_well() -> None:
+    pytest.importorskip("openvino")
+    pool: Any = Decoder(build(LLAMA), "tiny", cache_tokens=96, engine="openvino").pool
+    for raw in pool._raw:
+        raw[:] = np.arange(96).reshape(3, 1, 32, 1)
+    cache = SequenceCache(pool, 0, 96, length=60)
+    cache.grow([0] * 10, (0, 0, 2, 3, 4, 5, 6, 7, 8, 9))
+    cache.keep((2, 3, 4, 5, 6, 7, 8, 9, 10))
+    for tensor in pool.tensors:
+        flat = tensor.data.swapaxes(1, 2).reshape(96, -1)
+        expected = [*range(60), *range(61, 70), *range(69, 96)]
+        assert (flat == np.array(expected)[:, None]).all()
+
+
+# The start.
+
+
+def forget_ancestry(patch: pytest.MonkeyPatch) -> None:
+    """Siblings see each other, and a row all before it."""
+    patch.setattr(Branches, "sees", property(lambda self: np.tri(len(self), dtype=bool)))
+
+
+def forget_to_move(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KVPool, "move", lambda *_: None)
+
+
+def positions_by_place(patch: pytest.MonkeyPatch) -> None:
+    right = Branches.grown
+
+    def wrong(self: Branches, parents: Sequence[int]) -> Branches:
+        grown = right(self, parents)
+        return Branches(grown.parents, tuple(range(1, 1 + len(grown))))
+
+    patch.setattr(Branches, "grown", wrong)
+
+
+@pytest.mark.parametrize("mutant", [forget_ancestry, forget_to_move, positions_by_place])
+@torch.inference_mode()
+def test_a_model_whose_branches_are_wrong_is_named_and_serves_chains(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with capture_logs() as logs:
+        decoder = Decoder(build(LLAMA), "tiny")
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert warning["event"] == "no trees are taken, only chains"
+    assert warning["model"] == "LlamaForCausalLM (llama)"
+    assert warning["reason"] == "the branches of a tree differ from plain passes"
+    assert not decoder.takes_trees
+    with pytest.raises(Unsupported, match="takes no trees"):
+        decoder.reserve(32, 4)
+    cache = decoder.reserve(32)
+    assert cache is not None
+    decoder.forward([Feed(cache, [1, 2], 1)])
+    with pytest.raises(ValueError, match="takes no trees"):
+        decoder.forward([Feed(cache, [1, 2], 1, (0, 0))])
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@torch.inference_mode()
+def test_what_takes_trees_stays_at_hand_where_they_are_wanted(trees: bool) -> None:
+    """The first one serves no chain any more when a faster one has come."""
+    pytest.importorskip("openvino")
+
+    model = build(MISTRAL)
+    other = sharing_weights(model)
+    decoder = Decoder(model, "tiny", cache_tokens=64, trees=trees)
+    decoder._succeed(by_openvino(other, Record(other, 1)))
+    assert (decoder.engine, decoder.takes_trees) == ("openvino", trees)
+    chain = decoder.reserve(4)
+    assert chain is not None
+    assert not isinstance(chain.pool, KVPool)
+    if trees:
+        assert isinstance(reserved(decoder, 16).pool, KVPool)
+
+
+def test_a_small_vocabulary_is_enough_for_the_probe() -> None:
+    assert Decoder(random_llama(1), "tiny").takes_trees

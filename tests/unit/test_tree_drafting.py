@@ -1,0 +1,163 @@
+"""Drafts that are trees, by a real decoder: their shape, their numbers, their texts."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tandem.drafting.shape import likeliest
+from tandem.drafting.tree import TreeDrafter
+from tandem.engine.asks import Truncation
+from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import depth_of
+from tandem.speculation.sampling import Sampling
+from tests.tiny import (
+    DrafterEngine,
+    Text,
+    make_drafter,
+    make_target,
+    random_llama,
+    running,
+    speculate,
+)
+
+PROMPT = [1, 2, 3]
+ACCEPTANCE = (0.6, 0.2, 0.1)
+
+
+def expected(acceptance: tuple[float, ...], levels: list[list[int]]) -> float:
+    """Kept tokens of a shape, where sibling ranks are kept with these chances."""
+    total, above = 0.0, [1.0]
+    for level in levels:
+        here = [above[p] * acceptance[level[:i].count(p)] for i, p in enumerate(level)]
+        total, above = total + sum(here), here
+    return total
+
+
+def shapes(nodes: int, depth: int, widest: int) -> list[list[list[int]]]:
+    """Every shape of so many nodes: trees as parents in level order."""
+    found = []
+    for parents in product(range(nodes), repeat=nodes - 1):
+        tree = [-1, *(p - 1 for p in parents)] if nodes > 1 else [-1]
+        if any(parent >= i for i, parent in enumerate(tree)) or tree != sorted(tree):
+            continue
+        levels: list[list[int]] = []
+        place: list[tuple[int, int]] = []
+        for parent in tree:
+            level = place[parent][0] + 1 if parent >= 0 else 0
+            while len(levels) <= level:
+                levels.append([])
+            levels[level].append(place[parent][1] if parent >= 0 else 0)
+            place.append((level, len(levels[level]) - 1))
+        counts = [row.count(p) for row in levels for p in set(row)]
+        if len(levels) <= depth and max(counts) <= widest:
+            found.append(levels)
+    return found
+
+
+@pytest.mark.parametrize("acceptance", [ACCEPTANCE, (0.74, 0.08, 0.035), (0.5, 0.49), (0.3,)])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (3, 2), (4, 4), (5, 2), (5, 3)])
+def test_no_shape_is_expected_to_keep_more(
+    acceptance: tuple[float, ...], nodes: int, depth: int
+) -> None:
+    shape = likeliest(acceptance, depth, nodes)
+    own = expected(acceptance, [list(level) for level in shape.levels])
+    best = max(
+        (expected(acceptance, levels) for levels in shapes(nodes, depth, len(acceptance))),
+        default=0.0,
+    )
+    assert len(shape) <= nodes
+    assert len(shape.levels) <= depth
+    assert own >= best - 1e-12
+
+
+def test_one_sibling_makes_a_chain() -> None:
+    assert likeliest((0.9,), 4, 16).levels == ((0,),) * 4
+
+
+def tree_engine(acceptance: tuple[float, ...] = ACCEPTANCE) -> DrafterEngine:
+    engine = make_drafter(random_llama(2))
+    engine.drafter = TreeDrafter(engine.decoder, Truncation(0.999, 512), acceptance, 16)
+    return engine
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+async def test_greedy_texts_are_the_models_own(rule: str) -> None:
+    target, drafter = make_target(random_llama(1)), tree_engine()
+    async with running(target, drafter):
+        plain = await speculate(None, target, PROMPT, 40)
+        for gamma, nodes in ((4, 4), (3, 6), (4, 12)):
+            text = await speculate(
+                drafter, target, PROMPT, 40, gamma=gamma, max_nodes=nodes, rule=rule
+            )
+            assert text.token_ids == plain.token_ids
+            assert text.accepted > 0
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+async def test_a_tree_of_one_branch_is_the_chain(rule: str) -> None:
+    """The same seed, the same text."""
+    target, drafter, chains = (
+        make_target(random_llama(1)),
+        tree_engine((0.9,)),
+        make_drafter(random_llama(2)),
+    )
+    async with running(target, drafter, chains):
+        for seed in range(5):
+            sampling = Sampling(seed=seed)
+            branch, chain = [
+                await speculate(
+                    engine, target, PROMPT, 30, max_nodes=nodes, rule=rule, sampling=sampling
+                )
+                for engine, nodes in ((drafter, 4), (chains, 0))
+            ]
+            assert branch == chain
+
+
+async def test_a_text_is_the_same_alone_and_beside_others() -> None:
+    target, drafter, chains = (
+        make_target(random_llama(1)),
+        tree_engine(),
+        make_drafter(random_llama(2)),
+    )
+
+    async def text(seed: int, nodes: int) -> Text:
+        engine = drafter if nodes else chains
+        return await speculate(
+            engine, target, PROMPT, 24, max_nodes=nodes, sampling=Sampling(seed=seed)
+        )
+
+    async with running(target, drafter, chains):
+        alone = await text(7, 8)
+        together = await asyncio.gather(text(7, 8), *(text(n, (0, 6, 12)[n % 3]) for n in range(7)))
+        assert together[0] == alone
+
+
+async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = tree_engine()
+    drafts: list[Draft] = []
+    own: Any = drafter.draft
+
+    async def noting(*args: Any) -> Draft:
+        drafts.append(await own(*args))
+        return drafts[-1]
+
+    monkeypatch.setattr(drafter, "draft", noting)
+    target = make_target(random_llama(1))
+    async with running(target, drafter):
+        for seed in range(4):
+            await speculate(
+                drafter, target, PROMPT, 30, gamma=3, max_nodes=9, sampling=Sampling(seed=seed)
+            )
+    assert {len(draft) for draft in drafts} > {9}  # the end of a text leaves less depth
+    for draft in drafts:
+        assert draft.distinct
+        assert depth_of(draft.parents, len(draft)) <= 3
+        siblings = list(zip(draft.places(), draft.token_ids, strict=True))
+        assert len(set(siblings)) == len(siblings)
+        # Siblings share the row that they were drawn from, without their earlier ones.
+        rows = dict(zip(draft.places(), draft.rows_of_nodes(), strict=True))
+        assert [rows[place] for place in draft.places()] == list(draft.rows_of_nodes())
