@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from orchestrator.peers import Decided, Drafted
+from orchestrator.peers import Decided, Drafted, Expected
 from orchestrator.request import Stopping
 from orchestrator.round import EmittedToken, Origin, Round
 from orchestrator.summary import FinishReason
@@ -45,7 +45,12 @@ class Emission:
         return self._stopping.max_new_tokens - self.tally.new_tokens
 
     def commit(
-        self, number: int, emitted: list[int], drafted: Drafted | None, decided: Decided
+        self,
+        number: int,
+        emitted: list[int],
+        drafted: Drafted | None,
+        decided: Decided,
+        expected: Expected | None = None,
     ) -> Round:
         """A round's tokens, with their origins and text."""
         gamma = nodes = 0
@@ -65,7 +70,7 @@ class Emission:
             tokens.append(EmittedToken(token, origin, self._release(token)))
             if self.finish_reason is not None:
                 break
-        return Round(number, tokens, gamma, nodes)
+        return Round(number, tokens, gamma, nodes, expected)
 
     def _release(self, token: int) -> str:
         """The text that a token releases, having seen whether it ends the text."""

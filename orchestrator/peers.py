@@ -47,6 +47,37 @@ class DraftSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a round is expected to bring.
+
+    Attributes:
+        tokens: that it emits.
+        wall_ns: from asking for the draft to the verdict.
+    """
+
+    tokens: float
+    wall_ns: float
+
+    @property
+    def goodput(self) -> float:
+        """Tokens a nanosecond."""
+        return self.tokens / self.wall_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's word on a round.
+
+    Attributes:
+        size: of its draft.
+        expected: of it; None where nothing is estimated.
+    """
+
+    size: DraftSize
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Drafted:
     """A drafter's answer.
 
@@ -172,7 +203,11 @@ class Peers(Protocol):
 class Policy(Protocol):
     """Chooses how much is drafted."""
 
-    def choose(self, left: int) -> DraftSize:
+    @property
+    def begins_drafting(self) -> bool:
+        """Whether a drafter is opened beside the target, or only once a draft is chosen."""
+
+    def choose(self, left: int) -> Choice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from orchestrator.peers import Expected
+
 
 class Origin(Enum):
     """Where a token came from."""
@@ -32,9 +34,11 @@ class Round:
         tokens: emitted.
         gamma: length of its draft, of a tree its longest path.
         nodes: tokens of its draft.
+        expected: of it, where its size was chosen by that.
     """
 
     number: int
     tokens: list[EmittedToken]
     gamma: int
     nodes: int
+    expected: Expected | None = None

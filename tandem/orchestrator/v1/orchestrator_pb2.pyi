@@ -210,12 +210,14 @@ class Speculation(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the number of tokens drafted in a round, 0..max_gamma; 0 decodes
     plainly, without a drafter. A round drafts less where less is left of
-    max_new_tokens. Default: the orchestrator's setting (4).
+    max_new_tokens. Default: the orchestrator's setting (auto: each round's length is the one
+    that is expected to yield the most tokens for its time at the present load, 0 among them; a
+    seed then repeats the law, not the text. greedy_block drafts 4).
     """
     max_nodes: builtins.int
     """max_nodes is the most tokens drafted in a round where the drafter makes trees, whose paths
     gamma then bounds: 1..max_nodes of GetModelInfoResponse. INVALID_ARGUMENT where it makes
-    chains. Default: the orchestrator's setting (16).
+    chains. Default: the orchestrator's setting (auto: chosen with gamma, or for a given one).
     """
     def __init__(
         self,
@@ -380,12 +382,22 @@ class Round(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: builtins.int
+    EXPECTED_WALL_NS_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round number; the first is the token from the target's prefill."""
     gamma: builtins.int
     """gamma is the length of the draft, of a tree its longest path."""
     nodes: builtins.int
     """nodes is the number of tokens that were drafted: gamma on a chain."""
+    expected_tokens: builtins.float
+    """expected_tokens is how many tokens the round was expected to yield, by which its draft's size
+    was chosen. Unset where the size is fixed, or nothing was known yet.
+    """
+    expected_wall_ns: builtins.int
+    """expected_wall_ns is how long it was expected to take, from asking for the draft to the
+    verdict. Set with expected_tokens.
+    """
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Token]:
         """tokens emitted, in order: the accepted ones, then the correction or bonus. Cut
@@ -399,8 +411,15 @@ class Round(google.protobuf.message.Message):
         tokens: collections.abc.Iterable[Global___Token] | None = ...,
         gamma: builtins.int = ...,
         nodes: builtins.int = ...,
+        expected_tokens: builtins.float | None = ...,
+        expected_wall_ns: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns", "gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_tokens", b"_expected_tokens"]) -> typing.Literal["expected_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_wall_ns", b"_expected_wall_ns"]) -> typing.Literal["expected_wall_ns"] | None: ...
 
 Global___Round: typing_extensions.TypeAlias = Round
 
@@ -486,7 +505,8 @@ class Summary(google.protobuf.message.Message):
     @property
     def effective(self) -> Global___Effective:
         """effective settings: the request with every default filled in, seed included. A
-        prompt given as text stays text.
+        prompt given as text stays text; a gamma or max_nodes that was chosen round by round stays
+        unset.
         """
 
     def __init__(
@@ -705,7 +725,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     default_verifier: builtins.str
     """default_verifier where a request names none."""
     default_gamma: builtins.int
-    """default_gamma where a request names none."""
+    """default_gamma where a request names none; unset where it is chosen round by round."""
     max_gamma: builtins.int
     """max_gamma that a request may name."""
     active_requests: builtins.int
@@ -713,7 +733,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     max_nodes: builtins.int
     """max_nodes that a request may name; 0 where drafts are chains."""
     default_nodes: builtins.int
-    """default_nodes where a request names no max_nodes."""
+    """default_nodes where a request names no max_nodes; unset where they are chosen round by round."""
     @property
     def target(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """target model."""
@@ -733,13 +753,17 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         drafter: tandem.common.v1.common_pb2.ModelInfo | None = ...,
         verifiers: collections.abc.Iterable[builtins.str] | None = ...,
         default_verifier: builtins.str = ...,
-        default_gamma: builtins.int = ...,
+        default_gamma: builtins.int | None = ...,
         max_gamma: builtins.int = ...,
         active_requests: builtins.int = ...,
         max_nodes: builtins.int = ...,
-        default_nodes: builtins.int = ...,
+        default_nodes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_default_gamma", b"_default_gamma"]) -> typing.Literal["default_gamma"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_default_nodes", b"_default_nodes"]) -> typing.Literal["default_nodes"] | None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
