@@ -145,7 +145,7 @@ class DraftCall:
         sizes, row_of = rows.sizes, draft.row_of
         if row_of:
             expect("len(draft.row_of)", len(row_of), count, count)
-            expect("max(draft.row_of)", max(row_of), 0, len(sizes) - 1)
+            expect("max(draft.row_of)", max(row_of), 0, (len(sizes) or count) - 1)
         if sizes:
             expect("len(draft.rows.sizes)", len(sizes), 1 if row_of else count, count)
             entries = sum(sizes)

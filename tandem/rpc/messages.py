@@ -89,7 +89,7 @@ def draft_from(
             " a row that no token names"
         )
     token_ids, sizes = list(message.token_ids), list(rows.sizes)
-    if not sizes and not rows.ids and not rows.weights and row_of is None:
+    if not sizes and not rows.ids and not rows.weights:
         sizes = [0] * count
     draft = Draft(
         token_ids,
@@ -113,7 +113,8 @@ def _branches_of(
     message: common_pb2.Draft, count: int
 ) -> tuple[list[int] | None, list[int] | None]:
     """Places and rows of a draft's nodes; None each where they are those of a chain."""
-    parents, row_of, rows = message.parents, message.row_of, len(message.rows.sizes)
+    parents, row_of, sizes = message.parents, message.row_of, message.rows.sizes
+    rows = len(sizes) or count  # unset, each token has one of its own
     if len(parents) not in (0, count):
         raise InvalidRequest(f"draft.parents holds {len(parents)} places for {count} tokens")
     for i, parent in enumerate(parents):

@@ -104,7 +104,7 @@ def accept_more(verdict: target_pb2.Verdict) -> None:
 TARGET_BREACHES: dict[str, tuple[Any, str]] = {
     "round": (on("verdict", add("round", 1)), "verdict.round must be 1, got 2"),
     "position": (on("verdict", add("position", -1)), "verdict.position must be"),
-    "accepted": (on("verdict", accept_more), "verdict.num_accepted must be 0..4"),
+    "accepted": (on("verdict", accept_more), "verdict.num_accepted must be 4, got 9"),
     "token": (on("verdict", add("next_token_id", 100)), "verdict.next_token_id must be 0..99"),
     "overlaps": (on("verdict", lambda v: v.overlaps.append(1.0)), "verdict.overlaps"),
     "first": (on("opened", add("token_id", 100)), "opened.token_id must be 0..99"),
@@ -165,7 +165,7 @@ DRAFTER_BREACHES: dict[str, Any] = {
     "rows of certain tokens": on_draft(lambda draft: setattr(draft.rows, "ids", bytes(4))),
     "weights": on_draft(give_row),
     "tree": on_draft(lambda draft: draft.parents.append(0)),
-    "siblings": on_draft(lambda draft: setattr(draft, "distinct_siblings", True)),
+    "siblings": on_draft(lambda draft: draft.parents.extend([0] * len(draft.token_ids))),
     "more than the target takes": on_draft(grow),
     "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(

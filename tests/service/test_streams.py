@@ -153,8 +153,8 @@ async def test_drafter_refuses(
                 open_verify(),
                 verify_step(draft=common_pb2.Draft(token_ids=[1, 2], parents=[0, 0])),
             ],
-            grpc.StatusCode.UNIMPLEMENTED,
-            "parents",
+            INVALID,
+            "draft.parents: open announced no max_nodes",
         ),
         (
             [open_verify(verifier="greedy_block", gamma=3), verify_step()],

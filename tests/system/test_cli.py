@@ -163,7 +163,7 @@ def test_token_ids_instead_of_a_text(address: str) -> None:
 def test_info(address: str) -> None:
     run = invoke("info")
     assert run.exit_code == 0
-    assert "block, greedy_block, token (default block)" in run.stdout
+    assert "block, gbv, greedy_block, spectr, token (default block)" in run.stdout
 
 
 @pytest.mark.parametrize(
