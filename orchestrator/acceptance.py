@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from orchestrator.peers import Decided, Drafted
 
-# A mean over the last 64 observations is steady to 0.04. One over the last eight notices a drafter
-# that turned bad, or good again, within five: where the two are further apart than chance
-# makes them (0.25 is three of its standard errors), the quick one is believed.
-_STEADY, _QUICK, _APART = 64, 8, 0.25
+# A mean over the last 64 observations is steady to 0.04. One over the last six notices a drafter
+# that turned bad, or good again, within four: where the two are further apart than chance
+# makes them (0.3 is three of its standard errors), the quick one is believed, as if of three.
+_STEADY, _QUICK, _APART, _ANEW = 64, 6, 0.3, 3
 # A text is told from the others once it has observed as much as this; it forgets what is older.
 _OTHERS, _OWN = 16, 32
 # Before anything was seen: of the first of all siblings, of the second, and of later ones.
@@ -37,13 +37,23 @@ class Share:
     def __post_init__(self) -> None:
         self._quick = self.value
 
-    def add(self, observed: float) -> None:
-        """Take an observation in."""
+    def add(self, observed: float) -> bool:
+        """Take an observation in.
+
+        Returns:
+            Whether it has changed since before.
+        """
         self.count = min(self.count + 1, self.steady)
         self.value += (observed - self.value) / min(self.count + 1, self.steady)
         self._quick += (observed - self._quick) / _QUICK
         if self.count >= _QUICK and abs(self._quick - self.value) > _APART:
-            self.value, self.count = self._quick, _QUICK
+            self.value, self.count = self._quick, _ANEW
+            return True
+        return False
+
+    def forget(self) -> None:
+        """What was observed holds no longer."""
+        self.count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +111,9 @@ class Acceptance:
         for depth, node in enumerate(drafted.first_children(decided.place)):
             if depth == _DEEPEST:
                 break
-            self._first[depth].add(min(decided.overlaps[node], 1.0))
+            if self._first[depth].add(min(decided.overlaps[node], 1.0)):
+                for deeper in self._first[depth + 1 :]:  # seldom seen now, and as changed
+                    deeper.forget()
         if drafted.parents is not None:
             for rank, kept in _ranks(drafted.parents, decided.place):
                 self._later[rank - 1].add(float(kept))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from orchestrator.acceptance import Acceptance, Chances
 from orchestrator.goodput import PLAIN, expected_tokens
@@ -17,6 +17,8 @@ _WORTH_IT = 1.03
 _FIRST = 4
 # Trials of drafts that are expected to be worse than this are a waste.
 _HOPELESS = 0.85
+# Ranking takes as long as all else of a round here, and little changes from one to the next.
+_RANK_EVERY = 4
 # A forecast is corrected by what came of it, over so many tokens.
 _FORECAST = 200.0
 
@@ -99,7 +101,7 @@ class Adaptation:
             trial: that it was a part of.
         """
         if trial is None:
-            self.trials.earn(self.load, size, wall_ns)
+            self.trials.earn(self.load, size, self.texts, wall_ns)
         elif trial is self.trials.current:
             self.trials.spend(max(wall_ns - tokens / trial.goodput, 0.0))
 
@@ -114,22 +116,19 @@ class Adaptation:
             return
         worths: dict[DraftSize, float] = {}
         for size in sizes:
-            if size != best and self.trials.stale(load, size, texts):
-                of_size = self.expected(size, chances)
-                assert of_size is not None  # something was seen
+            of_size = self.expected(size, chances)
+            if size != best and of_size is not None:
                 worths[size] = of_size.goodput / of_best.goodput
-        for size in _promising(worths, best):
-            if self.trials.begin(size, load, texts, worths[size], of_best, now):
-                return
-
-
-def _promising(worths: Mapping[DraftSize, float], best: DraftSize) -> list[DraftSize]:
-    """Sizes worth a trial: plain decoding always, and drafts where they might be better."""
-    drafts = sorted((size for size in worths if size != PLAIN), key=worths.__getitem__)[::-1]
-    found = [size for size in drafts if worths[size] > _HOPELESS]
-    if best == PLAIN:  # is the drafter good again?
-        found = found or drafts[:1]
-    return [PLAIN, *found] if PLAIN in worths else found
+        ranked = sorted(worths, key=worths.__getitem__, reverse=True)
+        ranked.sort(key=lambda size: size != PLAIN)  # what nothing may be slower than comes first
+        for size in ranked:
+            worth = worths[size]
+            if (worth > _HOPELESS or size == PLAIN) and self.trials.stale(load, size, texts):
+                if self.trials.begin(size, load, texts, worth, of_best, now):
+                    return
+        if best == PLAIN and ranked:  # is the drafter good again?
+            size = ranked[0]
+            self.trials.begin(size, load, texts, worths[size], of_best, now, sample=True)
 
 
 class AdaptiveSize:
@@ -153,6 +152,9 @@ class AdaptiveSize:
         self._trial: Trial | None = None
         self._began_ns = 0
         self._settled = False
+        self._chances = self._acceptance.chances(self._deepest)
+        self._ranked = -_RANK_EVERY, -1  # in which round, under which load
+        self._rounds = 0
 
     @property
     def begins_drafting(self) -> bool:
@@ -162,11 +164,14 @@ class AdaptiveSize:
 
     def choose(self, left: int) -> Choice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
-        chances = self._rank()
+        if self._ranked[0] + _RANK_EVERY <= self._rounds or self._ranked[1] != self._all.load:
+            self._rank()
+        self._rounds += 1
         everyone, size = self._all, self._best
         trial = everyone.trials.running(everyone.load, everyone.clock())
-        if trial is not None and trial.size not in self._sizes:
-            trial = None
+        if trial is not None and trial is not self._trial:
+            if trial.size not in self._sizes or not trial.join():
+                trial = None
         # What was before a trial, or a text's start, is still in its first round's time.
         self._settled = trial is self._trial if everyone.texts > 1 else self._settled
         self._trial = trial
@@ -175,9 +180,9 @@ class AdaptiveSize:
         gamma = min(size.gamma, left - 1)
         cut = DraftSize(gamma, size.nodes if gamma else 0)
         self._size = size if cut == size else None
-        self._tokens = expected_tokens(cut, chances)
+        self._tokens = expected_tokens(cut, self._chances)
         self._began_ns = everyone.clock()
-        return Choice(cut, everyone.expected(cut, chances))
+        return Choice(cut, everyone.expected(cut, self._chances))
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
@@ -192,20 +197,20 @@ class AdaptiveSize:
         settled, self._settled = self._settled, True
         if size is None:
             return
-        if settled:
+        if settled and (self._trial is None or self._trial.measures):
             times = None if drafted is None else drafted.times
             everyone.times.add(everyone.load, size, wall, times, decided.times)
         everyone.passed(size, wall, self._tokens, self._trial)
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
 
-    def _rank(self) -> Chances:
+    def _rank(self) -> None:
         """Find the best size; it is left only for one that is clearly better."""
-        chances = self._acceptance.chances(self._deepest)
+        self._ranked = self._rounds, self._all.load
+        chances = self._chances = self._acceptance.chances(self._deepest)
         expected = {size: self._all.expected(size, chances) for size in self._sizes}
         goodput = {size: of.goodput for size, of in expected.items() if of is not None}
         if goodput:
             best = max(goodput, key=goodput.__getitem__)
             if goodput[best] > _WORTH_IT * goodput[self._best]:
                 self._best = best
-        return chances

@@ -8,11 +8,14 @@ from orchestrator.peers import DraftSize, Expected
 
 # Rounds of each text in a trial: its first one still meets the others' rounds of before.
 ROUNDS = 4
+# What a drafter is worth is seen by as few texts, and not more often than in so many rounds
+# of each.
+_SAMPLE, _SAMPLE_EVERY = 4, 64
 # What trials may cost, as a share of all time: the sizes that they find pay it back.
-_SHARE = 0.015
-# Nothing is known at the start, so that some trials come at once; after a long quiet time not all
-# that was saved is spent, either.
-_AT_START, _SAVED = 8, 64
+_SHARE = 0.01
+# Nothing is known at the start, so that some trials come at once; behind a long quiet time not
+# everything that was saved is spent. In rounds of each text.
+_AT_START, _SAVED = 8, 16
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait.
 _PATIENCE = 4
 # So long is what was measured believed, in rounds of all texts that are made.
@@ -29,6 +32,8 @@ class Trial:
         left: rounds that are still to be seen.
         until_ns: it ends then in any case.
         goodput: of the best one, in tokens a nanosecond: what it is tried against.
+        places: for texts that have not joined it.
+        measures: whether its times say what the size takes: all texts are in it.
     """
 
     size: DraftSize
@@ -36,6 +41,13 @@ class Trial:
     left: int
     until_ns: int
     goodput: float
+    places: int
+    measures: bool
+
+    def join(self) -> bool:
+        """Take part in it, where there is a place."""
+        self.places -= 1
+        return self.places >= 0
 
 
 class Trials:
@@ -43,24 +55,24 @@ class Trials:
 
     def __init__(self) -> None:
         self.current: Trial | None = None
-        self._allowance: float | None = None
+        # By load, in nanoseconds of a text's time.
+        self._allowance: dict[int, float] = {}
         self._rounds: dict[int, int] = {}
+        self._sampled: dict[int, int] = {}
         self._tried: dict[tuple[int, DraftSize], int] = {}
 
-    def earn(self, load: int, size: DraftSize, wall_ns: float) -> None:
+    def earn(self, load: int, size: DraftSize, texts: int, wall_ns: float) -> None:
         """A round of the chosen size has passed, which says again what it takes."""
-        if self._allowance is None:
-            self._allowance = _AT_START * wall_ns
-        self._allowance = min(self._allowance + _SHARE * wall_ns, _SAVED * wall_ns)
+        saved = self._allowance.get(load, _AT_START * texts * wall_ns) + _SHARE * wall_ns
+        self._allowance[load] = min(saved, _SAVED * texts * wall_ns)
         self._rounds[load] = self._rounds.get(load, 0) + 1
         self._tried[load, size] = self._rounds[load]
 
     def spend(self, lost_ns: float) -> None:
         """A round of a trial has passed, which took so much longer than its tokens are worth."""
         assert self.current is not None
-        assert self._allowance is not None  # there was something to begin it with
         self.current.left -= 1
-        self._allowance -= lost_ns
+        self._allowance[self.current.load] -= lost_ns
 
     def stale(self, load: int, size: DraftSize, texts: int) -> bool:
         """Whether a size has not been tried for long."""
@@ -68,7 +80,15 @@ class Trials:
         return tried is None or self._rounds.get(load, 0) - tried >= _STALE * texts
 
     def begin(
-        self, size: DraftSize, load: int, texts: int, worth: float, best: Expected, now_ns: int
+        self,
+        size: DraftSize,
+        load: int,
+        texts: int,
+        worth: float,
+        best: Expected,
+        now_ns: int,
+        *,
+        sample: bool = False,
     ) -> bool:
         """Begin a trial where there is something left to lose.
 
@@ -79,16 +99,24 @@ class Trials:
             worth: its goodput over the best one's, as it is expected.
             best: of a round of the best size.
             now_ns: the time.
+            sample: whether some texts are enough, for what they see of the drafter.
 
         Returns:
             Whether it was begun.
         """
-        cost = ROUNDS * texts * best.wall_ns * max(1 - worth, 0.0)
-        if self.current is not None or self._allowance is None or cost > self._allowance:
+        joining = min(texts, _SAMPLE) if sample else texts
+        cost = ROUNDS * joining * best.wall_ns * max(1 - worth, 0.0)
+        if self.current is not None or cost > self._allowance.get(load, 0.0):
             return False
-        self._tried[load, size] = self._rounds.get(load, 0)
+        passed = self._rounds.get(load, 0)
+        if sample and passed - self._sampled.get(load, 0) < _SAMPLE_EVERY * texts:
+            return False
+        self._sampled[load] = passed
+        self._tried[load, size] = passed
         until = now_ns + int(_PATIENCE * ROUNDS * best.wall_ns)
-        self.current = Trial(size, load, ROUNDS * texts, until, best.goodput)
+        self.current = Trial(
+            size, load, ROUNDS * joining, until, best.goodput, joining, joining == texts
+        )
         return True
 
     def running(self, load: int, now_ns: int) -> Trial | None:
