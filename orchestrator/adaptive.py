@@ -123,9 +123,11 @@ class Adaptation:
         ranked.sort(key=lambda size: size != PLAIN)  # what nothing may be slower than comes first
         for size in ranked:
             worth = worths[size]
-            if (worth > _HOPELESS or size == PLAIN) and self.trials.stale(load, size, texts):
-                if self.trials.begin(size, load, texts, worth, of_best, now):
-                    return
+            wanted = worth > _HOPELESS or size == PLAIN
+            if not wanted or not self.trials.stale(load, size, texts):
+                continue
+            if self.trials.begin(size, load, texts, worth, of_best, now):
+                return
         if best == PLAIN and ranked:  # is the drafter good again?
             size = ranked[0]
             self.trials.begin(size, load, texts, worths[size], of_best, now, sample=True)
@@ -169,9 +171,9 @@ class AdaptiveSize:
         self._rounds += 1
         everyone, size = self._all, self._best
         trial = everyone.trials.running(everyone.load, everyone.clock())
-        if trial is not None and trial is not self._trial:
-            if trial.size not in self._sizes or not trial.join():
-                trial = None
+        new = trial is not None and trial is not self._trial
+        if trial is not None and new and not (trial.size in self._sizes and trial.join()):
+            trial = None
         # What was before a trial, or a text's start, is still in its first round's time.
         self._settled = trial is self._trial if everyone.texts > 1 else self._settled
         self._trial = trial

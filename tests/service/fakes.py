@@ -206,7 +206,8 @@ async def serve_fakes(
     """Fakes on free ports, and the settings of an orchestrator over them."""
     async with AsyncExitStack() as stack:
         addresses = [(fake, await _serve(stack, fake)) for fake in fakes]
-        peers = {
+        peers: dict[str, Any] = {
+            "gamma": 4,  # so that a seed repeats its text
             "drafters": tuple(at for fake, at in addresses if isinstance(fake, FakeDrafter)),
             "targets": tuple(at for fake, at in addresses if isinstance(fake, FakeTarget)),
         }

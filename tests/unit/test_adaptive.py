@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from tests.worlds import MS, World
 
 # What a trial now and then and the noise of times may cost, of the best fixed size.
 NEARLY = 0.93
-WORLDS = {
+WORLDS: dict[str, dict[str, Any]] = {
     "usual": {},
     "cheap drafts": {"draft_ms": 0.25},
     "dear drafts": {"draft_ms": 3.0},
@@ -67,7 +69,7 @@ def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
     before = len(world.chosen)
     world.run(300)
     later = [size.gamma for size in world.chosen[before:]]
-    changes = sum(one != other for one, other in zip(later, later[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(later))
     assert changes <= 20  # and those are trials, there and back
 
 
