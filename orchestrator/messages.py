@@ -52,7 +52,12 @@ def request_from(message: pb.Generation) -> Request:
 def round_to(round_: Round) -> pb.Round:
     """One round's message."""
     tokens = [
-        pb.Token(id=token.id, origin=_ORIGINS[token.origin], text=token.text)
+        pb.Token(
+            id=token.id,
+            origin=_ORIGINS[token.origin],
+            text=token.text,
+            siblings=token.siblings,
+        )
         for token in round_.tokens
     ]
     message = pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
@@ -75,6 +80,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         drafted_tokens=tally.drafted_tokens,
         accepted_tokens=tally.accepted_tokens,
         accepted_per_position=tally.accepted_per_position,
+        accepted_per_rank=tally.accepted_per_rank,
         block_efficiency=tally.block_efficiency,
         acceptance_rate=tally.acceptance_rate,
         overlap_sum=tally.overlap_sum,

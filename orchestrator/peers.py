@@ -105,6 +105,18 @@ class Drafted:
         """The tokens on the way to a place."""
         return [self.token_ids[at - 1] for at in path_to(self.parents, place)]
 
+    def siblings_to(self, place: int) -> list[tuple[int, int]]:
+        """Of each token on the way to a place: its rank among its siblings, and how many others
+        there were."""
+        if self.parents is None:
+            return [(0, 0)] * place
+        found: list[tuple[int, int]] = []
+        for at in path_to(self.parents, place):
+            above = self.parents[at - 1]
+            siblings = [node + 1 for node, parent in enumerate(self.parents) if parent == above]
+            found.append((siblings.index(at), len(siblings) - 1))
+        return found
+
     def first_children(self, place: int) -> list[int]:
         """On the way to a place and there, the first token that hangs at each, by its number."""
         if self.parents is None:

@@ -18,11 +18,19 @@ class Origin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EmittedToken:
-    """A token, its origin, and the text it released."""
+    """A token.
+
+    Attributes:
+        id: in the target's vocabulary.
+        origin: where it came from.
+        text: that it released.
+        siblings: that were drafted beside it.
+    """
 
     id: int
     origin: Origin
     text: str
+    siblings: int = 0
 
 
 @dataclass(frozen=True, slots=True)

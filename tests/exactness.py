@@ -53,13 +53,13 @@ class Case:
 
     Attributes:
         verifier: rule's name.
-        gamma: draft length.
+        gamma: draft length; None leaves it to the orchestrator.
         rows: key of SUPPORTS.
         nodes: of a tree; 0 for a chain.
     """
 
     verifier: str
-    gamma: int
+    gamma: int | None
     rows: str
     nodes: int = 0
 
@@ -99,7 +99,7 @@ async def _count(
             message = generation(
                 PROMPT,
                 # One token is the prefill's; a draft must not be cut short by the end.
-                max_new_tokens=1 + max(LENGTH - 1, case.gamma),
+                max_new_tokens=1 + max(LENGTH - 1, 8 if case.gamma is None else case.gamma),
                 seed=seed,
                 gamma=case.gamma,
                 verifier=case.verifier,

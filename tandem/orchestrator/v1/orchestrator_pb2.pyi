@@ -353,6 +353,7 @@ class Token(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     ORIGIN_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    SIBLINGS_FIELD_NUMBER: builtins.int
     id: builtins.int
     """id in the target's vocabulary."""
     origin: Global___TokenOrigin.ValueType
@@ -361,14 +362,17 @@ class Token(google.protobuf.message.Message):
     """text that this token released. It may lag behind the ids, while a character is
     incomplete or a stop string possible; the next tokens' text then makes it up.
     """
+    siblings: builtins.int
+    """siblings is, for an accepted token of a tree, how many others were drafted at its place."""
     def __init__(
         self,
         *,
         id: builtins.int = ...,
         origin: Global___TokenOrigin.ValueType = ...,
         text: builtins.str = ...,
+        siblings: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "origin", b"origin", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "origin", b"origin", "siblings", b"siblings", "text", b"text"]) -> None: ...
 
 Global___Token: typing_extensions.TypeAlias = Token
 
@@ -438,6 +442,7 @@ class Summary(google.protobuf.message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_PER_POSITION_FIELD_NUMBER: builtins.int
+    ACCEPTED_PER_RANK_FIELD_NUMBER: builtins.int
     BLOCK_EFFICIENCY_FIELD_NUMBER: builtins.int
     ACCEPTANCE_RATE_FIELD_NUMBER: builtins.int
     OVERLAP_SUM_FIELD_NUMBER: builtins.int
@@ -491,6 +496,12 @@ class Summary(google.protobuf.message.Message):
         """
 
     @property
+    def accepted_per_rank(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """accepted_per_rank counts, for each rank among siblings, how often the token drawn there was
+        kept: of a chain there is the first alone.
+        """
+
+    @property
     def gammas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """gammas is each round's draft length, prefill (0) first."""
 
@@ -521,6 +532,7 @@ class Summary(google.protobuf.message.Message):
         drafted_tokens: builtins.int = ...,
         accepted_tokens: builtins.int = ...,
         accepted_per_position: collections.abc.Iterable[builtins.int] | None = ...,
+        accepted_per_rank: collections.abc.Iterable[builtins.int] | None = ...,
         block_efficiency: builtins.float = ...,
         acceptance_rate: builtins.float = ...,
         overlap_sum: builtins.float = ...,
@@ -533,7 +545,7 @@ class Summary(google.protobuf.message.Message):
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 
