@@ -91,7 +91,9 @@ class Adaptation:
         tokens = expected_tokens(size, chances) * self.forecast(size).factor
         return Expected(max(tokens, 1.0), at.wall(size))
 
-    def passed(self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None) -> None:
+    def passed(
+        self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, settled: bool
+    ) -> None:
         """A round has passed; its trial is charged with what it lost.
 
         Args:
@@ -99,11 +101,13 @@ class Adaptation:
             wall_ns: that it took.
             tokens: that it should yield.
             trial: that it was a part of.
+            settled: whether it was beside rounds of the same size.
         """
         if trial is None:
-            self.trials.earn(self.load, size, self.texts, wall_ns)
+            self.trials.earn(self.load, size, self.texts)
         elif trial is self.trials.current:
-            self.trials.spend(max(wall_ns - tokens / trial.goodput, 0.0))
+            lost = wall_ns / trial.best.wall_ns - tokens / trial.best.tokens
+            self.trials.spend(max(lost, 0.0), settled)
 
     def consider(self, sizes: Sequence[DraftSize], best: DraftSize) -> None:
         """Begin a trial of the most promising size that has not been tried for long."""
@@ -115,22 +119,27 @@ class Adaptation:
         if of_best is None:
             return
         worths: dict[DraftSize, float] = {}
+        walls: dict[DraftSize, float] = {}
         for size in sizes:
             of_size = self.expected(size, chances)
             if size != best and of_size is not None:
                 worths[size] = of_size.goodput / of_best.goodput
+                walls[size] = of_size.wall_ns
         ranked = sorted(worths, key=worths.__getitem__, reverse=True)
         ranked.sort(key=lambda size: size != PLAIN)  # what nothing may be slower than comes first
         for size in ranked:
             worth = worths[size]
             wanted = worth > _HOPELESS or size == PLAIN
-            if not wanted or not self.trials.stale(load, size, texts):
+            seen = self.times.seen(load, size) / texts
+            if not wanted or not self.trials.stale(load, size, texts, seen):
                 continue
-            if self.trials.begin(size, load, texts, worth, of_best, now):
+            if self.trials.begin(size, load, texts, worth, walls[size], of_best, now):
                 return
         if best == PLAIN and ranked:  # is the drafter good again?
             size = ranked[0]
-            self.trials.begin(size, load, texts, worths[size], of_best, now, sample=True)
+            self.trials.begin(
+                size, load, texts, worths[size], walls[size], of_best, now, sample=True
+            )
 
 
 class AdaptiveSize:
@@ -153,7 +162,6 @@ class AdaptiveSize:
         self._tokens = 0.0
         self._trial: Trial | None = None
         self._began_ns = 0
-        self._settled = False
         self._chances = self._acceptance.chances(self._deepest)
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
         self._rounds = 0
@@ -174,8 +182,6 @@ class AdaptiveSize:
         new = trial is not None and trial is not self._trial
         if trial is not None and new and not (trial.size in self._sizes and trial.join()):
             trial = None
-        # What was before a trial, or a text's start, is still in its first round's time.
-        self._settled = trial is self._trial if everyone.texts > 1 else self._settled
         self._trial = trial
         if trial is not None:
             size = trial.size
@@ -196,13 +202,14 @@ class AdaptiveSize:
                 everyone.forecast(size).add(self._tokens, decided.num_accepted + 1)
         elif size is not None:
             size = PLAIN  # no drafter, or none that is open
-        settled, self._settled = self._settled, True
+        # A text's first round may have waited for its drafter's prompt.
+        settled = self._rounds > 1 and self._began_ns >= everyone.trials.settled_ns
         if size is None:
             return
         if settled and (self._trial is None or self._trial.measures):
             times = None if drafted is None else drafted.times
             everyone.times.add(everyone.load, size, wall, times, decided.times)
-        everyone.passed(size, wall, self._tokens, self._trial)
+        everyone.passed(size, wall, self._tokens, self._trial, settled)
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
 

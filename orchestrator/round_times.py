@@ -13,6 +13,8 @@ _LOOKS_BACK = 32
 # A round that takes longer than this many times the mean met something else: a start, a compiler,
 # a client's prompt.
 _OUTLIER = 2.5
+# What was seen more rounds ago than this weighs no more than so many new ones.
+_LONG_AGO, _STALE = 64, 6
 # What a row adds to a pass whose time nobody has measured with more or fewer rows.
 _ROW = 0.02
 
@@ -45,6 +47,17 @@ class Load:
     walls: dict[DraftSize, Mean] = field(default_factory=dict)
     draft: Mean = field(default_factory=Mean)
     verify: Mean = field(default_factory=Mean)
+    _rounds: int = 0
+    _last: dict[DraftSize, int] = field(default_factory=dict)
+
+    def add(self, size: DraftSize, wall_ns: float) -> None:
+        """Take a round's time in."""
+        mean = self.walls.setdefault(size, Mean())
+        self._rounds += 1
+        if self._rounds - self._last.get(size, 0) > _LONG_AGO:
+            mean.count = min(mean.count, _STALE)
+        self._last[size] = self._rounds
+        mean.add(wall_ns)
 
     def wall(self, size: DraftSize) -> float:
         """A round's wall time in nanoseconds, measured or by the nearest size that was."""
@@ -81,16 +94,17 @@ class RoundTimes:
             return self._loads[load]
         return self._loads[min(self._loads, key=lambda at: abs(at - load))] if self._loads else None
 
-    def measured(self, load: int, size: DraftSize) -> bool:
-        """Whether rounds of that size were seen under that load."""
-        return load in self._loads and size in self._loads[load].walls
+    def seen(self, load: int, size: DraftSize) -> int:
+        """Rounds of a size that were seen under a load."""
+        at = self._loads.get(load)
+        return at.walls[size].count if at is not None and size in at.walls else 0
 
     def add(
         self, load: int, size: DraftSize, wall_ns: int, draft: StageTimes | None, verify: StageTimes
     ) -> None:
         """Take a round in."""
         at = self._loads.setdefault(load, Load())
-        at.walls.setdefault(size, Mean()).add(wall_ns)
+        at.add(size, wall_ns)
         at.verify.add(verify.forward_ns)
         if draft is not None and size.gamma:
             at.draft.add(draft.forward_ns / size.gamma)

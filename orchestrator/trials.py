@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.peers import DraftSize, Expected
 
-# Rounds of each text in a trial: its first one still meets the others' rounds of before.
+# Rounds of each text in a trial.
 ROUNDS = 4
 # What a drafter is worth is seen by as few texts, and not more often than in so many rounds
 # of each.
@@ -16,10 +16,13 @@ _SHARE = 0.01
 # Nothing is known at the start, so that some trials come at once; behind a long quiet time not
 # everything that was saved is spent. In rounds of each text.
 _AT_START, _SAVED = 8, 16
+# Rounds of before may last so many times as long as expected, and slow those beside them.
+_SETTLES = 2
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait.
 _PATIENCE = 4
-# So long is what was measured believed, in rounds of all texts that are made.
-_STALE = 256
+# A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
+# times this, and the others so long, in rounds of each text.
+_BELIEVED, _STALE = 8, 128
 
 
 @dataclass(slots=True)
@@ -31,18 +34,20 @@ class Trial:
         load: under which.
         left: rounds that are still to be seen.
         until_ns: it ends then in any case.
-        goodput: of the best one, in tokens a nanosecond: what it is tried against.
+        best: of a round of the best size: what it is tried against.
         places: for texts that have not joined it.
         measures: whether its times say what the size takes: all texts are in it.
+        wall_ns: of its rounds, among which others go on behind it.
     """
 
     size: DraftSize
     load: int
     left: int
     until_ns: int
-    goodput: float
+    best: Expected
     places: int
     measures: bool
+    wall_ns: int
 
     def join(self) -> bool:
         """Take part in it, where there is a place."""
@@ -51,33 +56,51 @@ class Trial:
 
 
 class Trials:
-    """One at a time, for all texts together: what a size costs shows where all use it."""
+    """One at a time, for all texts together: what a size costs shows where all use it.
+
+    Attributes:
+        current: the one that goes on, or the last one.
+        settled_ns: rounds that began before this were beside rounds of another size.
+    """
 
     def __init__(self) -> None:
         self.current: Trial | None = None
-        # By load, in nanoseconds of a text's time.
+        self.settled_ns = 0
+        # By load, in rounds.
         self._allowance: dict[int, float] = {}
         self._rounds: dict[int, int] = {}
         self._sampled: dict[int, int] = {}
         self._tried: dict[tuple[int, DraftSize], int] = {}
 
-    def earn(self, load: int, size: DraftSize, texts: int, wall_ns: float) -> None:
+    def earn(self, load: int, size: DraftSize, texts: int) -> None:
         """A round of the chosen size has passed, which says again what it takes."""
-        saved = self._allowance.get(load, _AT_START * texts * wall_ns) + _SHARE * wall_ns
-        self._allowance[load] = min(saved, _SAVED * texts * wall_ns)
+        saved = self._allowance.get(load, _AT_START * texts) + _SHARE
+        self._allowance[load] = min(saved, _SAVED * texts)
         self._rounds[load] = self._rounds.get(load, 0) + 1
         self._tried[load, size] = self._rounds[load]
 
-    def spend(self, lost_ns: float) -> None:
-        """A round of a trial has passed, which took so much longer than its tokens are worth."""
-        assert self.current is not None
-        self.current.left -= 1
-        self._allowance[self.current.load] -= lost_ns
+    def spend(self, lost: float, settled: bool) -> None:
+        """A round of a trial has passed.
 
-    def stale(self, load: int, size: DraftSize, texts: int) -> bool:
-        """Whether a size has not been tried for long."""
-        tried = self._tried.get((load, size))
-        return tried is None or self._rounds.get(load, 0) - tried >= _STALE * texts
+        Args:
+            lost: how much longer it took than its tokens are worth, in rounds of the best size.
+            settled: whether it was beside rounds of the same size.
+        """
+        assert self.current is not None
+        self.current.left -= settled
+        self._allowance[self.current.load] -= lost
+
+    def stale(self, load: int, size: DraftSize, texts: int, seen: float) -> bool:
+        """Whether a size has not been tried for long.
+
+        Args:
+            load: now.
+            size: of a draft.
+            texts: that are being made.
+            seen: rounds of it, for each text.
+        """
+        passed = self._rounds.get(load, 0) - self._tried.get((load, size), 0)
+        return passed >= min(_BELIEVED * seen, _STALE) * texts
 
     def begin(
         self,
@@ -85,6 +108,7 @@ class Trials:
         load: int,
         texts: int,
         worth: float,
+        wall_ns: float,
         best: Expected,
         now_ns: int,
         *,
@@ -97,6 +121,7 @@ class Trials:
             load: now.
             texts: that are being made.
             worth: its goodput over the best one's, as it is expected.
+            wall_ns: of its rounds, likewise.
             best: of a round of the best size.
             now_ns: the time.
             sample: whether some texts are enough, for what they see of the drafter.
@@ -105,7 +130,7 @@ class Trials:
             Whether it was begun.
         """
         joining = min(texts, _SAMPLE) if sample else texts
-        cost = ROUNDS * joining * best.wall_ns * max(1 - worth, 0.0)
+        cost = ROUNDS * joining * max(1 - worth, 0.0)
         if self.current is not None or cost > self._allowance.get(load, 0.0):
             return False
         passed = self._rounds.get(load, 0)
@@ -114,8 +139,17 @@ class Trials:
         self._sampled[load] = passed
         self._tried[load, size] = passed
         until = now_ns + int(_PATIENCE * ROUNDS * best.wall_ns)
+        if texts > 1:
+            self.settled_ns = now_ns + int(_SETTLES * best.wall_ns)
         self.current = Trial(
-            size, load, ROUNDS * joining, until, best.goodput, joining, joining == texts
+            size,
+            load,
+            ROUNDS * joining,
+            until,
+            best,
+            joining,
+            joining == texts,
+            int(wall_ns) if texts > 1 else 0,
         )
         return True
 
@@ -125,5 +159,6 @@ class Trials:
         if trial is not None and (
             trial.left <= 0 or now_ns > trial.until_ns or abs(trial.load - load) > 1
         ):
+            self.settled_ns = now_ns + int(_SETTLES * trial.wall_ns)
             self.current = trial = None
         return trial

@@ -27,6 +27,8 @@ class World:
         acceptance: of each drafted token.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
+        slower: how many times slower everything is, now and then.
+        spell_ms: how long such a spell and the time between two are, at the mean.
     """
 
     draft_ms: float = 0.5
@@ -36,6 +38,8 @@ class World:
     acceptance: float = 0.74
     noise: float = 0.1
     max_gamma: int = 8
+    slower: float = 1.0
+    spell_ms: float = 500.0
     seed: int = 0
     now: int = 0
     tokens: float = 0.0
@@ -46,6 +50,8 @@ class World:
         self.active = 1
         self.all = Adaptation(lambda: self.active, lambda: self.now)
         self._recent: dict[int, DraftSize] = {}
+        self._pace, self._pace_until = 1.0, 0
+        self.busy = 0.0
 
     def wall_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
         """Of a round, where the target's pass holds what others draft as well."""
@@ -73,7 +79,8 @@ class World:
         length: int = 10**9,
         each: Callable[[], None] | None = None,
     ) -> float:
-        """Let texts go on for so many rounds in all; the tokens a millisecond of each.
+        """Let texts go on for so many rounds in all; the tokens of a text in a millisecond in which
+        nothing is slower.
 
         Args:
             rounds: of all texts together.
@@ -82,7 +89,7 @@ class World:
             each: called before each round.
         """
         self.active = texts
-        began, before = self.now, self.tokens
+        began, before = self.busy, self.tokens
         offered = sizes(self.max_gamma, 0, None, None)
         policies = [self.all.policy(offered) for _ in range(texts)]
         made = [0] * texts
@@ -100,12 +107,19 @@ class World:
             self.chosen.append(size)
             self._recent[text] = size
             others = [other for at, other in self._recent.items() if at != text]
-            wall = self.wall_ms(size, others) * self._random.lognormvariate(
-                -(self.noise**2) / 2, self.noise
-            )
+            wall = self.wall_ms(size, others)
+            self.busy += wall
+            wall *= self._now() * self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
             heapq.heappush(ready, (self.now + int(wall * MS), text))
         self._recent.clear()
-        return (self.tokens - before) / max(self.now - began, 1) * MS / texts
+        return (self.tokens - before) / max(self.busy - began, 1e-9)
+
+    def _now(self) -> float:
+        """How many times slower everything is at the moment."""
+        if self.now >= self._pace_until:
+            self._pace = 1.0 if self._pace > 1 else self.slower
+            self._pace_until = self.now + int(self._random.expovariate(1 / self.spell_ms) * MS)
+        return self._pace
 
     def _outcome(
         self, size: DraftSize, others: Sequence[DraftSize]
