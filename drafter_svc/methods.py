@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
@@ -17,6 +18,10 @@ from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import Loaded, admission_limits
 from tandem.settings import MIB
+
+if TYPE_CHECKING:
+    from tandem.engine.asks import Truncation
+    from tandem.inference.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,27 @@ def _load_model(settings: DrafterSettings) -> LoadedDrafter:
 def _load_tree(settings: DrafterSettings) -> LoadedDrafter:
     """Drafts trees by a decoder."""
     from tandem.drafting.tree import TreeDrafter
+
+    def make(decoder: Decoder, truncation: Truncation) -> Drafter:
+        return TreeDrafter(decoder, truncation, settings.acceptance, settings.max_nodes)
+
+    return _load_branching(settings, make, *settings.acceptance)
+
+
+def _load_chains(settings: DrafterSettings) -> LoadedDrafter:
+    """Drafts several chains by a decoder."""
+    from tandem.drafting.chains import ChainsDrafter
+
+    def make(decoder: Decoder, truncation: Truncation) -> Drafter:
+        return ChainsDrafter(decoder, truncation, settings.chains, settings.max_nodes)
+
+    return _load_branching(settings, make, settings.chains)
+
+
+def _load_branching(
+    settings: DrafterSettings, make: Callable[[Decoder, Truncation], Drafter], *law: float
+) -> LoadedDrafter:
+    """Drafts by a decoder that computes branches."""
     from tandem.engine.asks import Truncation
     from tandem.serving.model import engine_over, info_of, load_decoder
 
@@ -59,21 +85,11 @@ def _load_tree(settings: DrafterSettings) -> LoadedDrafter:
             f"TANDEM_DRAFTER_METHOD: the model {decoder.name} cannot compute trees; use model"
         )
     truncation = Truncation(settings.draft_mass, settings.draft_support)
-    info = info_of(
-        decoder,
-        settings,
-        "tree",
-        settings.draft_mass,
-        settings.draft_support,
-        *settings.acceptance,
-    )
+    method = settings.method
+    info = info_of(decoder, settings, method, settings.draft_mass, settings.draft_support, *law)
     info.max_nodes = settings.max_nodes
-    return LoadedDrafter(
-        engine_over(decoder, settings, "drafter-engine"),
-        info,
-        decoder,
-        TreeDrafter(decoder, truncation, settings.acceptance, settings.max_nodes),
-    )
+    engine = engine_over(decoder, settings, "drafter-engine")
+    return LoadedDrafter(engine, info, decoder, make(decoder, truncation))
 
 
 def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
@@ -99,5 +115,6 @@ def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
 METHODS: dict[str, Callable[[DrafterSettings], LoadedDrafter]] = {
     "model": _load_model,
     "tree": _load_tree,
+    "chains": _load_chains,
     "lookup": _load_lookup,
 }

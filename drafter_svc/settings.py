@@ -9,23 +9,35 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from tandem.settings import MOST_NODES, ModelSettings
 
+# SpecTr's table ends at 8; the draws at one place are judged one after the other.
+MOST_CHAINS = 16
+
 
 class DrafterSettings(ModelSettings):
     """Everything that can be set about a drafter."""
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFTER_")
 
-    method: Literal["model", "tree", "lookup"] = Field(
+    method: Literal["model", "tree", "chains", "lookup"] = Field(
         "model",
-        description="model drafts a chain by a small decoder, tree a tree, lookup from the text"
-        " itself",
+        description="model drafts a chain by a small decoder, tree a tree, chains several"
+        " independent chains, lookup from the text itself",
     )
-    max_nodes: int = Field(16, ge=1, le=MOST_NODES, description="tree: most tokens of a draft")
+    max_nodes: int = Field(
+        16, ge=1, le=MOST_NODES, description="tree, chains: most tokens of a draft"
+    )
     acceptance: Annotated[tuple[float, ...], NoDecode] = Field(
         (0.74, 0.08, 0.035),
         min_length=1,
         max_length=16,
         description="tree: how likely the first, second, ... sibling is kept; the shape follows",
+    )
+    chains: int = Field(
+        4,
+        ge=1,
+        le=MOST_CHAINS,
+        description="chains: how many side by side; fewer where the tokens of a draft would not"
+        " suffice for the depth asked for",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

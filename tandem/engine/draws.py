@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decided, Draw, Grown, Host
+from tandem.engine.asks import Decided, Draw, Grown, Host, Tokens
 from tandem.engine.grown import Arrays, grown
 from tandem.engine.host import to_host
 from tandem.inference.feed import Drawn, Draws
@@ -132,6 +132,13 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
         if size < logits.shape[1]:
             logits[row, size:] = -torch.inf
     return logits
+
+
+def tokens_of(asks: Sequence[Tokens]) -> list[list[int]]:
+    """The ids of each ask's tokens."""
+    drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
+    there = dict(zip(drawn, to_host([d.tokens for d in drawn.values()]), strict=True))
+    return [[int(there[id(one.draws)][one.index]) for one in ask.drawn] for ask in asks]
 
 
 def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:

@@ -20,11 +20,12 @@ from tandem.engine.asks import (
     Scored,
     Scorer,
     Take,
+    Tokens,
     Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
-from tandem.engine.draws import drafts_of, draw
+from tandem.engine.draws import drafts_of, draw, tokens_of
 from tandem.engine.job import Job
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
@@ -34,7 +35,7 @@ from tandem.telemetry.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, Host)
+A = TypeVar("A", Decide, Host, Tokens)
 
 
 class Stepper:
@@ -80,6 +81,8 @@ class Stepper:
         while True:
             if deciding := _asking(jobs, Decide):
                 _decide(deciding)
+            elif asking := _asking(jobs, Tokens):
+                _tell(asking)
             elif waiting := _asking(jobs, Host):
                 _bring_home(waiting)
             else:
@@ -175,6 +178,11 @@ def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool]:
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
     for (job, _), answer in zip(asking, decide([ask for _, ask in asking]), strict=True):
+        job.resume(answer)
+
+
+def _tell(asking: Sequence[tuple[Job[Any], Tokens]]) -> None:
+    for (job, _), answer in zip(asking, tokens_of([ask for _, ask in asking]), strict=True):
         job.resume(answer)
 
 
