@@ -20,11 +20,13 @@ class _Held:
 
     Attributes:
         trunk: tokens.
+        behind: branch row of each place that was computed while the last draft grew.
         draft: the last one.
         rows: branch row of each of its nodes that was computed.
     """
 
     trunk: list[int]
+    behind: dict[int, int] = field(default_factory=dict)
     draft: Draft | None = None
     rows: dict[int, int] = field(default_factory=dict)
 
@@ -34,14 +36,19 @@ class Growth:
     """What a round has drawn so far; the tokens are on the device.
 
     Attributes:
+        most: that it may draw.
         drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
         places: that they hang at.
-        rows: branch row of each place that was computed.
     """
 
+    most: int
     drawn: list[Drawn] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
-    rows: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def first(self) -> list[Drawn]:
+        """The draws at the root."""
+        return [one for one, place in zip(self.drawn, self.places, strict=True) if not place]
 
     def add(self, drawn: Sequence[Drawn], behind: Sequence[int], counts: Sequence[int]) -> None:
         """Take in what was drawn behind places, so many at each."""
@@ -80,24 +87,36 @@ class BranchingDrafter(ModelDrafter):
         self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
     ) -> Steps[Draft]:
         """Level by level, each token drawn behind a place that is computed once."""
-        growth = Growth()
         nodes = min(max_nodes or gamma, self.max_nodes)
-        yield from self._grow(sequence, round_, gamma, nodes, growth)
+        growth = Growth(nodes)
+        yield from self.grow(sequence, round_, gamma, nodes, growth)
         grown: Grown = yield Host(growth.drawn, growth.places, distinct=self.distinct)
-        held: _Held = sequence.state
-        held.draft = grown.draft
-        held.rows = {
-            node: growth.rows[draw + 1]
-            for node, draw in enumerate(grown.draws)
-            if draw + 1 in growth.rows
-        }
+        self.hold(sequence, grown)
         return grown.draft
 
     @abstractmethod
-    def _grow(
+    def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
-        """Draw at most so many nodes, at most `gamma` deep; at least one."""
+        """Draw at most so many nodes, at most `gamma` deep; at least one.
+
+        Args:
+            sequence: that they continue.
+            round_: keys the numbers.
+            gamma: tokens of the longest path.
+            nodes: at least 1.
+            growth: grows; what others drew stays as it is.
+        """
+
+    def hold(self, sequence: DraftSequence, grown: Grown) -> None:
+        """Note which nodes of the draft that came of it all are in the cache."""
+        held: _Held = sequence.state
+        held.draft = grown.draft
+        held.rows = {
+            node: held.behind[draw + 1]
+            for node, draw in enumerate(grown.draws)
+            if draw + 1 in held.behind
+        }
 
     def _news(self, sequence: DraftSequence) -> Feed:
         """What was emitted and is not in the trunk yet; its last token's row is the root's."""
@@ -108,8 +127,9 @@ class BranchingDrafter(ModelDrafter):
 
     def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:
         """Drawn nodes, to be computed in one pass behind the places that they hang at."""
-        parents = [growth.rows.get(growth.places[node], 0) for node in nodes]
-        growth.rows |= {node + 1: len(growth.rows) + i for i, node in enumerate(nodes, 1)}
+        held: _Held = sequence.state
+        parents = [held.behind.get(growth.places[node], 0) for node in nodes]
+        held.behind |= {node + 1: len(held.behind) + i for i, node in enumerate(nodes, 1)}
         tokens = [growth.drawn[node] for node in nodes]
         return Feed(cache_of(sequence), tokens, len(nodes), parents)
 
@@ -119,7 +139,7 @@ class BranchingDrafter(ModelDrafter):
         kept = [] if held.draft is None else _path(held.draft, held.rows, emitted[:-1])
         cache_of(sequence).keep([held.rows[node] for node in kept])
         held.trunk += emitted[: len(kept)]
-        held.draft, held.rows = None, {}
+        held.behind, held.draft, held.rows = {}, None, {}
         sequence.token_ids.extend(emitted)
 
 

@@ -30,7 +30,7 @@ class ChainsDrafter(BranchingDrafter):
         super().__init__(scorer, truncation, max_nodes)
         self._chains = chains
 
-    def _grow(
+    def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
         """A level is a draw of every chain; which of them agree is known before the next one."""
@@ -50,7 +50,7 @@ class ChainsDrafter(BranchingDrafter):
                 sequence.numbers,
                 round_,
                 first,
-                chains * gamma,
+                growth.most,
                 counts,
             )
             growth.add(drawn, list(reached), counts)

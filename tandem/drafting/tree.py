@@ -39,11 +39,11 @@ class TreeDrafter(BranchingDrafter):
         self._acceptance = tuple(acceptance)
         self._shapes: dict[tuple[int, int], TreeShape] = {}
 
-    def _grow(
+    def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
         """Level by level; the shape is known before anything is drawn."""
-        shape = self._shape(gamma, nodes)
+        shape = self.shape_within(gamma, nodes)
         feed = self._news(sequence)
         behind = [0]  # the places whose rows the feed gives
         for depth in range(len(shape.levels)):
@@ -58,9 +58,10 @@ class TreeDrafter(BranchingDrafter):
                 sequence.numbers,
                 round_,
                 first,
-                len(shape),
+                growth.most,
                 counts,
                 distinct=True,
+                earlier=growth.first if not depth else (),
             )
             growth.add(drawn, behind, counts)
             if depth + 1 < len(shape.levels):
@@ -68,7 +69,8 @@ class TreeDrafter(BranchingDrafter):
                 behind = [node + 1 for node in inner]
                 feed = self._inner(sequence, inner, growth)
 
-    def _shape(self, gamma: int, nodes: int) -> TreeShape:
+    def shape_within(self, gamma: int, nodes: int) -> TreeShape:
+        """What it draws at most so deep, of at most so many nodes."""
         if (gamma, nodes) not in self._shapes:
             self._shapes[gamma, nodes] = likeliest(self._acceptance, gamma, nodes)
         return self._shapes[gamma, nodes]

@@ -39,12 +39,13 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
     each = [ask for ask in asks for _ in ask.counts]
     logits = _within_vocabulary(each, logits)
     siblings = max(count for ask in asks for count in ask.counts)
+    earlier = _earlier(asks, logits.device)
     if all(ask.sampling.greedy for ask in asks):
-        drawn = _likeliest(logits, siblings)
-    elif siblings == 1:
+        drawn = _likeliest(logits, siblings, earlier)
+    elif siblings == 1 and earlier is None:
         drawn = _singles(each, logits, _digits(asks, 1)[:, 0])
     else:
-        drawn = _siblings(each, logits, _digits(asks, siblings))
+        drawn = _siblings(each, logits, _digits(asks, siblings), earlier)
     return [
         [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
@@ -59,7 +60,24 @@ def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:
         first += len(ask.counts)
 
 
-def _likeliest(logits: Tensor, siblings: int) -> Draws:
+def _earlier(asks: Sequence[Draw], device: torch.device) -> Tensor | None:
+    """[R, E] tokens that each row is drawn without, -1 for padding; None where there are none."""
+    most = max(len(ask.earlier) for ask in asks)
+    if not most:
+        return None
+    values = torch.full((sum(len(ask.counts) for ask in asks), most), -1, device=device)
+    row = 0
+    for ask in asks:
+        for place, one in enumerate(ask.earlier):
+            values[row, place] = one.draws.tokens[one.index]
+        row += len(ask.counts)
+    return values
+
+
+def _likeliest(logits: Tensor, siblings: int, earlier: Tensor | None) -> Draws:
+    if earlier is not None:
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        logits = logits.masked_fill((ids == earlier[..., None]).any(1), -torch.inf)
     certain = Categorical.argmax(logits)
     if siblings == 1:
         return Draws(certain.ids[:, 0], certain, certain=True)
@@ -82,24 +100,34 @@ def _singles(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
     return Draws(drawn.draw(there), drawn)
 
 
-def _siblings(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
-    """Several draws a row, one rank after the other.
+def _siblings(
+    each: Sequence[Draw], logits: Tensor, digits: np.ndarray, earlier: Tensor | None
+) -> Draws:
+    """Several draws a row, one rank after the other; from a row of which nothing is left, a token
+    that was taken.
 
     Args:
         each: the ask of each row.
         logits: [R, V].
         digits: [R, siblings, 2].
+        earlier: [R, E] tokens that were drawn at the row's place before, -1 for padding.
     """
     first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
     rows, siblings = first.rows, digits.shape[1]
     device = rows.weights.device
     there = torch.from_numpy(digits).to(device, non_blocking=True)
     distinct = torch.tensor([[ask.distinct] for ask in each]).to(device, non_blocking=True)
-    tokens, left = [first.tokens], rows.weights
+    # By the integer sums of what is left of the row.
+    left, taken, tokens = rows.weights, first.tokens, [first.tokens]
+    if earlier is not None:
+        left = left.masked_fill((rows.ids[:, None] == earlier[..., None]).any(1), 0)
+        taken = torch.where(earlier[:, 0] >= 0, earlier[:, 0], taken)
+        drawn = torch.where(left.sum(-1) > 0, Categorical(rows.ids, left).draw(there[:, 0]), taken)
+        tokens = [torch.where(earlier[:, 0] >= 0, drawn, first.tokens)]
     for rank in range(1, siblings):
-        # By the integer sums of what is left of the row.
         left = left.masked_fill(distinct & (rows.ids == tokens[-1][:, None]), 0)
-        tokens.append(Categorical(rows.ids, left).draw(there[:, rank]))
+        drawn = Categorical(rows.ids, left).draw(there[:, rank])
+        tokens.append(torch.where(left.sum(-1) > 0, drawn, taken))
     return Draws(torch.stack(tokens, 1).flatten(), rows, siblings)
 
 

@@ -173,7 +173,7 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
 def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool]:
     """What draws have to have in common to be made together."""
     _, ask = drawing
-    return ask.truncation, ask.sampling.greedy and max(ask.counts) > 1
+    return ask.truncation, ask.sampling.greedy and (max(ask.counts) > 1 or bool(ask.earlier))
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
