@@ -112,23 +112,26 @@ def _siblings(
         digits: [R, siblings, 2].
         earlier: [R, E] tokens that were drawn at the row's place before, -1 for padding.
     """
-    first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
-    rows, siblings = first.rows, digits.shape[1]
-    device = rows.weights.device
-    there = torch.from_numpy(digits).to(device, non_blocking=True)
-    distinct = torch.tensor([[ask.distinct] for ask in each]).to(device, non_blocking=True)
-    # By the integer sums of what is left of the row.
-    left, taken, tokens = rows.weights, first.tokens, [first.tokens]
-    if earlier is not None:
-        left = left.masked_fill((rows.ids[:, None] == earlier[..., None]).any(1), 0)
-        taken = torch.where(earlier[:, 0] >= 0, earlier[:, 0], taken)
-        drawn = torch.where(left.sum(-1) > 0, Categorical(rows.ids, left).draw(there[:, 0]), taken)
-        tokens = [torch.where(earlier[:, 0] >= 0, drawn, first.tokens)]
-    for rank in range(1, siblings):
+    there = torch.from_numpy(digits).to(logits.device, non_blocking=True)
+    if earlier is None:
+        first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
+        rows, taken = first.rows, first.tokens
+        left, tokens = rows.weights, [taken]
+    else:
+        truncation = each[0].truncation
+        probs = process(logits, [ask.sampling for ask in each])
+        rows = Categorical.quantize(probs, truncation.mass, truncation.support)
+        # By the integer sums of what is left of the row.
+        left = rows.weights.masked_fill((rows.ids[:, None] == earlier[..., None]).any(1), 0)
+        drawn = Categorical(rows.ids, left).draw(there[:, 0])
+        taken = torch.where(earlier[:, 0] >= 0, earlier[:, 0], drawn)
+        tokens = [torch.where(left.sum(-1) > 0, drawn, taken)]
+    distinct = torch.tensor([[ask.distinct] for ask in each]).to(left.device, non_blocking=True)
+    for rank in range(1, digits.shape[1]):
         left = left.masked_fill(distinct & (rows.ids == tokens[-1][:, None]), 0)
         drawn = Categorical(rows.ids, left).draw(there[:, rank])
         tokens.append(torch.where(left.sum(-1) > 0, drawn, taken))
-    return Draws(torch.stack(tokens, 1).flatten(), rows, siblings)
+    return Draws(torch.stack(tokens, 1).flatten(), rows, digits.shape[1])
 
 
 def _digits(asks: Sequence[Draw], siblings: int) -> np.ndarray:

@@ -170,10 +170,11 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
             drawing[i][0].resume(answer)
 
 
-def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool]:
+def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool, bool]:
     """What draws have to have in common to be made together."""
     _, ask = drawing
-    return ask.truncation, ask.sampling.greedy and (max(ask.counts) > 1 or bool(ask.earlier))
+    earlier = bool(ask.earlier)
+    return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
