@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from drafter_svc.recipe import (
@@ -77,11 +77,4 @@ class DrafterSettings(ModelSettings):
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
-
-    @field_validator("method")
-    @classmethod
-    def _only_one(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("recipe"):
-            raise ValueError("is short for a RECIPE, and that is set too")
         return value
