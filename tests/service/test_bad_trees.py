@@ -143,6 +143,6 @@ def test_rules_are_offered_for_drafts_that_they_take(
 async def test_a_default_rule_that_does_not_take_the_drafts_cannot_start() -> None:
     drafter = FakeDrafter(max_nodes=8)
     drafter.shape = TREE
-    with pytest.raises(StartupError, match="'block' .* does not suit the drafter; use one of"):
+    with pytest.raises(StartupError, match=r"'block' .* does not suit the drafter; use one of"):
         async with orchestrate(drafter, FakeTarget(max_nodes=8)):
             pass
