@@ -19,6 +19,7 @@ from tests.tiny import (
     DrafterEngine,
     Text,
     make_drafter,
+    make_method,
     make_target,
     random_llama,
     running,
@@ -195,23 +196,50 @@ async def test_a_tree_of_one_branch_is_the_chain(rule: str) -> None:
             assert branch == chain
 
 
-async def test_a_text_is_the_same_alone_and_beside_others() -> None:
-    target, drafter, chains = (
+@pytest.mark.parametrize("name", ["tree", "chains", "forest"])
+async def test_a_text_is_the_same_alone_and_beside_others(name: str) -> None:
+    """Beside greedy texts, drafts of other sizes, and chains of another drafter."""
+    target, drafter, model = (
         make_target(random_llama(1)),
-        tree_engine(),
+        make_method(name),
         make_drafter(random_llama(2)),
     )
 
     async def text(seed: int, nodes: int) -> Text:
-        engine = drafter if nodes else chains
-        return await speculate(
-            engine, target, PROMPT, 24, max_nodes=nodes, sampling=Sampling(seed=seed)
-        )
+        sampling = Sampling(seed=seed, temperature=float(seed != 3))
+        engine = drafter if nodes else model
+        return await speculate(engine, target, PROMPT, 24, max_nodes=nodes, sampling=sampling)
 
-    async with running(target, drafter, chains):
+    async with running(target, drafter, model):
         alone = await text(7, 8)
         together = await asyncio.gather(text(7, 8), *(text(n, (0, 6, 12)[n % 3]) for n in range(7)))
         assert together[0] == alone
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+async def test_greedy_texts_of_a_forest_are_the_models_own(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first tokens are the likeliest of each model that the models before it did not draw."""
+    target, drafter = make_target(random_llama(1)), make_method("forest")
+    drafts = noted(drafter, monkeypatch)
+    async with running(target, drafter):
+        plain = await speculate(None, target, PROMPT, 40)
+        text = await speculate(drafter, target, PROMPT, 40, gamma=3, max_nodes=9, rule=rule)
+        assert text.token_ids == plain.token_ids
+        assert text.accepted > 0
+    for draft in drafts:
+        first = [t for t, place in zip(draft.token_ids, draft.places(), strict=True) if not place]
+        assert len(first) == len(set(first)) >= 2 or len(draft) == 1
+        assert draft.sizes == [0] * len(draft.sizes)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "nodes", "shares"), [(3, 9, [6, 3]), (3, 4, [2, 2]), (4, 1, [1, 0]), (1, 16, [3, 1])]
+)
+def test_the_parts_of_a_forest_share_its_nodes(gamma: int, nodes: int, shares: list[int]) -> None:
+    forest: Any = make_method("forest").drafter
+    assert forest._shared(gamma, nodes) == shares
 
 
 async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyPatch) -> None:
