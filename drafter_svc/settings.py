@@ -30,12 +30,13 @@ class DrafterSettings(ModelSettings):
     recipe: str = Field(
         "",
         description="what drafts: a TOML file, or a built-in recipe: model, tree, chains, lookup or"
-        " forest, whose keys are the settings below; empty takes METHOD's",
+        " forest, whose keys are settings; empty takes METHOD's",
     )
-    method: Literal["model", "tree", "chains", "lookup"] = Field(
+    method: Literal["model", "tree", "chains", "forest", "lookup"] = Field(
         "model",
         description="short for the built-in recipe of that name: model drafts a chain by a small"
-        " decoder, tree a tree, chains several independent chains, lookup from the text itself",
+        " decoder, tree a tree, chains several independent chains, forest trees of two decoders,"
+        " lookup from the text itself",
     )
     max_nodes: Nodes = Field(NODES, description="tree, chains, forest: most tokens of a draft")
     acceptance: Annotated[Acceptance, NoDecode] = Field(

@@ -55,7 +55,8 @@ class ChainsDrafter(BranchingDrafter):
             )
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
-                token_ids = yield Tokens(drawn)
+                # A chain alone agrees with nobody, and waits for nothing.
+                token_ids = (yield Tokens(drawn)) if chains > 1 else [0]
                 home: dict[tuple[int, int], int] = {}
                 reached = {}
                 for node, token_id in enumerate(token_ids, first):

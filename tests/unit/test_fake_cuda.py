@@ -259,7 +259,8 @@ def test_a_draft_with_branches_stays_on_the_device(
 
     for drafted in run(stepper, sequences, begin):
         assert len(drafted) > 0
-    assert (host.arrivals, host.devices) == (arrivals, {"cuda"})
+    waits = 1 if mixture == "greedy" else arrivals
+    assert (host.arrivals, host.devices) == (waits, {"cuda"})
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
