@@ -29,6 +29,15 @@ class TreeShape:
             found[parent] = found.get(parent, 0) + 1
         return found
 
+    def parents(self) -> list[int]:
+        """The place that each node hangs at, level by level: 0 the root, i + 1 behind node i."""
+        places, above, first = [], [0], 0
+        for level in self.levels:
+            places += [above[number] for number in level]
+            above = [first + node + 1 for node in range(len(level))]
+            first += len(level)
+        return places
+
 
 def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
     """The tree of the nodes that are likeliest to be kept.
