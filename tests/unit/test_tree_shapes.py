@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from tandem.drafting.shape import best, expected_tokens, likeliest, optimum
+from tandem.drafting.shape import TreeShape, best, expected_tokens, likeliest, optimum
 
 ACCEPTANCE = (0.6, 0.2, 0.1)
 
@@ -96,6 +96,10 @@ def test_the_programme_finds_the_best_where_it_does_not_fall(
 def test_a_node_that_is_never_kept_is_not_drawn() -> None:
     assert len(optimum((0.5, 0.0), 3, 9)) == len(likeliest((0.5, 0.0), 3, 9)) == 3
     assert len(optimum((0.0,), 3, 9)) == 0
+
+
+def test_a_sibling_beyond_the_ranks_counts_for_nothing() -> None:
+    assert expected_tokens(TreeShape(((0, 0), (0, 1))), (0.5,)) == 1.75
 
 
 def test_a_node_hangs_at_its_parents_place() -> None:
