@@ -45,7 +45,7 @@ def test_the_law_is_the_targets(method: str, rows: str, folder: Path, tmp_path: 
     with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
         cases = [Case(verifier, 3, rows, 6, method) for verifier in BRANCHING[method]]
         if (method, rows) == ("tree", "dense"):  # sizes that follow what was seen of other texts
-            cases.append(Case("block", None, rows, method=method))
+            cases.append(Case("block", None, rows, drafter=method))
         for case in cases:
             counts = count_texts(services, case, range(TEXTS))
             assert chi_square_p_value(counts, law) > SMALLEST_P, case

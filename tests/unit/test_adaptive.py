@@ -40,7 +40,7 @@ def test_it_is_nearly_as_fast_as_the_best_size_and_never_slower_than_none(
 
 
 def test_it_drafts_less_the_more_a_row_costs() -> None:
-    """At 32 texts a target that computes fill its rows hardly drafts, and for a single text it does again."""
+    """At 32 texts a target that computes fill its rows drafts little, for one text more."""
     busy = World(row_ms=0.5)
     busy.run(120 * 32, 32, length=80)
     before = len(busy.chosen)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import product
 from typing import Any
 
 import pytest
 
 from tandem.drafting.chains import ChainsDrafter
-from tandem.drafting.shape import likeliest
 from tandem.drafting.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
@@ -28,56 +26,6 @@ from tests.tiny import (
 
 PROMPT = [1, 2, 3]
 ACCEPTANCE = (0.6, 0.2, 0.1)
-
-
-def expected(acceptance: tuple[float, ...], levels: list[list[int]]) -> float:
-    """Kept tokens of a shape, where sibling ranks are kept with these chances."""
-    total, above = 0.0, [1.0]
-    for level in levels:
-        here = [above[p] * acceptance[level[:i].count(p)] for i, p in enumerate(level)]
-        total, above = total + sum(here), here
-    return total
-
-
-def shapes(nodes: int, depth: int, widest: int) -> list[list[list[int]]]:
-    """Every shape of so many nodes: trees as parents in level order."""
-    found = []
-    for parents in product(range(nodes), repeat=nodes - 1):
-        tree = [-1, *(p - 1 for p in parents)] if nodes > 1 else [-1]
-        if any(parent >= i for i, parent in enumerate(tree)) or tree != sorted(tree):
-            continue
-        levels: list[list[int]] = []
-        place: list[tuple[int, int]] = []
-        for parent in tree:
-            level = place[parent][0] + 1 if parent >= 0 else 0
-            while len(levels) <= level:
-                levels.append([])
-            levels[level].append(place[parent][1] if parent >= 0 else 0)
-            place.append((level, len(levels[level]) - 1))
-        counts = [row.count(p) for row in levels for p in set(row)]
-        if len(levels) <= depth and max(counts) <= widest:
-            found.append(levels)
-    return found
-
-
-@pytest.mark.parametrize("acceptance", [ACCEPTANCE, (0.74, 0.08, 0.035), (0.5, 0.49), (0.3,)])
-@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (3, 2), (4, 4), (5, 2), (5, 3)])
-def test_no_shape_is_expected_to_keep_more(
-    acceptance: tuple[float, ...], nodes: int, depth: int
-) -> None:
-    shape = likeliest(acceptance, depth, nodes)
-    own = expected(acceptance, [list(level) for level in shape.levels])
-    best = max(
-        (expected(acceptance, levels) for levels in shapes(nodes, depth, len(acceptance))),
-        default=0.0,
-    )
-    assert len(shape) <= nodes
-    assert len(shape.levels) <= depth
-    assert own >= best - 1e-12
-
-
-def test_one_sibling_makes_a_chain() -> None:
-    assert likeliest((0.9,), 4, 16).levels == ((0,),) * 4
 
 
 def tree_engine(acceptance: tuple[float, ...] = ACCEPTANCE) -> DrafterEngine:
