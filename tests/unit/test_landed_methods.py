@@ -54,7 +54,8 @@ def suited(drafter: Drafter) -> list[Verifier[Any]]:
 @pytest.mark.parametrize("seed", range(len(ACCEPTANCES)))
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
-    enumeration = made(name, seed, zeros=seed > 0)
+    # Where every token may come, a text less long has as many outcomes.
+    enumeration = made(name, seed, zeros=seed > 0, length=LENGTH - (seed == 0))
     rules = suited(enumeration.drafter)
     assert len(rules) >= 2
     for rule in rules:

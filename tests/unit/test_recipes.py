@@ -145,11 +145,12 @@ def test_a_service_tells_its_recipe_without_places(
     assert str(drafter.parent) not in loaded.recipe
     assert loaded.info.max_nodes == 12
     assert loaded.info.parameters == sum(model.parameters for model in loaded.models)  # type: ignore[attr-defined]
-    # Another second model drafts otherwise: no replica.
-    other = written(tmp_path, FOREST.replace("somewhere/second", str(drafter)))
-    assert load(settings.model_copy(update={"recipe": str(other)})).info.fingerprint != (
-        loaded.info.fingerprint
-    )
+    # Other weights of the same name draft otherwise: no replica.
+    other = save_random_llama(tmp_path / second.name, 7)
+    recipe = written(tmp_path, FOREST.replace("somewhere/second", str(other)))
+    another = load(settings.model_copy(update={"recipe": str(recipe)}))
+    assert another.recipe == loaded.recipe
+    assert another.info.fingerprint != loaded.info.fingerprint
 
 
 def test_models_of_different_vocabularies_do_not_make_a_forest(
