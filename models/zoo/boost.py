@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -26,7 +27,7 @@ from models.train import ALLOCATOR, scaled
 
 STAGES = [
     Stage("search", steps=1200, rows=8, length=256, start=0.6, end=0.6),
-    Stage("decay", steps=1800, rows=8, length=256, start=0.6, end=0.0),
+    Stage("decay", steps=1000, rows=8, length=256, start=0.6, end=0.0),
 ]
 SAMPLE_BATCHES = 3
 # A second path of depth 4 earns c (1 + β + β² + β³): c is the share that its first token covers, β
@@ -83,7 +84,7 @@ def stream(folder: Path, cache: Path) -> corpus.Tokens:
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
     """The pair's own."""
-    return PreTrainedTokenizerFast.from_pretrained(str(folder / "target"))
+    return corpus.wrap(Tokenizer.from_file(str(folder / "target" / "tokenizer.json")))
 
 
 def frozen(folder: Path, name: str) -> llama.Weights:
