@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,12 @@ from orchestrator.handshake import rules_of
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import StartupError
-from tandem.target.v1 import target_pb2
+from tandem.inference.decoder import Decoder
+from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.messages import verifier_infos
-from tests.service.conftest import Stack
+from target_svc.servicer import make_service as make_target
+from target_svc.settings import TargetSettings
+from tests.service.conftest import Stack, address_of, connect, start
 from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate
 from tests.service.talk import Talk
 from tests.service.test_orchestrator import refusal
@@ -110,6 +115,24 @@ async def test_a_target_refuses(
     assert (await bystander.ask(tree())).verdict.position > 4
     assert await stack.open_sequences() == 1
     bystander.cancel()
+
+
+async def test_a_target_that_cannot_mask_takes_chains_alone(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "takes_trees", False)
+    async with AsyncExitStack() as stack:
+        server = await start(stack, make_target(TargetSettings(model=str(random_pair[1]))))
+        stub: Any = target_pb2_grpc.TargetServiceStub(await connect(stack, address_of(server)))
+        await server.ready()
+        info = (await stub.GetModelInfo(target_pb2.GetModelInfoRequest())).info
+        assert info.max_nodes == 0
+        code, details = await status_of(Talk(stub.Verify()), opened())
+        assert (code, "this target's model takes chains alone" in details) == (INVALID, True)
+        call = Talk(stub.Verify())
+        await call.ask(open_verify())
+        assert (await call.ask(verify_step())).HasField("verdict")
+        call.cancel()
 
 
 async def test_a_drafter_of_trees_needs_a_target_that_takes_them() -> None:

@@ -17,6 +17,7 @@ from drafter_svc.recipe import ForestRecipe, TreeRecipe, read_recipe
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.forest import ForestDrafter
 from tandem.errors import StartupError
+from tandem.inference.decoder import Decoder
 from tests.tiny import save_random_llama
 
 ROOT = Path(__file__).parents[2]
@@ -162,3 +163,14 @@ def test_models_of_different_vocabularies_do_not_make_a_forest(
     )
     with pytest.raises(StartupError, match="drafter and other have 5 and 7 token ids"):
         load(settings)
+
+
+@pytest.mark.parametrize("recipe", ["tree", "chains", "forest"])
+def test_a_model_that_takes_no_trees_draws_no_branches(
+    recipe: str, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "takes_trees", False)
+    settings = DrafterSettings(model=str(random_pair[0]), recipe=recipe, max_length=64)
+    with pytest.raises(StartupError, match=f"drafter cannot compute the branches of {recipe}"):
+        load(settings)
+    assert load(settings.model_copy(update={"recipe": "model"})).info.max_nodes == 0
