@@ -9,7 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.recorded_trees.comparisons import (
+    ALONE,
+    COMPARISONS,
+    DEEP,
+    cases_of,
+    compared,
+    plan_of,
+)
 from benchmarks.recorded_trees.methods import Plan, proposal_of, rows_of
+from benchmarks.recorded_trees.wire import wire_of
 from benchmarks.sweep.branching import Grown, Node, grow, path_of
 from benchmarks.sweep.expectation import expected_kept
 from tandem.drafting.shape import likeliest
@@ -106,3 +115,36 @@ def test_merged_chains_share_their_beginnings() -> None:
         assert (parents[4] == parents[5]) == same
     assert 50 < twins < 150
     assert rows_of(drafted, grown).shape == (200, 7, 2)
+
+
+def test_every_comparison_is_of_recorded_drafts() -> None:
+    plan, drafts = plan_of((0.7, 0.1, 0.05), boosted=True)
+    cases = cases_of(drafts)
+    assert {case for each in COMPARISONS for case in (each.case, each.base)} <= set(cases)
+    assert {node for drafted in drafts.values() for node in drafted.nodes} == set(
+        range(len(plan.nodes))
+    )
+    assert all(len(drafts[name].nodes) == 16 for name in (ALONE, DEEP, "4 chains of 4"))
+    # One drafter alone has no forest, and all else.
+    alone = cases_of(plan_of((0.7, 0.1, 0.05), boosted=False)[1])
+    assert set(cases) - set(alone) == {case for case in cases if "boosted" in case[1]}
+
+
+def test_a_ratio_is_of_sums_over_texts() -> None:
+    sums = {("token", ALONE): [4.0, 8.0, 6.0], ("token", "chain of 4"): [2.0, 4.0, 3.0]}
+    (found,) = compared(sums)
+    assert (found.ratio, found.ratio_se, found.met) == (2.0, 0.0, True)
+    sums["token", ALONE] = sums["token", "chain of 4"]
+    assert compared(sums)[0].met is False
+
+
+def test_a_row_of_an_inner_place_is_sent_once() -> None:
+    plan = Plan(3)
+    tree = plan.tree("tree", likeliest((0.7, 0.6), 2, 4))
+    grown = made_up(plan, 300)
+    narrow, wide = (wire_of(tree, plan.nodes, grown, support) for support in (16, 300))
+    inner = len({plan.nodes[node].place for node in tree.nodes})
+    assert (inner, len(tree.nodes)) == (3, 4)
+    assert 0 < narrow.bytes_a_round - inner * 16 * 6 < 60
+    assert narrow.bytes_a_round < wide.bytes_a_round
+    assert wide.overlap_lost < 0.01 < narrow.overlap_lost
