@@ -254,6 +254,11 @@ class Enumeration:
         self.drafter.observe(sequence, PROMPT[-1:])
         return sequence
 
+    @property
+    def outcomes(self) -> list[Outcomes]:
+        """Behind every state so far."""
+        return list(self._outcomes.values())
+
     def expected(self) -> dict[Text, float]:
         """The law of texts under p alone."""
         law: dict[Text, float] = {}

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter, cache_of
+from tandem.drafting.ranks import Ranks
 from tandem.engine.asks import Grown, Host, Scorer, Steps, Truncation
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
@@ -23,12 +24,14 @@ class _Held:
         behind: branch row of each place that was computed while the last draft grew.
         draft: the last one.
         rows: branch row of each of its nodes that was computed.
+        ranks: what the text has shown of siblings, for a method that learns it.
     """
 
     trunk: list[int]
     behind: dict[int, int] = field(default_factory=dict)
     draft: Draft | None = None
     rows: dict[int, int] = field(default_factory=dict)
+    ranks: Ranks | None = None
 
 
 @dataclass(eq=False)

@@ -70,7 +70,7 @@ class ForestDrafter(Drafter):
     def _shared(self, gamma: int, nodes: int) -> list[int]:
         """How many nodes each part draws: one each in turn, as long as it can use them."""
         if (gamma, nodes) not in self._shares:
-            useful = [len(part.shape_within(gamma, part.max_nodes)) for part in self._parts]
+            useful = [part.useful(gamma) for part in self._parts]
             shares = [0] * len(useful)
             while sum(shares) < min(nodes, sum(useful)):
                 for i, most in enumerate(useful):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
 from tandem.engine.asks import Draw, Scorer, Steps, Truncation
 from tandem.speculation.nodes import Shape
@@ -20,7 +22,8 @@ class TreeDrafter(BranchingDrafter):
     Args:
         scorer: the small model.
         truncation: of its distributions.
-        acceptance: by sibling rank, from which the shape follows.
+        acceptance: by sibling rank, from which the shape follows, and which a text corrects by
+            what it kept.
         max_nodes: of a draft.
     """
 
@@ -37,13 +40,24 @@ class TreeDrafter(BranchingDrafter):
     ) -> None:
         super().__init__(scorer, truncation, max_nodes)
         self._acceptance = tuple(acceptance)
-        self._shapes: dict[tuple[int, int], TreeShape] = {}
+
+    def open(self, sequence: DraftSequence) -> Steps[None]:
+        """Take the prompt in."""
+        yield from super().open(sequence)
+        sequence.state.ranks = Ranks(self._acceptance)
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        """Keep the path that came out, as far as it was computed, and learn from it."""
+        held = sequence.state
+        if held.draft is not None:
+            held.ranks.see(held.draft, emitted[:-1])
+        super().observe(sequence, emitted)
 
     def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
         """Level by level; the shape is known before anything is drawn."""
-        shape = self.shape_within(gamma, nodes)
+        shape = _shape(sequence.state.ranks.acceptance, gamma, nodes)
         feed = self._news(sequence)
         behind = [0]  # the places whose rows the feed gives
         for depth in range(len(shape.levels)):
@@ -69,8 +83,12 @@ class TreeDrafter(BranchingDrafter):
                 behind = [node + 1 for node in inner]
                 feed = self._inner(sequence, inner, growth)
 
-    def shape_within(self, gamma: int, nodes: int) -> TreeShape:
-        """What it draws at most so deep, of at most so many nodes."""
-        if (gamma, nodes) not in self._shapes:
-            self._shapes[gamma, nodes] = likeliest(self._acceptance, gamma, nodes)
-        return self._shapes[gamma, nodes]
+    def useful(self, gamma: int) -> int:
+        """Nodes that it can use at most so deep."""
+        return len(_shape(self._acceptance, gamma, self.max_nodes))
+
+
+# Texts share most of their shapes; those of long ago are made anew.
+@lru_cache(maxsize=4096)
+def _shape(acceptance: tuple[float, ...], gamma: int, nodes: int) -> TreeShape:
+    return likeliest(acceptance, gamma, nodes)

@@ -11,6 +11,7 @@ import pytest
 from drafter_svc.built_in import built_ins
 from drafter_svc.methods import METHODS
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting import ranks
 from tandem.drafting.drafter import Drafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.inference.extents import SequenceCache
@@ -61,6 +62,22 @@ def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
     for rule in rules:
         assert enumeration.error(rule) < TOLERANCE, rule.name
     assert enumeration.deepest >= 2
+
+
+@pytest.mark.parametrize("name", ["tree", "forest"])
+def test_shapes_that_follow_what_was_kept_leave_it_too(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text whose first places outweigh all that was expected has other shapes round by round."""
+    shapes: list[set[tuple[int, ...]]] = []
+    for beforehand in (32, 0.2):
+        monkeypatch.setattr(ranks, "_BEFOREHAND", beforehand)
+        enumeration = made(name, 2, zeros=True)
+        for rule in ("token", "block"):
+            assert enumeration.error(VERIFIERS[rule]) < TOLERANCE
+        drafts = [draft for found in enumeration.outcomes for draft in found.drafts]
+        shapes.append({tuple(draft.places()) for draft in drafts})
+    assert shapes[1] - shapes[0]
 
 
 def test_every_method_is_built_in() -> None:

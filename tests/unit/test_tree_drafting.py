@@ -195,7 +195,7 @@ async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyP
     drafts = noted(drafter, monkeypatch)
     target = make_target(random_llama(1))
     async with running(target, drafter):
-        for seed in range(4):
+        for seed in range(8):
             await speculate(
                 drafter, target, PROMPT, 30, gamma=3, max_nodes=9, sampling=Sampling(seed=seed)
             )
