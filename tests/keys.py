@@ -79,6 +79,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keys]:
         keys.decided(args[4])
         return fused.decide_all(*args)
 
+    def decide_trees(*args: Any) -> Any:
+        keys.decided(args[4])
+        return fused.decide_trees(*args)
+
     def verify(self: Verifier[Any], proposal: Any, p: Any, uniforms: Any, carry: Any = None) -> Any:
         keys.decided(uniforms.numpy())
         return verified(self, proposal, p, uniforms, carry)
@@ -89,5 +93,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keys]:
         patch.setattr(draws, "sample", sample)
         patch.setattr(Categorical, "draw", draw)
         patch.setattr(decisions, "decide_all", decide_all)
+        patch.setattr(decisions, "decide_trees", decide_trees)
         patch.setattr(Verifier, "verify", verify)
         yield keys
