@@ -89,7 +89,7 @@ class Adaptation:
         if at is None:
             return None
         tokens = expected_tokens(size, chances) * self.forecast(size).factor
-        return Expected(max(tokens, 1.0), at.wall(size))
+        return Expected(min(max(tokens, 1.0), size.gamma + 1.0), at.wall(size))
 
     def passed(
         self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, settled: bool
