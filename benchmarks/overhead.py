@@ -15,7 +15,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,10 +109,19 @@ def save_pair(folder: Path) -> dict[str, Path]:
 
 
 @contextmanager
-def serving(root: Path, models: dict[str, Path]) -> Iterator[tuple[str, dict[str, int]]]:
-    """The services of a checkout: the orchestrator's address, and the process ids."""
+def serving(
+    root: Path, models: Mapping[str, Path | str], **more: dict[str, str]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    """The services of a checkout: the orchestrator's address, and the process ids.
+
+    Args:
+        root: of the checkout.
+        models: of drafter and target.
+        more: settings of a service, without their prefix.
+    """
     services: dict[str, dict[str, str]] = {
-        name: {"MODEL": str(model), "MAX_LENGTH": "512"} for name, model in models.items()
+        name: {"MODEL": str(model), "MAX_LENGTH": "512"} | more.get(name, {})
+        for name, model in models.items()
     }
     services["orchestrator"] = {}
     for settings in services.values():

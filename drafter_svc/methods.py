@@ -1,15 +1,26 @@
-"""Drafting methods by name, and how a service of each is loaded. A new one is one entry."""
+"""Drafting methods by name, and how a service of a recipe is loaded. A new one is one entry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from drafter_svc.built_in import recipe_of
+from drafter_svc.recipe import (
+    AnyRecipe,
+    ChainsRecipe,
+    ForestRecipe,
+    LookupRecipe,
+    ModelRecipe,
+    TreeRecipe,
+)
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafting.drafter import Drafter
 from tandem.drafting.lookup import LookupDrafter
 from tandem.engine.admission import Admission
+from tandem.engine.asks import Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
@@ -18,6 +29,11 @@ from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import Loaded, admission_limits
 from tandem.settings import MIB
 
+if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    from tandem.drafting.tree import TreeDrafter
+    from tandem.engine.asks import Scorer
+    from tandem.inference.decoder import Decoder
+
 
 @dataclass(frozen=True)
 class LoadedDrafter(Loaded):
@@ -25,79 +41,126 @@ class LoadedDrafter(Loaded):
 
     Attributes:
         drafter: drafts.
+        recipe: of which it is made, as JSON.
     """
 
     drafter: Drafter
+    recipe: str
 
 
-def _load_model(settings: DrafterSettings) -> LoadedDrafter:
-    """Drafts by a decoder."""
-    # Here, since the other methods run where torch is not installed.
+def _model(recipe: ModelRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
     from tandem.drafting.model import ModelDrafter
-    from tandem.engine.asks import Truncation
-    from tandem.serving.model import engine_over, info_of, load_decoder
 
-    decoder = load_decoder(settings, drafts=True)
-    truncation = Truncation(settings.draft_mass, settings.draft_support)
-    return LoadedDrafter(
-        engine_over(decoder, settings, "drafter-engine"),
-        info_of(decoder, settings, "model", settings.draft_mass, settings.draft_support),
-        decoder,
-        ModelDrafter(decoder, truncation),
-    )
+    return ModelDrafter(scorers[0], truncation)
 
 
-def _load_tree(settings: DrafterSettings) -> LoadedDrafter:
-    """Drafts trees by a decoder."""
+def _tree(recipe: TreeRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> TreeDrafter:
     from tandem.drafting.tree import TreeDrafter
-    from tandem.engine.asks import Truncation
+
+    return TreeDrafter(scorers[0], truncation, recipe.acceptance, recipe.max_nodes)
+
+
+def _chains(recipe: ChainsRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+    from tandem.drafting.chains import ChainsDrafter
+
+    return ChainsDrafter(scorers[0], truncation, recipe.chains, recipe.max_nodes)
+
+
+def _forest(recipe: ForestRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+    from tandem.drafting.forest import ForestDrafter
+
+    chain = TreeRecipe(acceptance=(1.0,), max_nodes=recipe.max_nodes)  # a tree without siblings
+    parts = [part if isinstance(part, TreeRecipe) else chain for part in recipe.parts]
+    trees = [_tree(part, [scorer], truncation) for part, scorer in zip(parts, scorers, strict=True)]
+    return ForestDrafter(trees, recipe.max_nodes)
+
+
+def _lookup(recipe: LookupRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+    return LookupDrafter(recipe.ngram, recipe.window)
+
+
+# What makes a method's drafter of its recipe, with a scorer for each of the recipe's checkpoints.
+METHODS: dict[str, Callable[[Any, Sequence[Scorer], Truncation], Drafter]] = {
+    "model": _model,
+    "tree": _tree,
+    "chains": _chains,
+    "forest": _forest,
+    "lookup": _lookup,
+}
+
+
+def load(settings: DrafterSettings) -> LoadedDrafter:
+    """A service of the recipe that the settings name.
+
+    Raises:
+        StartupError: one sentence on what is wrong with the recipe, or with a model of it.
+    """
+    recipe = recipe_of(settings)
+    return _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
+
+
+def _with_models(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
+    """Decoders score, one for each of the recipe's checkpoints."""
+    # Here, since the other methods run where torch is not installed.
     from tandem.serving.model import engine_over, info_of, load_decoder
 
-    decoder = load_decoder(settings, drafts=True, trees=True)
-    if not decoder.takes_trees:
-        raise StartupError(
-            f"TANDEM_DRAFTER_METHOD: the model {decoder.name} cannot compute trees; use model"
-        )
+    decoders: list[Decoder] = []
+    for name in recipe.checkpoints:
+        own = settings.model_copy(update={"model": name or settings.model})
+        decoder = load_decoder(own, drafts=True, trees=recipe.nodes > 0)
+        if recipe.nodes and not decoder.takes_trees:
+            raise StartupError(
+                f"the model {decoder.name} cannot compute the branches of {recipe.method}; use the"
+                " recipe model"
+            )
+        decoders.append(decoder)
+    _require_one_vocabulary(decoders)
+    described = recipe.model_dump_json()
     truncation = Truncation(settings.draft_mass, settings.draft_support)
-    info = info_of(
-        decoder,
-        settings,
-        "tree",
-        settings.draft_mass,
-        settings.draft_support,
-        *settings.acceptance,
-    )
-    info.max_nodes = settings.max_nodes
-    return LoadedDrafter(
-        engine_over(decoder, settings, "drafter-engine"),
-        info,
-        decoder,
-        TreeDrafter(decoder, truncation, settings.acceptance, settings.max_nodes),
-    )
+    law: list[str | float] = [described, truncation.mass, truncation.support]
+    law += [decoder.fingerprint for decoder in decoders[1:]]
+    info = info_of(decoders[0], settings, *law)
+    info.vocab_size = max(decoder.vocab_size for decoder in decoders)
+    info.max_length = min(info.max_length, *(decoder.max_length for decoder in decoders))
+    info.parameters = sum(decoder.parameters for decoder in decoders)
+    info.max_nodes = recipe.nodes
+    drafter = METHODS[recipe.method](recipe, decoders, truncation)
+    engine = engine_over(decoders, settings, "drafter-engine")
+    return LoadedDrafter(engine, info, decoders, drafter, described)
 
 
-def _load_lookup(settings: DrafterSettings) -> LoadedDrafter:
-    """Drafts from the text itself: no model, no pool, no step of the engine."""
+def _require_one_vocabulary(decoders: Sequence[Decoder]) -> None:
+    """Refuse models of several tokenizers: a draft has tokens of all of them."""
+    first = decoders[0]
+    for other in decoders[1:]:
+        if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
+            raise StartupError(
+                f"the recipe's models {first.name} and {other.name} have different tokenizers"
+            )
+        if not first.tokenizer_fingerprint and other.vocab_size != first.vocab_size:
+            raise StartupError(
+                f"the recipe's models {first.name} and {other.name} have {first.vocab_size} and"
+                f" {other.vocab_size} token ids, and no tokenizer that would say which agree"
+            )
+
+
+def _alone(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
+    """No model, no pool, no step of the engine."""
     engine = Engine(
         "drafter-engine", Admission((), admission_limits(settings)), BatchLimits(), None
     )
+    described = recipe.model_dump_json()
     info = common_pb2.ModelInfo(
-        model="lookup",
+        model=recipe.method,
         protocol_version=PROTOCOL_VERSION,
         max_length=settings.max_length,
         max_gamma=settings.max_gamma,
         max_sequences=settings.max_sequences,
         device="cpu",
         max_message_bytes=settings.max_message_mib * MIB,
-        fingerprint=fingerprint_of("lookup", settings.lookup_ngram, settings.lookup_window),
+        fingerprint=fingerprint_of(described),
         zone=settings.zone,
     )
-    drafter = LookupDrafter(settings.lookup_ngram, settings.lookup_window)
-    return LoadedDrafter(engine, info, None, drafter)
-
-
-METHODS: dict[str, Callable[[DrafterSettings], LoadedDrafter]] = {
-    "model": _load_model,
-    "tree": _load_tree,
-    "lookup": _load_lookup,
-}
+    truncation = Truncation(settings.draft_mass, settings.draft_support)
+    drafter = METHODS[recipe.method](recipe, (), truncation)
+    return LoadedDrafter(engine, info, (), drafter, described)

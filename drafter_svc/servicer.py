@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from drafter_svc.methods import METHODS, LoadedDrafter
+from drafter_svc.methods import LoadedDrafter, load
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
@@ -33,7 +33,7 @@ class DrafterServicer(
         )
 
     def _load(self) -> LoadedDrafter:
-        return METHODS[self.settings.method](self.settings)
+        return load(self.settings)
 
     async def Draft(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See drafter.proto."""
@@ -64,6 +64,7 @@ class DrafterServicer(
                 draft_support=self.settings.draft_support,
                 shape=messages.shape_to(loaded.drafter.shape),
                 pure=loaded.drafter.pure,
+                recipe=loaded.recipe,
             )
 
 

@@ -7,7 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from tandem.settings import MOST_NODES, ModelSettings
+from drafter_svc.recipe import (
+    ACCEPTANCE,
+    CHAINS,
+    NGRAM,
+    NODES,
+    WINDOW,
+    Acceptance,
+    Chains,
+    Ngram,
+    Nodes,
+    Window,
+)
+from tandem.settings import ModelSettings
 
 
 class DrafterSettings(ModelSettings):
@@ -15,17 +27,32 @@ class DrafterSettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFTER_")
 
-    method: Literal["model", "tree", "lookup"] = Field(
-        "model",
-        description="model drafts a chain by a small decoder, tree a tree, lookup from the text"
-        " itself",
+    recipe: str = Field(
+        "",
+        description="what drafts: a TOML file, or a built-in recipe: model, tree, chains, lookup or"
+        " forest, whose keys are settings; empty takes METHOD's",
     )
-    max_nodes: int = Field(16, ge=1, le=MOST_NODES, description="tree: most tokens of a draft")
-    acceptance: Annotated[tuple[float, ...], NoDecode] = Field(
-        (0.74, 0.08, 0.035),
-        min_length=1,
-        max_length=16,
-        description="tree: how likely the first, second, ... sibling is kept; the shape follows",
+    method: Literal["model", "tree", "chains", "forest", "lookup"] = Field(
+        "model",
+        description="short for the built-in recipe of that name: model drafts a chain by a small"
+        " decoder, tree a tree, chains several independent chains, forest trees of two decoders,"
+        " lookup from the text itself",
+    )
+    max_nodes: Nodes = Field(NODES, description="tree, chains, forest: most tokens of a draft")
+    acceptance: Annotated[Acceptance, NoDecode] = Field(
+        ACCEPTANCE,
+        description="tree, forest: how likely the first, second, ... sibling is kept; the shape"
+        " follows",
+    )
+    chains: Chains = Field(
+        CHAINS,
+        description="chains: how many side by side; fewer where the tokens of a draft would not"
+        " suffice for the depth asked for",
+    )
+    second_model: str = Field(
+        "",
+        description="forest: checkpoint of the drafter that draws a chain beside MODEL's tree;"
+        " empty takes MODEL twice",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -39,11 +66,11 @@ class DrafterSettings(ModelSettings):
     draft_support: int = Field(
         512, ge=0, description="the most tokens of a distribution to keep; 0 keeps all"
     )
-    lookup_ngram: int = Field(
-        3, ge=1, le=16, description="lookup: longest run of last tokens to find again, in tokens"
+    lookup_ngram: Ngram = Field(
+        NGRAM, description="lookup: longest run of last tokens to find again, in tokens"
     )
-    lookup_window: int = Field(
-        4096, ge=2, le=65_536, description="lookup: last tokens of the text that are searched"
+    lookup_window: Window = Field(
+        WINDOW, description="lookup: last tokens of the text that are searched"
     )
 
     @field_validator("acceptance", mode="before")
@@ -51,11 +78,4 @@ class DrafterSettings(ModelSettings):
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value
-
-    @field_validator("acceptance")
-    @classmethod
-    def _falling(cls, value: tuple[float, ...]) -> tuple[float, ...]:
-        if list(value) != sorted(value, reverse=True) or not 0 < value[-1] <= value[0] <= 1:
-            raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
         return value

@@ -110,8 +110,9 @@ class Deciding:
     async def _open_any(self) -> Decided | None:
         """Open the target, or the next one that can be."""
         rule = self._generation.rule
-        gamma = self._generation.gamma if rule.fixed_gamma else 0
-        size = DraftSize(gamma, self._generation.nodes)
+        sizes = self._generation.sizes
+        gamma = sizes[0].gamma if rule.fixed_gamma else 0
+        size = DraftSize(gamma, max(size.nodes for size in sizes))
         while True:
             try:
                 return await self._target.open(self.prompt, rule.name, size, self._carry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import structlog
@@ -15,14 +16,22 @@ from tandem.rpc.status import notes_of
 _log = structlog.get_logger(__name__)
 
 
+# A drafter that was not asked for so long is let go: its place and memory are others'.
+REST_SECONDS = 20.0
+
+
 class Drafting:
     """Drafts as long as there is a drafter.
+
+    It is opened beside the target, or later, when the first draft is wanted; it is let go where
+    none has been wanted for long.
 
     Attributes:
         lost: whether a drafter failed on the way, or was wanted and not there.
 
     Args:
-        drafter: a fresh sequence; None decodes plainly.
+        make: a fresh sequence, or None where there is no drafter.
+        prompt: the text so far.
         ledger: books the wait for a late opening, and rounds.
         seconds: how long a round waits for that.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
@@ -32,45 +41,72 @@ class Drafting:
 
     def __init__(
         self,
-        drafter: Drafter | None,
+        make: Callable[[], Drafter | None],
+        prompt: Callable[[], Prompt],
         ledger: Ledger,
         seconds: float,
         needed_by: str,
         on_loss: Callable[[], None],
     ) -> None:
         self.lost = False
-        self._drafter = drafter
+        self._make = make
+        self._prompt = prompt
+        self._drafter: Drafter | None = None
         self._ledger = ledger
         self._seconds = seconds
         self._needed_by = needed_by
         self._on_loss = on_loss
         self._opening: asyncio.Task[object] | None = None
+        self._late = False
+        self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
         self._news: list[int] = []
 
-    def note_absence(self) -> None:
-        """A drafter was wanted, and there is none."""
-        self.lost = True
-        self._on_loss()
+    def begin(self, *, late: bool = False) -> None:
+        """Open it, in the background.
 
-    def begin(self, prompt: Prompt) -> None:
-        """Open it, beside the target."""
+        Args:
+            late: rounds go on without drafts until it is open; else the first one waits.
+
+        Raises:
+            Unavailable: there is none, and the rule cannot go on without.
+        """
+        self._late, self._news = late, []
+        self._drafter = self._make()
         if self._drafter is not None:
-            self._opening = asyncio.create_task(self._drafter.open(prompt))
+            self._opening = asyncio.create_task(self._drafter.open(self._prompt()))
             # A text may end before anyone asks how the opening went.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+            return
+        if self._needed_by:
+            raise Unavailable(
+                f"{self._needed_by} needs a drafter, and none is available; try again"
+            )
+        self.lost = True
+        self._on_loss()
 
     def tell(self, emitted: list[int]) -> None:
         """Have the next draft follow tokens that were emitted."""
         self._news += emitted
 
     async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
-        """A draft behind `length` tokens, or None from the moment the drafter fails.
+        """A draft, or None: from the moment the drafter fails, and while it is opened late.
+
+        Args:
+            round_: number of the round.
+            length: of the text so far, in tokens.
+            size: of the draft.
 
         Raises:
             DrafterLost: the rule cannot go on without.
         """
-        if self._drafter is None or not size.gamma:
+        if self.lost or not size.gamma:
+            self._rest()
+            return None
+        self._asked = time.monotonic()
+        if self._drafter is None:
+            self.begin(late=True)
+        if self._drafter is None or (self._late and self._opening and not self._opening.done()):
             return None
         self._ledger.start_round()
         try:
@@ -84,6 +120,12 @@ class Drafting:
             return None
         self._news = []
         return drafted
+
+    def _rest(self) -> None:
+        """Let a drafter go that has not been asked for long."""
+        if self._drafter is not None and time.monotonic() - self._asked > REST_SECONDS:
+            self.cancel()
+            self._drafter = self._opening = None
 
     async def _opened(self, opening: asyncio.Task[object]) -> None:
         # Meanwhile the target's stream is silent: wait no longer than for a draft.

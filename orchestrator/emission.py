@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from orchestrator.peers import Decided, Drafted
+from orchestrator.peers import Decided, Drafted, Expected
 from orchestrator.request import Stopping
 from orchestrator.round import EmittedToken, Origin, Round
 from orchestrator.summary import FinishReason
@@ -45,27 +45,35 @@ class Emission:
         return self._stopping.max_new_tokens - self.tally.new_tokens
 
     def commit(
-        self, number: int, emitted: list[int], drafted: Drafted | None, decided: Decided
+        self,
+        number: int,
+        emitted: list[int],
+        drafted: Drafted | None,
+        decided: Decided,
+        expected: Expected | None = None,
     ) -> Round:
         """A round's tokens, with their origins and text."""
         gamma = nodes = 0
         kept, overlaps = decided.num_accepted, []
+        siblings: list[tuple[int, int]] = []
         last = Origin.BONUS
         if drafted is not None:
             gamma, nodes = drafted.gamma, len(drafted.token_ids)
+            siblings = drafted.siblings_to(decided.place)
             seen = drafted.first_children(decided.place)
             # Behind the first correction the drafted context was not emitted.
             overlaps = [decided.overlaps[node] for node in seen]
             self.tally.draft_bytes += drafted.payload_bytes
             last = Origin.CORRECTION if len(seen) > kept else Origin.BONUS
-        self.tally.add_round(gamma, nodes, kept, overlaps)
+        self.tally.add_round(gamma, nodes, [rank for rank, _ in siblings], overlaps)
         tokens: list[EmittedToken] = []
         for place, token in enumerate(emitted):
             origin = last if place == kept else Origin.ACCEPTED
-            tokens.append(EmittedToken(token, origin, self._release(token)))
+            others = siblings[place][1] if place < kept else 0
+            tokens.append(EmittedToken(token, origin, self._release(token), others))
             if self.finish_reason is not None:
                 break
-        return Round(number, tokens, gamma, nodes)
+        return Round(number, tokens, gamma, nodes, expected)
 
     def _release(self, token: int) -> str:
         """The text that a token releases, having seen whether it ends the text."""

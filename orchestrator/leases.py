@@ -95,6 +95,7 @@ class LeasedPeers:
     def drafter(self) -> Drafter | None:
         """See `peers.Peers`."""
         zone = self._used[-1].reply.info.zone if self._used else ""
+        self._drafters.close()  # of one that was let go
         replica = self._drafting = self._pool.pick_drafter(zone)
         if replica is None or self._offer.drafter is None:
             return None

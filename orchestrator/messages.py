@@ -52,10 +52,19 @@ def request_from(message: pb.Generation) -> Request:
 def round_to(round_: Round) -> pb.Round:
     """One round's message."""
     tokens = [
-        pb.Token(id=token.id, origin=_ORIGINS[token.origin], text=token.text)
+        pb.Token(
+            id=token.id,
+            origin=_ORIGINS[token.origin],
+            text=token.text,
+            siblings=token.siblings,
+        )
         for token in round_.tokens
     ]
-    return pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
+    message = pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
+    if round_.expected is not None:
+        message.expected_tokens = round_.expected.tokens
+        message.expected_wall_ns = int(round_.expected.wall_ns)
+    return message
 
 
 def summary_to(summary: Summary) -> pb.Summary:
@@ -71,6 +80,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         drafted_tokens=tally.drafted_tokens,
         accepted_tokens=tally.accepted_tokens,
         accepted_per_position=tally.accepted_per_position,
+        accepted_per_rank=tally.accepted_per_rank,
         block_efficiency=tally.block_efficiency,
         acceptance_rate=tally.acceptance_rate,
         overlap_sum=tally.overlap_sum,
@@ -125,8 +135,8 @@ def info_to(terms: Terms) -> pb.GetModelInfoResponse:
         drafter=offer.drafter,
         verifiers=list(offer.rules),
         default_verifier=terms.verifier,
-        default_gamma=min(terms.gamma, offer.max_gamma),
+        default_gamma=None if terms.gamma is None else min(terms.gamma, offer.max_gamma),
         max_gamma=offer.max_gamma,
         max_nodes=offer.max_nodes,
-        default_nodes=min(terms.nodes, offer.max_nodes),
+        default_nodes=None if terms.nodes is None else min(terms.nodes, offer.max_nodes),
     )

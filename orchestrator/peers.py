@@ -47,6 +47,37 @@ class DraftSize:
 
 
 @dataclass(frozen=True, slots=True)
+class Expected:
+    """What a round is expected to bring.
+
+    Attributes:
+        tokens: that it emits.
+        wall_ns: from asking for the draft to the verdict.
+    """
+
+    tokens: float
+    wall_ns: float
+
+    @property
+    def goodput(self) -> float:
+        """Tokens a nanosecond."""
+        return self.tokens / self.wall_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's word on a round.
+
+    Attributes:
+        size: of its draft.
+        expected: of it; None where nothing is estimated.
+    """
+
+    size: DraftSize
+    expected: Expected | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Drafted:
     """A drafter's answer.
 
@@ -73,6 +104,18 @@ class Drafted:
     def path_to(self, place: int) -> list[int]:
         """The tokens on the way to a place."""
         return [self.token_ids[at - 1] for at in path_to(self.parents, place)]
+
+    def siblings_to(self, place: int) -> list[tuple[int, int]]:
+        """Of each token on the way to a place: its rank among its siblings, and how many others
+        there were."""
+        if self.parents is None:
+            return [(0, 0)] * place
+        found: list[tuple[int, int]] = []
+        for at in path_to(self.parents, place):
+            above = self.parents[at - 1]
+            siblings = [node + 1 for node, parent in enumerate(self.parents) if parent == above]
+            found.append((siblings.index(at), len(siblings) - 1))
+        return found
 
     def first_children(self, place: int) -> list[int]:
         """On the way to a place and there, the first token that hangs at each, by its number."""
@@ -172,7 +215,11 @@ class Peers(Protocol):
 class Policy(Protocol):
     """Chooses how much is drafted."""
 
-    def choose(self, left: int) -> DraftSize:
+    @property
+    def begins_drafting(self) -> bool:
+        """Whether a drafter is opened beside the target, or only once a draft is chosen."""
+
+    def choose(self, left: int) -> Choice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:

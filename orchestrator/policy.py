@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.peers import Choice, Decided, Drafted, DraftSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,15 @@ class FixedSize:
     nodes: int = 0
     covers_end: bool = False
 
-    def choose(self, left: int) -> DraftSize:
+    @property
+    def begins_drafting(self) -> bool:
+        """Unless it decodes plainly."""
+        return self.gamma > 0
+
+    def choose(self, left: int) -> Choice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
         gamma = min(self.gamma, left if self.covers_end else left - 1)
-        return DraftSize(gamma, self.nodes if gamma else 0)
+        return Choice(DraftSize(gamma, self.nodes if gamma else 0))
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Nothing is learnt: with a fixed length a seed repeats its text."""

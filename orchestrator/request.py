@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from orchestrator.peers import DraftSize
 from tandem.speculation.sampling import Sampling
 
 
@@ -84,8 +85,9 @@ class Generation:
         stopping: when the text ends.
         verifier: the rule's name, as it was asked for.
         rule: that decides: the same, or a plain one without drafts.
-        gamma: draft length; 0 decodes plainly.
-        nodes: tokens of a draft that is a tree; 0 where drafts are chains.
+        gamma: draft length; 0 decodes plainly, None follows what it earns.
+        nodes: tokens of a draft that is a tree; 0 where drafts are chains, None as for gamma.
+        sizes: that drafts may have: one where nothing is left open.
         first_round: number of the first round.
     """
 
@@ -95,6 +97,12 @@ class Generation:
     stopping: Stopping
     verifier: str
     rule: Rule
-    gamma: int
-    nodes: int = 0
+    gamma: int | None
+    nodes: int | None
+    sizes: tuple[DraftSize, ...]
     first_round: int = 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any round may be drafted."""
+        return self.gamma != 0

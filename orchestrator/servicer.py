@@ -122,9 +122,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 f" does not suit the drafter; use one of {known}"
             )
         longest = offer.max_gamma
-        if "gamma" in settings.model_fields_set and 0 < longest < settings.gamma:
+        gamma = None if settings.gamma == "auto" else settings.gamma
+        if gamma is not None and 0 < longest < gamma:
             raise StartupError(
-                f"TANDEM_ORCHESTRATOR_GAMMA: {settings.gamma} is beyond the pair's longest draft"
+                f"TANDEM_ORCHESTRATOR_GAMMA: {gamma} is beyond the pair's longest draft"
                 f" of {longest}; lower it, or raise MAX_GAMMA of drafter and target"
             )
         tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
@@ -134,8 +135,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         terms = Terms(
             offer,
             settings.verifier,
-            settings.gamma,
-            settings.nodes,
+            gamma,
+            None if settings.nodes == "auto" else settings.nodes,
             settings.max_new_tokens,
             codec,
             encoder,

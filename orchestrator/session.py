@@ -16,7 +16,7 @@ from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Decided, Drafted, Policy
+from orchestrator.peers import Decided, Drafted, Expected, Policy
 from orchestrator.request import Generation
 from orchestrator.round import Round
 from orchestrator.spans import TextSpans
@@ -65,7 +65,8 @@ class Session:
         """
         try:
             with self._spans.child("open"):
-                self._drafting.begin(self._deciding.prompt)
+                if self._policy.begins_drafting:
+                    self._drafting.begin()
                 decided = await self._deciding.open()
                 self._describe_text(None, decided)
             yield self._emit(None, decided)
@@ -73,12 +74,12 @@ class Session:
                 with self._spans.child("round"):
                     number, length = self._deciding.round + 1, self._deciding.length
                     self._spans.describe({"tandem.round": number})  # for one that fails
-                    size = self._policy.choose(self._emission.left)
-                    drafted = await self._drafting.draft(number, length, size)
+                    choice = self._policy.choose(self._emission.left)
+                    drafted = await self._drafting.draft(number, length, choice.size)
                     drafted, decided = await self._deciding.decide(drafted)
                     self._policy.observe(drafted, decided)
-                    self._describe(drafted, decided)
-                    emitted = self._emit(drafted, decided)
+                    self._describe(drafted, decided, choice.expected)
+                    emitted = self._emit(drafted, decided, choice.expected)
                 yield emitted
             with self._spans.child("close"), self._ledger.stage("close_wait"):
                 await asyncio.gather(self._deciding.close(), self._drafting.close())
@@ -86,16 +87,20 @@ class Session:
             self._drafting.cancel()
             self._deciding.cancel()
 
-    def _emit(self, drafted: Drafted | None, decided: Decided) -> Round:
+    def _emit(
+        self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None
+    ) -> Round:
         """Commit a verdict: the kept tokens, and the one that follows them."""
         kept = drafted.path_to(decided.place) if drafted else []
         emitted = [*kept, decided.next_token]
         self._deciding.tell(emitted)
         self._drafting.tell(emitted)
         with self._spans.brief("detokenize"), self._ledger.stage("detokenize"):
-            return self._emission.commit(self._deciding.round, emitted, drafted, decided)
+            return self._emission.commit(self._deciding.round, emitted, drafted, decided, expected)
 
-    def _describe(self, drafted: Drafted | None, decided: Decided) -> None:
+    def _describe(
+        self, drafted: Drafted | None, decided: Decided, expected: Expected | None
+    ) -> None:
         self._spans.describe(
             {
                 "tandem.round": self._deciding.round,  # a lost target's numbers are left out
@@ -106,6 +111,13 @@ class Session:
                 "tandem.verifier": self._generation.verifier,
             }
         )
+        if expected is not None:
+            self._spans.describe(
+                {
+                    "tandem.expected_tokens": round(expected.tokens, 3),
+                    "tandem.expected_ms": round(expected.wall_ns / 1e6, 3),
+                }
+            )
         self._describe_text(drafted, decided)
 
     def _describe_text(self, drafted: Drafted | None, decided: Decided) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -43,13 +43,13 @@ class OrchestratorSettings(ServiceSettings):
         description="gRPC targets of the targets, comma separated, as for the drafters",
     )
     verifier: str = Field("block", description="verifier of requests that name none")
-    gamma: int = Field(
-        4, ge=0, le=LONGEST_DRAFT, description="draft length of requests that name none"
+    gamma: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = Field(
+        "auto",
+        description="draft length of requests that name none; auto follows what it earns, round by"
+        " round (a seed then repeats the law, not the text)",
     )
-    nodes: int = Field(
-        16,
-        ge=1,
-        le=MOST_NODES,
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | Literal["auto"] = Field(
+        "auto",
         description="tokens a round, of requests that name none, where a drafter makes trees",
     )
     max_new_tokens: int = Field(

@@ -15,6 +15,7 @@ class Tally:
         gammas: each round's draft length, the prefill (0) first.
         nodes: tokens that each round drafted.
         accepted: each round's number of kept tokens.
+        accepted_per_rank: how often a kept token was the first of its siblings, the second, ...
         overlap_sum: Σ min(p, q) over drafted positions whose context was emitted.
         overlap_positions: how many those are.
         draft_bytes: size of the drafts' distributions.
@@ -24,15 +25,29 @@ class Tally:
     gammas: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    accepted_per_rank: list[int] = field(default_factory=list)
     overlap_sum: float = 0.0
     overlap_positions: int = 0
     draft_bytes: int = 0
 
-    def add_round(self, gamma: int, nodes: int, accepted: int, overlaps: Sequence[float]) -> None:
-        """Count one round, with the overlaps of what was drafted in a context that was emitted."""
+    def add_round(
+        self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]
+    ) -> None:
+        """Count one round.
+
+        Args:
+            gamma: length of its draft.
+            nodes: tokens of it.
+            ranks: of the kept ones among their siblings.
+            overlaps: of what was drafted in a context that was emitted.
+        """
         self.gammas.append(gamma)
         self.nodes.append(nodes)
-        self.accepted.append(accepted)
+        self.accepted.append(len(ranks))
+        for rank in ranks:
+            missing = rank + 1 - len(self.accepted_per_rank)
+            self.accepted_per_rank += [0] * missing
+            self.accepted_per_rank[rank] += 1
         self.overlap_sum += sum(overlaps)
         self.overlap_positions += len(overlaps)
 

@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass
 
 from orchestrator.encoder import PromptEncoder
+from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
 from orchestrator.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
@@ -17,6 +18,8 @@ MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
 MAX_FIRST_ROUND = 2**63
+# The draft length of rules that need the same one each round, where none is given.
+FIXED_GAMMA = 4
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,8 @@ class Terms:
     Attributes:
         offer: of the pair.
         verifier: the default rule.
-        gamma: the default draft length.
-        nodes: the default number of a tree's tokens.
+        gamma: the default draft length; None follows what it earns.
+        nodes: the default number of a tree's tokens; None likewise.
         max_new_tokens: the default number of tokens.
         codec: the target's tokenizer.
         encoder: encodes with it.
@@ -35,8 +38,8 @@ class Terms:
 
     offer: Offer
     verifier: str
-    gamma: int
-    nodes: int
+    gamma: int | None
+    nodes: int | None
     max_new_tokens: int
     codec: TextCodec
     encoder: PromptEncoder
@@ -66,6 +69,7 @@ class Terms:
             tuple(request.stop_token_ids),
             tuple(request.stop_strings),
         )
+        nodes = self._nodes(request, gamma)
         return Generation(
             request_id,
             tuple(prompt_ids),
@@ -74,34 +78,42 @@ class Terms:
             verifier,
             rule,
             gamma,
-            self._nodes(request, gamma),
+            nodes,
+            sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes),
             request.first_round,
         )
 
-    def _speculation(self, request: Request) -> tuple[str, int]:
+    def _speculation(self, request: Request) -> tuple[str, int | None]:
         verifier = self.verifier if request.verifier is None else request.verifier
         if verifier not in self.offer.rules:
             raise InvalidRequest(
                 f"verifier {verifier!r} is unknown; use one of {list(self.offer.rules)}"
             )
-        gamma = min(self.gamma, self.offer.max_gamma) if request.gamma is None else request.gamma
-        if gamma > self.offer.max_gamma:
-            raise InvalidRequest(f"gamma must be 0..{self.offer.max_gamma}, got {gamma}")
-        return verifier, gamma
+        longest = self.offer.max_gamma
+        if request.gamma is not None:
+            if request.gamma > longest:
+                raise InvalidRequest(f"gamma must be 0..{longest}, got {request.gamma}")
+            return verifier, request.gamma
+        gamma = self.gamma
+        if gamma is None and self.offer.rules[verifier].fixed_gamma:
+            gamma = FIXED_GAMMA
+        return verifier, (gamma if gamma is None and longest else min(gamma or 0, longest))
 
-    def _nodes(self, request: Request, gamma: int) -> int:
+    def _nodes(self, request: Request, gamma: int | None) -> int | None:
         most = self.offer.max_nodes
         if request.nodes is not None and not 1 <= request.nodes <= most:
             limits = f"1..{most}" if most else "unset, since drafts are chains here"
             raise InvalidRequest(f"max_nodes must be {limits}, got {request.nodes}")
-        if not gamma:
+        if gamma == 0 or not most:
             return 0
-        return min(self.nodes, most) if request.nodes is None else request.nodes
+        if request.nodes is not None:
+            return request.nodes
+        return None if self.nodes is None else min(self.nodes, most)
 
-    def _rule(self, verifier: str, gamma: int) -> Rule:
+    def _rule(self, verifier: str, gamma: int | None) -> Rule:
         """The rule that decides. Without drafts all are the same, and some refuse to go without."""
         rules = [self.offer.rules[verifier], *self.offer.rules.values()]
-        suited = next((rule for rule in rules if gamma or not rule.fixed_gamma), None)
+        suited = next((rule for rule in rules if gamma != 0 or not rule.fixed_gamma), None)
         if suited is None:
             raise InvalidRequest(f"gamma must be at least 1 for {list(self.offer.rules)}")
         return suited
@@ -147,9 +159,9 @@ class Terms:
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
 
-    def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int) -> int:
+    def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int | None) -> int:
         limit = self.offer.target.max_length
-        if gamma and self.offer.drafter is not None:
+        if gamma != 0 and self.offer.drafter is not None:
             limit = min(limit, self.offer.drafter.max_length)
         room = limit - prompt_tokens
         count = request.max_new_tokens

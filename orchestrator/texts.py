@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from typing import Any
 
 import structlog
 
+from orchestrator.adaptive import Adaptation
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.meter import Meters, TextMeter
+from orchestrator.peers import Policy
 from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
@@ -22,7 +25,7 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
 from orchestrator.terms import Terms, request_id_of
-from tandem.errors import Exhausted, Unavailable
+from tandem.errors import Exhausted
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
@@ -54,6 +57,7 @@ class Texts:
         self._settings = settings
         self._pool = pool
         self._meters = meters
+        self._adaptation: tuple[Any, Adaptation] | None = None
 
     async def generate(
         self, request: Request, remaining: float | None = None, metadata: Mapping[str, str] = {}
@@ -139,23 +143,25 @@ class Texts:
                 terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
             )
             deciding = Deciding(generation, peers, target.vocab_size)
-            drafter = peers.drafter() if generation.gamma else None
             needed_by = rule.name if rule.fixed_gamma else ""
-            if drafter is None and generation.gamma and needed_by:
-                raise Unavailable(f"{needed_by} needs a drafter, and none is available; try again")
 
             def lose_drafter() -> None:
                 peers.note_lost_drafter()
                 meter.lose_drafter()
 
-            drafting = Drafting(drafter, ledger, waits.draft_seconds, needed_by, lose_drafter)
-            if drafter is None and generation.gamma:
-                drafting.note_absence()
+            drafting = Drafting(
+                peers.drafter,
+                lambda: deciding.prompt,
+                ledger,
+                waits.draft_seconds,
+                needed_by,
+                lose_drafter,
+            )
             session = Session(
                 generation,
                 drafting=drafting,
                 deciding=deciding,
-                policy=FixedSize(generation.gamma, generation.nodes, rule.fixed_gamma),
+                policy=self._policy(generation, terms),
                 emission=emission,
                 ledger=ledger,
                 spans=spans,
@@ -183,6 +189,17 @@ class Texts:
             drafting.lost,
         )
 
+    def _policy(self, generation: Generation, terms: Terms) -> Policy:
+        """Fixed where the request leaves nothing open; else all texts of a pair learn together."""
+        if len(generation.sizes) == 1:
+            (size,) = generation.sizes
+            return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
+        drafter = terms.offer.drafter
+        pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
+        if self._adaptation is None or self._adaptation[0] != pair:
+            self._adaptation = pair, Adaptation(lambda: self.active)
+        return self._adaptation[1].policy(generation.sizes)
+
     def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:
         spans.describe(
             {
@@ -193,6 +210,6 @@ class Texts:
                 "gen_ai.request.temperature": generation.sampling.temperature,
                 "gen_ai.usage.input_tokens": len(generation.prompt_ids),
                 "tandem.verifier": generation.verifier,
-                "tandem.gamma": generation.gamma,
+                "tandem.gamma": "auto" if generation.gamma is None else generation.gamma,
             }
         )

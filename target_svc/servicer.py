@@ -51,8 +51,8 @@ class TargetServicer(
         decoder = load_decoder(self.settings, trees=self.settings.max_nodes > 0)
         info = info_of(decoder, self.settings, decoder.dtype)
         info.max_nodes = self.settings.max_nodes if decoder.takes_trees else 0
-        engine = engine_over(decoder, self.settings, "target-engine")
-        return LoadedTarget(engine, info, decoder, decoder)
+        engine = engine_over([decoder], self.settings, "target-engine")
+        return LoadedTarget(engine, info, [decoder], decoder)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""

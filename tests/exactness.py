@@ -1,9 +1,10 @@
 """The law of texts through real sockets, against exact autoregressive probabilities.
 
-`make test` runs a part of it (tests/system/test_exactness.py); `make exactness` runs all:
-30,000 texts for each verifier, draft length and kind of row, then greedy texts against
-transformers. Counts are kept in .cache/exactness-<digest of the code>.json, so that a run
-resumes where an earlier one of the same code stopped.
+`make test` runs a part of it (tests/system/test_exactness.py, test_trees.py); `make exactness`
+runs all: 30,000 texts for each verifier, draft length and kind of row, for each drafting method
+with branches, then greedy texts against transformers. Counts are kept in
+.cache/exactness-<digest of the code>.json, so that a run resumes where an earlier one of the same
+code stopped.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ CELLS = VOCAB_SIZE**LENGTH
 # Both kinds of rows: the full vocabulary, and truncated to two tokens.
 SUPPORTS = {"dense": "0", "support 2": "2"}
 VERIFIERS = ("token", "block", "greedy_block")
-# 18 cases a run; a sound rule fails one of them in about 1,000 runs.
-SMALLEST_P = 0.001 / 18
+TREE_VERIFIERS = ("token", "block")
+CHAINS_VERIFIERS = (*TREE_VERIFIERS, "spectr", "gbv")
+# 34 cases a run; a sound rule fails one of them in about 1,000 runs.
+SMALLEST_P = 0.001 / 34
+# Drafters of branches: which rules take their drafts, of 6 nodes and depth 3.
+BRANCHING = {"tree": TREE_VERIFIERS, "chains": CHAINS_VERIFIERS, "forest": TREE_VERIFIERS}
 _CONCURRENCY = 16
 _BATCH = 500
 
@@ -53,19 +58,51 @@ class Case:
 
     Attributes:
         verifier: rule's name.
-        gamma: draft length.
+        gamma: draft length; None leaves it to the orchestrator.
         rows: key of SUPPORTS.
-        nodes: of a tree; 0 for a chain.
+        nodes: of a draft with branches; 0 for a chain.
+        drafter: method.
     """
 
     verifier: str
-    gamma: int
+    gamma: int | None
     rows: str
     nodes: int = 0
+    drafter: str = "model"
 
     def __str__(self) -> str:
-        nodes = f", {self.nodes} nodes" if self.nodes else ""
+        nodes = f", {self.drafter} of {self.nodes} nodes" if self.nodes else ""
         return f"{self.verifier}, gamma {self.gamma}, {self.rows}{nodes}"
+
+
+def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
+    """A drafter service's settings.
+
+    Args:
+        method: model, or one of BRANCHING.
+        rows: key of SUPPORTS.
+        folder: with the checkpoints "drafter" and, for a forest, "second"; gets its recipe.
+    """
+    settings = {
+        "MODEL": str(folder / "drafter"),
+        "DRAFT_SUPPORT": SUPPORTS[rows],
+        "DRAFT_MASS": "1.0",
+    }
+    if method == "forest":
+        recipe = folder / "forest.toml"
+        recipe.write_text(
+            f"""method = "forest"
+            [[parts]]
+            method = "tree"
+            acceptance = [0.6, 0.4]
+            [[parts]]
+            method = "model"
+            model = "{folder / "second"}"
+            """
+        )
+        return {**settings, "RECIPE": str(recipe)}
+    own = {"tree": {"ACCEPTANCE": "0.6,0.4,0.3"}, "chains": {"CHAINS": "2"}}
+    return {**settings, "METHOD": method, **own.get(method, {})}
 
 
 def target_law(model: Path) -> npt.NDArray[np.float64]:
@@ -99,7 +136,7 @@ async def _count(
             message = generation(
                 PROMPT,
                 # One token is the prefill's; a draft must not be cut short by the end.
-                max_new_tokens=1 + max(LENGTH - 1, case.gamma),
+                max_new_tokens=1 + max(LENGTH - 1, 8 if case.gamma is None else case.gamma),
                 seed=seed,
                 gamma=case.gamma,
                 verifier=case.verifier,
@@ -118,19 +155,25 @@ async def _count(
 
 def _run_laws(console: Console, texts: int, store: Path) -> bool:
     cases = [Case(*c) for c in product(VERIFIERS, (1, 3, 5), SUPPORTS)]
+    cases += [
+        Case(verifier, 3, rows, 6, method)
+        for method, verifiers in BRANCHING.items()
+        for verifier, rows in product(verifiers, SUPPORTS)
+    ]
     counted: dict[str, list[int]] = json.loads(store.read_text()) if store.exists() else {}
     table = Table("case", "texts", "p-value", "verdict")
     sound = True
     with tempfile.TemporaryDirectory() as scratch, Progress(console=console) as bar:
         folder = Path(scratch)
-        drafter = save_random_llama(folder / "drafter", 2)
+        save_random_llama(folder / "drafter", 2)
+        save_random_llama(folder / "second", 3)
         target = save_random_llama(folder / "target", 1)
         law = target_law(target)
         total = bar.add_task("texts", total=texts * len(cases))
-        for rows, support in SUPPORTS.items():
-            settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": support, "DRAFT_MASS": "1.0"}
+        for method, rows in product(("model", *BRANCHING), SUPPORTS):
+            settings = drafter_settings(method, rows, folder)
             with trio(folder, drafter=settings, target={"MODEL": str(target)}) as services:
-                for case in (case for case in cases if case.rows == rows):
+                for case in (c for c in cases if (c.drafter, c.rows) == (method, rows)):
                     counts = np.array(counted.get(str(case), [0] * CELLS))
                     bar.advance(total, int(counts.sum()))
                     while (done := int(counts.sum())) < texts:

@@ -11,6 +11,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from drafter_svc.built_in import built_ins
+from drafter_svc.methods import METHODS
+from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits
@@ -73,10 +76,16 @@ class TargetEngine(Engine):
 
 
 class DrafterEngine(Engine):
-    """A drafter's engine with its model, and its drafts as awaitables."""
+    """A drafter's engine with its models, and its drafts as awaitables."""
 
-    def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
-        admission = Admission((decoder,), places)
+    def __init__(
+        self,
+        decoder: Decoder,
+        places: AdmissionLimits,
+        budget: BatchLimits,
+        others: Sequence[Decoder] = (),
+    ) -> None:
+        admission = Admission((decoder, *others), places)
         super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
         self.drafter: Drafter = ModelDrafter(decoder, Truncation(0.999, 512))
@@ -120,6 +129,19 @@ def make_drafter(
     """A drafter's engine over a model, not started."""
     decoder = Decoder(model, "drafter", cache_tokens=cache_tokens, engine=engine)
     return DrafterEngine(decoder, places, budget)
+
+
+def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEngine:
+    """A drafter's engine over random models, with a method of its built-in recipe."""
+    recipe = built_ins(settings or DrafterSettings())[name]
+    # One where the method scores with none: its sequences reserve memory that nobody uses.
+    decoders = [
+        Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
+        for seed in range(2, 2 + max(len(recipe.checkpoints), 1))
+    ]
+    engine = DrafterEngine(decoders[0], _PLACES, _BUDGET, decoders[1:])
+    engine.drafter = METHODS[name](recipe, decoders, Truncation(0.999, 512))
+    return engine
 
 
 @asynccontextmanager

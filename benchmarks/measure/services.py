@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,9 +24,26 @@ def serving(pair: Pair, **trace_files: Path) -> Iterator[Stack]:
     Raises:
         Failure: a service cannot start.
     """
-    services = {"orchestrator": {"LISTEN": "127.0.0.1:0"}, **pair.settings()}
-    services = {name: {**settings, **_ENDING} for name, settings in services.items()}
+    services = _settings(pair)
     for name, path in trace_files.items():
         services[name]["TRACE_FILE"] = str(path)
     with running(StackSettings(services)) as stack:
         yield stack
+
+
+@contextmanager
+def drafting(pair: Pair, drafter: Mapping[str, str]) -> Iterator[Stack]:
+    """The same with more settings of the drafter, without their prefix.
+
+    Raises:
+        Failure: a service cannot start.
+    """
+    services = _settings(pair)
+    services["drafter"] |= drafter
+    with running(StackSettings(services)) as stack:
+        yield stack
+
+
+def _settings(pair: Pair) -> dict[str, dict[str, str]]:
+    services = {"orchestrator": {"LISTEN": "127.0.0.1:0"}, **pair.settings()}
+    return {name: {**settings, **_ENDING} for name, settings in services.items()}

@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.sweep.branching import Grown, Node, grow
+
 
 @dataclass(frozen=True)
 class Texts:
@@ -56,11 +58,13 @@ class Recorder:
     def __init__(self, drafter: str, target: str, seed: int = 0) -> None:
         disable_progress_bar()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(target)
-        self._drafter, self._target = (
-            AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-            for model in (drafter, target)
-        )
+        self._drafter, self._target = self.load(drafter), self.load(target)
         self._generator = torch.Generator().manual_seed(seed)
+
+    @staticmethod
+    def load(model: str) -> Any:
+        """Another one in float32, from the folder of its checkpoint."""
+        return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     @torch.inference_mode()
     def texts(
@@ -92,6 +96,17 @@ class Recorder:
         whole = torch.cat((contexts, tokens), 1)
         logits = self._target(whole, logits_to_keep=gamma + 1).logits
         return Rounds(tokens, q, logits.softmax(-1))
+
+    def grow(self, contexts: Tensor, nodes: Sequence[Node], others: Sequence[Any] = ()) -> Grown:
+        """Nodes behind each context.
+
+        Args:
+            contexts: [S, L] tokens.
+            nodes: of model 0, the drafter, and of others, from 1 on.
+            others: more drafters, loaded.
+        """
+        drafters = [self._drafter, *others]
+        return grow(drafters, self._target, contexts, nodes, self._generator)
 
     @torch.inference_mode()
     def rows(self, texts: Texts) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,10 @@ _MinP = Annotated[
 _Seed = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=0, help="Same seed, same text. Default: drawn.", rich_help_panel=_SAMPLING
+        metavar="N",
+        min=0,
+        help="With --gamma: same seed, same text. Default: drawn.",
+        rich_help_panel=_SAMPLING,
     ),
 ]
 _MaxNewTokens = Annotated[
@@ -106,7 +109,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round; 0 decodes plainly.",
+        help="Tokens to draft a round; 0 decodes plainly. Default: what they earn.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -115,7 +118,7 @@ _Nodes = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Tokens to draft a round where the drafter makes trees.",
+        help="Tokens to draft a round where the drafter makes trees. Default: as for gamma.",
         rich_help_panel=_SPECULATION,
     ),
 ]

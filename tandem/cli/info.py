@@ -22,11 +22,21 @@ def info(address: AddressOption = DEFAULT_ADDRESS) -> None:
     with reported(), Client(address) as client:
         reply = client.info()
         out.print(_models(reply))
+        nodes = ""
+        if reply.max_nodes:
+            nodes = f"nodes: 1 to {reply.max_nodes} ({_default(reply, 'nodes')})\n"
         out.print(
             f"verifiers: {', '.join(reply.verifiers)} (default {reply.default_verifier})\n"
-            f"gamma: 0 to {reply.max_gamma} (default {reply.default_gamma})\n"
+            f"gamma: 0 to {reply.max_gamma} ({_default(reply, 'gamma')})\n"
+            f"{nodes}"
             f"texts being generated: {reply.active_requests}"
         )
+
+
+def _default(reply: pb.GetModelInfoResponse, name: str) -> str:
+    """Of a size, which may be chosen round by round."""
+    given = reply.HasField(f"default_{name}")  # type: ignore[arg-type]
+    return f"default {getattr(reply, f'default_{name}') if given else 'auto'}"
 
 
 def _models(reply: pb.GetModelInfoResponse) -> Table:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from tandem.cli.terminal import err, out, write_exactly
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
+# How many siblings a token of a tree beat.
+_SMALL = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _STYLES = {
     pb.TOKEN_ORIGIN_ACCEPTED: "green",
     pb.TOKEN_ORIGIN_CORRECTION: "bold yellow",
@@ -38,6 +40,9 @@ def render(prompt: str, replies: Iterable[pb.GenerateResponse], has_text: bool) 
             for token in reply.round.tokens:
                 text = token.text if has_text else f"{token.id} "
                 _print_token(text, token.origin)
+                if token.siblings and out.is_terminal:
+                    beaten = str(token.siblings).translate(_SMALL)
+                    out.out(beaten, style="dim", end="", highlight=False)
                 last = (last + text)[-1]
             summary.MergeFrom(reply.summary)
     finally:
@@ -57,6 +62,8 @@ def summary_line(summary: pb.Summary, wall_s: float) -> str:
     if summary.drafted_tokens:
         parts.append(f"acceptance {summary.acceptance_rate:.2f}")
         parts.append(f"block efficiency {summary.block_efficiency:.2f}")
+    if len(summary.accepted_per_rank) > 1:
+        parts.append(f"kept by rank {'/'.join(map(str, summary.accepted_per_rank))}")
     if summary.drafter_lost:
         parts.append("drafter lost on the way")
     reason = pb.FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_")

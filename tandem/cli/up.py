@@ -14,7 +14,7 @@ import typer
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS
 from tandem.cli.terminal import err, out
-from tandem.failure import Failure
+from tandem.failure import Failure, Misconfigured
 
 if TYPE_CHECKING:
     from tandem.local.stack import Stack
@@ -72,6 +72,14 @@ _MaxLength = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+_Recipe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="What drafts: model, tree, chains, lookup, forest, or a TOML file. Default model.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
 _Gamma = Annotated[
     int | None,
     typer.Option(
@@ -85,7 +93,7 @@ _Verifier = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="block, token or greedy_block. Default block.",
+        help="block, token, greedy_block, spectr or gbv. Default block.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -148,6 +156,7 @@ def up(
     drafter_device: _DrafterDevice = None,
     dtype: _Dtype = None,
     max_length: _MaxLength = None,
+    recipe: _Recipe = None,
     gamma: _Gamma = None,
     verifier: _Verifier = None,
     draft_support: _DraftSupport = None,
@@ -178,6 +187,10 @@ def up(
             max_length,
             draft_support,
         ).settings()
+        if recipe is not None:
+            if "drafter" not in services:
+                raise Misconfigured("--recipe says what drafts, and there is no drafter")
+            services["drafter"]["RECIPE"] = recipe
         orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
         services["orchestrator"] = {
             name: str(value) for name, value in orchestrator.items() if value is not None

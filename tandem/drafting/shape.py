@@ -5,6 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,43 @@ class TreeShape:
         for parent in self.levels[depth]:
             found[parent] = found.get(parent, 0) + 1
         return found
+
+    def parents(self) -> list[int]:
+        """The place that each node hangs at, level by level: 0 the root, i + 1 behind node i."""
+        places, above, first = [], [0], 0
+        for level in self.levels:
+            places += [above[number] for number in level]
+            above = [first + node + 1 for node in range(len(level))]
+            first += len(level)
+        return places
+
+
+def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
+    """Tokens that a round with such a tree is expected to emit, the one behind it included.
+
+    A node of sibling rank k is kept with `acceptance[k]` where its parent is; with 0 beyond.
+    """
+    total, above = 1.0, [1.0]
+    for level in shape.levels:
+        ranks, chances = [0] * len(above), []
+        for parent in level:
+            rank = ranks[parent]
+            ranks[parent] += 1
+            chances.append(above[parent] * (acceptance[rank] if rank < len(acceptance) else 0.0))
+        total, above = total + sum(chances), chances
+    return total
+
+
+def best(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
+    """The tree of most expected tokens: at most so many nodes on paths of at most that depth.
+
+    Args:
+        acceptance: by sibling rank; later ranks have none.
+        depth: of the longest path.
+        nodes: at most so many.
+    """
+    falls = all(after <= before for before, after in pairwise(acceptance))
+    return (likeliest if falls else optimum)(acceptance, depth, nodes)
 
 
 def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
@@ -61,6 +102,56 @@ def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
                 order += 1
                 heapq.heappush(waiting, (-chance, order, place, next_rank, next_level))
     return _by_level(chosen)
+
+
+def optimum(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
+    """The same by Sequoia's dynamic programme (arXiv 2402.12374), for any acceptances.
+
+    Where a later sibling is likelier than an earlier one, the likeliest nodes are no tree. Takes
+    depth * ranks * nodes^2 steps.
+
+    Args:
+        acceptance: by sibling rank, in any order; later ranks have none.
+        depth: of the longest path.
+        nodes: at most so many.
+    """
+    ranks, most = len(acceptance), nodes + 1
+    # Of a subtree of at most m nodes, its own root included, with the first b ranks below it.
+    values = np.zeros((depth + 1, ranks + 1, most + 1))
+    # How many of the m nodes are not below the last of those siblings.
+    before = np.zeros((depth + 1, ranks + 1, most + 1), np.int64)
+    values[:, 0, 1:] = 1
+    for level in range(1, depth + 1):
+        below = values[level - 1].max(0)
+        for rank in range(1, ranks + 1):
+            for m in range(2, most + 1):
+                sums = values[level, rank - 1, 1:m] + acceptance[rank - 1] * below[m - 1 : 0 : -1]
+                at = int(sums.argmax())
+                values[level, rank, m], before[level, rank, m] = sums[at], at + 1
+    chosen: list[tuple[int, int]] = []
+    _retrace(values, before, chosen, depth, most, -1)
+    return _by_level(chosen)
+
+
+def _retrace(
+    values: npt.NDArray[np.float64],
+    before: npt.NDArray[np.int64],
+    chosen: list[tuple[int, int]],
+    left: int,
+    size: int,
+    parent: int,
+) -> None:
+    """Append the nodes below one of a tree, of `left` levels and at most so many nodes with it."""
+    depth = values.shape[0] - left
+    # Of equal ones the fewest: nodes that are never kept cost rows.
+    rank, sizes = int(values[left, :, size].argmax()), []
+    while rank:
+        kept = int(before[left, rank, size])
+        sizes.append(size - kept)
+        rank, size = rank - 1, kept
+    for below in reversed(sizes):
+        chosen.append((parent, depth))
+        _retrace(values, before, chosen, left - 1, below, len(chosen) - 1)
 
 
 def _by_level(chosen: Sequence[tuple[int, int]]) -> TreeShape:

@@ -99,6 +99,8 @@ class Draw:
         counts: draws behind each row; (1,) for a single one behind a single row.
         distinct: draws behind one row are without replacement. At temperature 0 they are the
             likeliest tokens, each certain.
+        earlier: where distinct, draws that others made at the first row's place, without which
+            its own are drawn too.
     """
 
     scorer: Scorer
@@ -112,6 +114,7 @@ class Draw:
     nodes: int
     counts: Sequence[int] = (1,)
     distinct: bool = False
+    earlier: Sequence[Drawn] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +140,13 @@ class Decide:
     accepting: Foreseen
     following: Foreseen
     round: int
+
+
+@dataclass(slots=True, eq=False)
+class Tokens:
+    """Learn what was drawn, to decide what to draw next; the answer is the tokens' ids."""
+
+    drawn: Sequence[Drawn]
 
 
 @dataclass(slots=True, eq=False)
@@ -231,5 +241,5 @@ class Decision:
     levels: list[tuple[float, int]] = field(default_factory=list)
 
 
-Ask = Take | Score | Draw | Decide | Host
+Ask = Take | Score | Draw | Tokens | Decide | Host
 Steps = Generator[Ask, Any, T]

@@ -15,7 +15,7 @@ from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
-from tandem.verification.fused import decide_all
+from tandem.verification.fused import decide_all, decide_trees
 
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
 # rows are. Then come the overlaps, then the rule's state.
@@ -95,8 +95,14 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
     gamma = max(lengths)
     drafts = [ask.draft for ask in asks]
+    fusable = not probs.is_cuda and probs.dtype == torch.float32
+    tree_kernel = None if drafts[0].is_chain else rule.tree_kernel
+    if fusable and tree_kernel is not None:
+        own = _uniforms(asks, gamma)
+        numbers = torch.from_numpy(decide_trees(tree_kernel, probs.numpy(), starts, drafts, own))
+        return Verdicts(rule, [None] * len(asks), numbers, 0)
     kernel = rule.kernel if drafts[0].is_chain else None
-    if kernel is not None and not probs.is_cuda and probs.dtype == torch.float32:
+    if fusable and kernel is not None:
         own = _uniforms(asks, gamma)
         states = rule.pack([ask.carry for ask in asks], gamma).numpy()
         numbers = torch.from_numpy(decide_all(kernel, probs.numpy(), starts, drafts, own, states))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decided, Draw, Grown, Host
+from tandem.engine.asks import Decided, Draw, Grown, Host, Tokens
 from tandem.engine.grown import Arrays, grown
 from tandem.engine.host import to_host
 from tandem.inference.feed import Drawn, Draws
@@ -39,12 +39,13 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
     each = [ask for ask in asks for _ in ask.counts]
     logits = _within_vocabulary(each, logits)
     siblings = max(count for ask in asks for count in ask.counts)
+    earlier = _earlier(asks, logits.device)
     if all(ask.sampling.greedy for ask in asks):
-        drawn = _likeliest(logits, siblings)
-    elif siblings == 1:
+        drawn = _likeliest(logits, siblings, earlier)
+    elif siblings == 1 and earlier is None:
         drawn = _singles(each, logits, _digits(asks, 1)[:, 0])
     else:
-        drawn = _siblings(each, logits, _digits(asks, siblings))
+        drawn = _siblings(each, logits, _digits(asks, siblings), earlier)
     return [
         [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
@@ -59,7 +60,24 @@ def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:
         first += len(ask.counts)
 
 
-def _likeliest(logits: Tensor, siblings: int) -> Draws:
+def _earlier(asks: Sequence[Draw], device: torch.device) -> Tensor | None:
+    """[R, E] tokens that each row is drawn without, -1 for padding; None where there are none."""
+    most = max(len(ask.earlier) for ask in asks)
+    if not most:
+        return None
+    values = torch.full((sum(len(ask.counts) for ask in asks), most), -1, device=device)
+    row = 0
+    for ask in asks:
+        for place, one in enumerate(ask.earlier):
+            values[row, place] = one.draws.tokens[one.index]
+        row += len(ask.counts)
+    return values
+
+
+def _likeliest(logits: Tensor, siblings: int, earlier: Tensor | None) -> Draws:
+    if earlier is not None:
+        ids = torch.arange(logits.shape[1], device=logits.device)
+        logits = logits.masked_fill((ids == earlier[..., None]).any(1), -torch.inf)
     certain = Categorical.argmax(logits)
     if siblings == 1:
         return Draws(certain.ids[:, 0], certain, certain=True)
@@ -82,25 +100,38 @@ def _singles(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
     return Draws(drawn.draw(there), drawn)
 
 
-def _siblings(each: Sequence[Draw], logits: Tensor, digits: np.ndarray) -> Draws:
-    """Several draws a row, one rank after the other.
+def _siblings(
+    each: Sequence[Draw], logits: Tensor, digits: np.ndarray, earlier: Tensor | None
+) -> Draws:
+    """Several draws a row, one rank after the other; from a row of which nothing is left, a token
+    that was taken.
 
     Args:
         each: the ask of each row.
         logits: [R, V].
         digits: [R, siblings, 2].
+        earlier: [R, E] tokens that were drawn at the row's place before, -1 for padding.
     """
-    first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
-    rows, siblings = first.rows, digits.shape[1]
-    device = rows.weights.device
-    there = torch.from_numpy(digits).to(device, non_blocking=True)
-    distinct = torch.tensor([[ask.distinct] for ask in each]).to(device, non_blocking=True)
-    tokens, left = [first.tokens], rows.weights
-    for rank in range(1, siblings):
+    there = torch.from_numpy(digits).to(logits.device, non_blocking=True)
+    if earlier is None:
+        first = _singles(each, logits, np.ascontiguousarray(digits[:, 0]))
+        rows, taken = first.rows, first.tokens
+        left, tokens = rows.weights, [taken]
+    else:
+        truncation = each[0].truncation
+        probs = process(logits, [ask.sampling for ask in each])
+        rows = Categorical.quantize(probs, truncation.mass, truncation.support)
         # By the integer sums of what is left of the row.
+        left = rows.weights.masked_fill((rows.ids[:, None] == earlier[..., None]).any(1), 0)
+        drawn = Categorical(rows.ids, left).draw(there[:, 0])
+        taken = torch.where(earlier[:, 0] >= 0, earlier[:, 0], drawn)
+        tokens = [torch.where(left.sum(-1) > 0, drawn, taken)]
+    distinct = torch.tensor([[ask.distinct] for ask in each]).to(left.device, non_blocking=True)
+    for rank in range(1, digits.shape[1]):
         left = left.masked_fill(distinct & (rows.ids == tokens[-1][:, None]), 0)
-        tokens.append(Categorical(rows.ids, left).draw(there[:, rank]))
-    return Draws(torch.stack(tokens, 1).flatten(), rows, siblings)
+        drawn = Categorical(rows.ids, left).draw(there[:, rank])
+        tokens.append(torch.where(left.sum(-1) > 0, drawn, taken))
+    return Draws(torch.stack(tokens, 1).flatten(), rows, digits.shape[1])
 
 
 def _digits(asks: Sequence[Draw], siblings: int) -> np.ndarray:
@@ -132,6 +163,13 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
         if size < logits.shape[1]:
             logits[row, size:] = -torch.inf
     return logits
+
+
+def tokens_of(asks: Sequence[Tokens]) -> list[list[int]]:
+    """The ids of each ask's tokens."""
+    drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
+    there = dict(zip(drawn, to_host([d.tokens for d in drawn.values()]), strict=True))
+    return [[int(there[id(one.draws)][one.index]) for one in ask.drawn] for ask in asks]
 
 
 def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:

@@ -20,11 +20,12 @@ from tandem.engine.asks import (
     Scored,
     Scorer,
     Take,
+    Tokens,
     Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
-from tandem.engine.draws import drafts_of, draw
+from tandem.engine.draws import drafts_of, draw, tokens_of
 from tandem.engine.job import Job
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
@@ -34,7 +35,7 @@ from tandem.telemetry.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, Host)
+A = TypeVar("A", Decide, Host, Tokens)
 
 
 class Stepper:
@@ -80,6 +81,8 @@ class Stepper:
         while True:
             if deciding := _asking(jobs, Decide):
                 _decide(deciding)
+            elif asking := _asking(jobs, Tokens):
+                _tell(asking)
             elif waiting := _asking(jobs, Host):
                 _bring_home(waiting)
             else:
@@ -167,14 +170,20 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
             drawing[i][0].resume(answer)
 
 
-def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool]:
+def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool, bool]:
     """What draws have to have in common to be made together."""
     _, ask = drawing
-    return ask.truncation, ask.sampling.greedy and max(ask.counts) > 1
+    earlier = bool(ask.earlier)
+    return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
     for (job, _), answer in zip(asking, decide([ask for _, ask in asking]), strict=True):
+        job.resume(answer)
+
+
+def _tell(asking: Sequence[tuple[Job[Any], Tokens]]) -> None:
+    for (job, _), answer in zip(asking, tokens_of([ask for _, ask in asking]), strict=True):
         job.resume(answer)
 
 

@@ -58,6 +58,8 @@ class Pair:
                 "MODEL": (
                     located("drafter", self.drafter) if self.drafter else embedded("drafter")
                 ),
+                # A forest of the embedded pair has the drafter that was tuned on its misses.
+                "SECOND_MODEL": None if self.drafter else embedded("boosted"),
                 "DEVICE": self.drafter_device,
                 "DRAFT_SUPPORT": self.draft_support,
                 **shared,

@@ -44,12 +44,17 @@ class EngineMeter:
         admission, watch = engine.admission, instruments.watch
         watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
-        if (model := loaded.model) is not None:
+        if models := loaded.models:
             # Asked anew each time: a model that goes over to a faster pass has another cache.
-            watch(metrics.KV_POSITIONS, lambda: model.pool.free_positions, role, "free")
             watch(
                 metrics.KV_POSITIONS,
-                lambda: model.pool.positions - model.pool.free_positions,
+                lambda: sum(model.pool.free_positions for model in models),
+                role,
+                "free",
+            )
+            watch(
+                metrics.KV_POSITIONS,
+                lambda: sum(m.pool.positions - m.pool.free_positions for m in models),
                 role,
                 "used",
             )

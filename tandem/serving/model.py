@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import structlog
 
 from tandem.common.v1 import common_pb2
@@ -65,13 +67,15 @@ def max_length(decoder: Decoder, settings: ModelSettings) -> int:
     return min(decoder.max_length, settings.max_length)
 
 
-def engine_over(decoder: Decoder, settings: ModelSettings, name: str) -> Engine:
-    """An engine that scores with a decoder, not started."""
-    usual = _CPU_CHUNK if decoder.device.type == "cpu" else _DEVICE_CHUNK
+def engine_over(decoders: Sequence[Decoder], settings: ModelSettings, name: str) -> Engine:
+    """An engine that scores with decoders of one device, not started. Each sequence gets a part
+    of every one's KV cache, or of none."""
+    device = decoders[0].device
+    usual = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
     chunk = settings.prefill_chunk or usual
     limits = BatchLimits(settings.token_budget, chunk, _CHUNKS_ALONE * chunk, settings.gather)
-    admission = Admission((decoder,), admission_limits(settings))
-    stepper = Stepper(decoder.device, lambda: decoder.engine == "openvino")
+    admission = Admission(decoders, admission_limits(settings))
+    stepper = Stepper(device, lambda: all(one.engine == "openvino" for one in decoders))
     return Engine(name, admission, limits, stepper)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -52,31 +53,35 @@ class Loaded:
     Attributes:
         engine: runs the sequences.
         info: the handshake's message, but for what changes.
-        model: that scores, if one does.
+        models: that score, if any do; of several the first one is described.
     """
 
     engine: Engine
     info: common_pb2.ModelInfo
-    model: Model | None
+    models: Sequence[Model]
 
     def described(self) -> common_pb2.ModelInfo:
         """The handshake's message, now."""
         info = common_pb2.ModelInfo()
         info.CopyFrom(self.info)
-        if self.model is not None:
-            info.dtype, info.engine = self.model.dtype, self.model.engine
-            info.improving = self.model.improving
+        if self.models:
+            info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
+            info.improving = any(model.improving for model in self.models)
         return info
 
     def stats(self) -> common_pb2.EngineStats:
         """The work done since the start."""
-        model = self.model
         return common_pb2.EngineStats(
             open_sequences=self.engine.admission.open_sequences,
-            forward_passes=model.forward_passes if model else 0,
-            fed_tokens=model.fed_tokens if model else 0,
+            forward_passes=sum(model.forward_passes for model in self.models),
+            fed_tokens=sum(model.fed_tokens for model in self.models),
             opened_sequences=self.engine.admission.opened,
         )
+
+    def improve(self) -> None:
+        """Look for faster models, one after the other. Slow; from any thread."""
+        for model in self.models:
+            model.improve()
 
 
 class EngineServicer(ABC, Generic[M, L]):
@@ -119,8 +124,8 @@ class EngineServicer(ABC, Generic[M, L]):
 
             EngineMeter(self.metering.instruments, self._loaded)
         self._loaded.engine.start()
-        if (model := self._loaded.model) is not None:
-            self._improving = asyncio.create_task(in_daemon_thread(model.improve))
+        if self._loaded.models:
+            self._improving = asyncio.create_task(in_daemon_thread(self._loaded.improve))
 
     @abstractmethod
     def _load(self) -> L:

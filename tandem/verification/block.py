@@ -13,6 +13,7 @@ from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, last_success, plain_view, row_within
 from tandem.verification.fused import decide_block
+from tandem.verification.fused_tree import decide_block_tree
 from tandem.verification.traversal import Traversal
 from tandem.verification.tree import TreeRule
 from tandem.verification.verifier import Verifier
@@ -39,6 +40,7 @@ class BlockVerifier(Verifier[_BlockView]):
     takes = Shape.TREE
     trees: ClassVar[TreeRule | None] = Traversal()
     fused = staticmethod(decide_block)
+    fused_tree = staticmethod(decide_block_tree)
 
     def count_accepted(self, passed: Tensor) -> Tensor:
         """The last success."""

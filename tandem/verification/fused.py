@@ -260,3 +260,40 @@ def decide_all(
             numbers[b, : longest + 2],
         )
     return numbers
+
+
+def decide_trees(
+    decide: Callable[..., None],
+    p: npt.NDArray[np.float32],
+    starts: Sequence[int],
+    drafts: Sequence[Draft],
+    uniforms: npt.NDArray[np.float64],
+) -> npt.NDArray[np.float64]:
+    """Verdicts of one rule for several drafts.
+
+    Args:
+        decide: the rule's kernel, of `fused_tree.py`.
+        p: [R, V] processed rows of the target.
+        starts: each draft's first row; it has one more than nodes that are no twins.
+        drafts: checked.
+        uniforms: [B, N+1], as the rule has them for drafts up to N nodes: the last column draws
+            what follows.
+
+    Returns:
+        [B, 3 + N] float64: place of the last kept node, next token, a number that is finite if all
+        rows are, overlaps.
+    """
+    longest = uniforms.shape[1]
+    numbers = np.zeros((len(drafts), longest + 2))
+    law, row = np.zeros((2, p.shape[1]), np.float32)
+    for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
+        count = len(draft)
+        own = uniforms[b]
+        if count + 1 < longest:  # its own numbers, then the one that draws
+            own = np.append(own[:count], own[-1])
+        lists = draft.token_ids, draft.places(), draft.rows_of_nodes(), draft.sizes
+        nodes = [np.array(each, np.int64) for each in lists]
+        rows = p[start : start + count + 1]
+        entries = draft.ids, draft.weights, draft.distinct
+        decide(rows, *nodes, *entries, own, law, row, numbers[b])
+    return numbers

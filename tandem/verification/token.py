@@ -12,6 +12,7 @@ from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
 from tandem.verification.fused import decide_token
+from tandem.verification.fused_tree import decide_token_tree
 from tandem.verification.recursive import RecursiveRejection
 from tandem.verification.tree import TreeRule
 from tandem.verification.verifier import Verifier
@@ -25,6 +26,7 @@ class TokenVerifier(Verifier[View]):
     takes = Shape.TREE
     trees: ClassVar[TreeRule | None] = RecursiveRejection()
     fused = staticmethod(decide_token)
+    fused_tree = staticmethod(decide_token_tree)
 
     def count_accepted(self, passed: Tensor) -> Tensor:
         """Up to the first failure."""

@@ -21,6 +21,7 @@ from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification.chain import View
 from tandem.verification.fused import FusedVerdict
+from tandem.verification.fused_tree import FusedTreeVerdict
 from tandem.verification.tree import Judged, TreeRule
 
 W = TypeVar("W", bound=View)
@@ -40,6 +41,7 @@ class Verifier(ABC, Generic[W]):
         resumable: whether the emitted tokens say all that is needed to go on behind them.
         fused: the same rule on chains as a kernel for a CPU, where there is one; see `kernel`.
         trees: the same rule on trees; None for one that takes chains alone.
+        fused_tree: that as a kernel for a CPU, where there is one; see `tree_kernel`.
     """
 
     name: ClassVar[str]
@@ -50,11 +52,18 @@ class Verifier(ABC, Generic[W]):
     resumable: ClassVar[bool] = True
     fused: ClassVar[FusedVerdict | None] = None
     trees: ClassVar[TreeRule | None] = None
+    fused_tree: ClassVar[FusedTreeVerdict | None] = None
 
     @property
     def kernel(self) -> FusedVerdict | None:
         """The class's own `fused`: a class that changes another's rule has not its kernel."""
         fused = vars(type(self)).get("fused")
+        return fused.__func__ if isinstance(fused, staticmethod) else fused
+
+    @property
+    def tree_kernel(self) -> FusedTreeVerdict | None:
+        """The class's own `fused_tree`, for a rule without state."""
+        fused = vars(type(self)).get("fused_tree")
         return fused.__func__ if isinstance(fused, staticmethod) else fused
 
     def accept_probabilities(

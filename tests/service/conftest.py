@@ -76,7 +76,7 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
             ),
         )
         settings = OrchestratorSettings(
-            drafters=(address_of(drafter),), targets=(address_of(target),)
+            drafters=(address_of(drafter),), targets=(address_of(target),), gamma=4
         )
         orchestrator = await start(stack, make_orchestrator(settings))
         await orchestrator.ready()

@@ -37,11 +37,12 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
     """Drafts the number that follows, as certain rows.
 
     Attributes:
-        pure: what it says of them.
+        shape, pure: what it says of them.
     """
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(**changes)
+        self.shape: common_pb2.DraftShape.ValueType = CHAIN
         self.pure = True
 
     message = drafter_pb2.DraftResponse
@@ -82,7 +83,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
             info=self.info,
             drafter="fake",
             draft_support=50,
-            shape=common_pb2.DRAFT_SHAPE_CHAIN,
+            shape=self.shape,
             pure=self.pure,
         )
 
@@ -206,7 +207,8 @@ async def serve_fakes(
     """Fakes on free ports, and the settings of an orchestrator over them."""
     async with AsyncExitStack() as stack:
         addresses = [(fake, await _serve(stack, fake)) for fake in fakes]
-        peers = {
+        peers: dict[str, Any] = {
+            "gamma": 4,  # so that a seed repeats its text
             "drafters": tuple(at for fake, at in addresses if isinstance(fake, FakeDrafter)),
             "targets": tuple(at for fake, at in addresses if isinstance(fake, FakeTarget)),
         }

@@ -63,6 +63,7 @@ async def running(random_pair: tuple[Path, Path]) -> AsyncIterator[Running]:
             drafters=(address_of(servers["drafter"]),),
             targets=(address_of(servers["target"]),),
             metrics_listen=ANY_PORT,
+            gamma=4,
         )
         services["orchestrator"] = make_orchestrator(settings)
         server = await start(stack, services["orchestrator"])

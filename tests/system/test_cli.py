@@ -30,7 +30,7 @@ from tests.system.test_up import (
     up,
 )
 
-TEXT = ["generate", "import ", "--seed", "3", "-n", "12"]
+TEXT = ["generate", "import ", "--seed", "3", "--gamma", "4", "-n", "12"]
 
 
 @pytest.fixture(scope="module")

@@ -9,46 +9,78 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.exactness import SMALLEST_P, SUPPORTS, Case, count_texts, target_law
+from tests.exactness import (
+    BRANCHING,
+    SMALLEST_P,
+    Case,
+    count_texts,
+    drafter_settings,
+    target_law,
+)
 from tests.laws import chi_square_p_value
 from tests.processes import generation, trio
+from tests.tiny import save_random_llama
 
 TEXTS = 2_000
-TREE = {"METHOD": "tree", "DRAFT_MASS": "1.0", "ACCEPTANCE": "0.6,0.4,0.3"}
 
 
-@pytest.mark.parametrize("rows", SUPPORTS)
-def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    drafter, target = random_pair
+@pytest.fixture(scope="module")
+def folder(random_pair: tuple[Path, Path]) -> Path:
+    """With two drafters and a target."""
+    folder = random_pair[0].parent
+    save_random_llama(folder / "second", 3)
+    return folder
+
+
+# `make exactness` has all of them.
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [("tree", "support 2"), ("chains", "dense"), ("forest", "support 2")],
+)
+def test_the_law_is_the_targets(method: str, rows: str, folder: Path, tmp_path: Path) -> None:
+    target = folder / "target"
     law = target_law(target)
-    settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": SUPPORTS[rows], **TREE}
+    settings = drafter_settings(method, rows, folder)
     with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
-        for verifier in ("token", "block"):
-            counts = count_texts(services, Case(verifier, 3, rows, 6), range(TEXTS))
-            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
+        cases = [Case(verifier, 3, rows, 6, method) for verifier in BRANCHING[method]]
+        if method == "tree":  # sizes that follow what was seen of other texts
+            cases.append(Case("block", None, rows, drafter=method))
+        for case in cases:
+            counts = count_texts(services, case, range(TEXTS))
+            assert chi_square_p_value(counts, law) > SMALLEST_P, case
         services.wait_idle()
 
 
-def test_a_mutant_server_fails(random_pair: tuple[Path, Path], tmp_path: Path) -> None:
-    drafter, target = random_pair
+def test_a_mutant_server_fails(folder: Path, tmp_path: Path) -> None:
+    target = folder / "target"
     with trio(
         tmp_path,
-        drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0", **TREE},
+        drafter=drafter_settings("tree", "dense", folder),
         target={"MODEL": str(target)},
         target_module="tests.system.mutant_tree",
     ) as services:
-        counts = count_texts(services, Case("token", 3, "dense", 6), range(TEXTS))
+        counts = count_texts(services, Case("token", 3, "dense", 6, "tree"), range(TEXTS))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
 
 
-def test_greedy_texts_and_counts(tmp_path: Path) -> None:
-    """With the embedded pair: what a tree drafts, keeps and says of itself."""
+SIZES = ((4, 16), (3, 6), (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sizes"), [("tree", SIZES), ("chains", SIZES[:1]), ("forest", SIZES[:1])]
+)
+def test_greedy_texts_and_counts(
+    recipe: str, sizes: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    """With the embedded pair: what is drafted, what is kept, and what is said of it."""
     prompts = ["import ", "def main(", "class Foo", "for i in ", "return ", "if x", "try:", "# "]
-    with trio(tmp_path, drafter={"METHOD": "tree"}) as services:
+    with trio(tmp_path, drafter={"RECIPE": recipe}) as services:
         with grpc.insecure_channel(services.orchestrator.address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
-            def complete(prompt: str, gamma: int, nodes: int | None, verifier: str) -> pb.Summary:
+            def complete(
+                prompt: str, gamma: int | None, nodes: int | None, verifier: str
+            ) -> pb.Summary:
                 asked = generation(
                     prompt,
                     max_new_tokens=48,
@@ -64,8 +96,8 @@ def test_greedy_texts_and_counts(tmp_path: Path) -> None:
             for prompt in prompts:
                 texts: list[list[int]] = []
                 complete(prompt, 0, None, "block")
-                for verifier in ("token", "block"):
-                    for gamma, nodes in ((4, 16), (3, 6), (2, 2)):
+                for verifier in BRANCHING[recipe]:
+                    for gamma, nodes in sizes:
                         summary = complete(prompt, gamma, nodes, verifier)
                         assert not summary.drafter_lost
                         assert max(summary.nodes) <= nodes
@@ -73,6 +105,8 @@ def test_greedy_texts_and_counts(tmp_path: Path) -> None:
                         assert summary.drafted_tokens == sum(summary.nodes)
                         assert summary.effective.speculation.max_nodes == nodes
                         assert len(summary.accepted_per_position) <= gamma
+                        assert sum(summary.accepted_per_rank) == summary.accepted_tokens
+                complete(prompt, None, None, "block")
                 assert all(text == texts[0] for text in texts[1:]), prompt
             with pytest.raises(grpc.RpcError, match=r"max_nodes must be 1\.\.16, got 17"):
                 complete("x", 4, 17, "block")

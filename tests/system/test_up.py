@@ -192,6 +192,39 @@ def test_up_with_a_pair_that_does_not_fit(tmp_path: Path) -> None:
     assert "has 6 token ids, the target 5" in one_line(run)
 
 
+def test_up_with_a_recipe(tmp_path: Path) -> None:
+    target, drafter, second = (
+        str(save_random_llama(tmp_path / name, seed=i)) for i, name in enumerate("abc")
+    )
+    recipe = tmp_path / "recipe.toml"
+    parts = [f'[[parts]]\nmethod = "model"\nmodel = "{model}"\n' for model in (drafter, second)]
+    recipe.write_text("\n".join(['method = "forest"', *parts]))
+    pair = ["--target", target, "--drafter", drafter]
+    with up(tmp_path, "--recipe", str(recipe), *pair, TANDEM_DRAFTER_METHOD="tree") as running:
+        address = running.wait_ready()
+        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "20", "--ignore-eos"]
+        summary = json.loads(invoke(*ids, "--nodes", "8", "--gamma", "4", "--json").stdout)[
+            "summary"
+        ]
+    assert max(summary["nodes"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--recipe", "trees", "--drafter", "models/drafter"],
+            "cannot read the recipe trees: No such file",
+        ),
+        (["--recipe", "tree", "--drafter", "none"], "there is no drafter"),
+    ],
+)
+def test_up_with_a_bad_recipe(options: list[str], sentence: str) -> None:
+    run = tandem("up", "--listen", "127.0.0.1:0", "--target", "models/target", *options)
+    assert run.returncode == 2
+    assert sentence in one_line(run)
+
+
 def test_up_says_which_service_died(tmp_path: Path) -> None:
     target = save_random_llama(tmp_path / "target", seed=1)
     with up(tmp_path, "--target", str(target), "--drafter", "none") as running:

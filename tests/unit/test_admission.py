@@ -71,6 +71,20 @@ async def test_a_sequence_gets_what_it_asked_for_and_gives_it_back() -> None:
     assert place.admission.opened == 1
 
 
+async def test_a_sequence_gets_a_part_of_every_pool_or_of_none() -> None:
+    pools = Pool(100), Pool(20), Pool(100)
+    admission = Admission(pools, AdmissionLimits(10, 10, 0.01))
+    first = Sequence()
+    await admission.admit(first, 15)
+    assert [cache.pool for cache in first.caches] == list(pools)
+    with pytest.raises(Exhausted):
+        await admission.admit(Sequence(), 10)
+    assert [pool.free_positions for pool in pools] == [85, 5, 85]
+    assert admission.release(first)
+    admission.reclaim(first)
+    assert [pool.free_positions for pool in pools] == [100, 20, 100]
+
+
 async def test_waiting_is_first_come_first_served() -> None:
     place = Place()
     first = await place.enter(80)

@@ -7,6 +7,7 @@ where it is allowed to: once, when a draft or a verdict goes to the host.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from drafter_svc.built_in import built_ins
+from drafter_svc.methods import METHODS
+from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine import decisions, draws
@@ -233,6 +237,30 @@ def test_a_draft_waits_for_the_device_once(
     draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
     assert (host.arrivals, host.devices) == (1, {"cuda"})
     assert clock.waits == 2  # behind the opening's last pass, and behind the draft
+
+
+# Chains have to know which of them agree, level by level.
+@pytest.mark.parametrize(("name", "arrivals"), [("tree", 1), ("chains", 3), ("forest", 1)])
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_draft_with_branches_stays_on_the_device(
+    host: Host, mixture: str, name: str, arrivals: int
+) -> None:
+    recipe = built_ins(DrafterSettings(chains=2))[name]
+    decoders = [decoder_on_device(copy.deepcopy(LLAMA)) for _ in recipe.checkpoints]
+    drafter = METHODS[name](recipe, decoders, Truncation(0.99, 16))
+    sequences = [DraftSequence([1] * 3, one, VOCAB_SIZE) for one in MIXTURES[mixture]]
+    for sequence in sequences:
+        sequence.caches = [decoder.reserve(40) for decoder in decoders]
+    stepper = Stepper(decoders[0].device)
+    run(stepper, sequences, drafter.open)
+
+    def begin(sequence: DraftSequence) -> Any:
+        return drafter.go_on(sequence, 1, [5], 3, 6)
+
+    for drafted in run(stepper, sequences, begin):
+        assert len(drafted) > 0
+    waits = 1 if mixture == "greedy" else arrivals
+    assert (host.arrivals, host.devices) == (waits, {"cuda"})
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

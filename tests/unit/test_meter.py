@@ -64,7 +64,7 @@ def test_an_end_that_nobody_explains_is_a_bug_of_ours() -> None:
 
 def test_without_meters_nothing_is_booked() -> None:
     meter, tally = TextMeter(None, Ledger(), "fake"), Tally()
-    tally.add_round(0, 0, 0, [])
+    tally.add_round(0, 0, [], [])
     meter.accept(3)
     meter.commit(Round(0, [EmittedToken(1, Origin.BONUS, "")], 0, 0), tally)
     meter.lose_drafter()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import product
 from typing import Any
 
 import pytest
 
-from tandem.drafting.shape import likeliest
+from tandem.drafting.chains import ChainsDrafter
 from tandem.drafting.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import depth_of
+from tandem.speculation.nodes import Shape, depth_of, misfit
 from tandem.speculation.sampling import Sampling
 from tests.tiny import (
     DrafterEngine,
     Text,
     make_drafter,
+    make_method,
     make_target,
     random_llama,
     running,
@@ -28,60 +28,87 @@ PROMPT = [1, 2, 3]
 ACCEPTANCE = (0.6, 0.2, 0.1)
 
 
-def expected(acceptance: tuple[float, ...], levels: list[list[int]]) -> float:
-    """Kept tokens of a shape, where sibling ranks are kept with these chances."""
-    total, above = 0.0, [1.0]
-    for level in levels:
-        here = [above[p] * acceptance[level[:i].count(p)] for i, p in enumerate(level)]
-        total, above = total + sum(here), here
-    return total
-
-
-def shapes(nodes: int, depth: int, widest: int) -> list[list[list[int]]]:
-    """Every shape of so many nodes: trees as parents in level order."""
-    found = []
-    for parents in product(range(nodes), repeat=nodes - 1):
-        tree = [-1, *(p - 1 for p in parents)] if nodes > 1 else [-1]
-        if any(parent >= i for i, parent in enumerate(tree)) or tree != sorted(tree):
-            continue
-        levels: list[list[int]] = []
-        place: list[tuple[int, int]] = []
-        for parent in tree:
-            level = place[parent][0] + 1 if parent >= 0 else 0
-            while len(levels) <= level:
-                levels.append([])
-            levels[level].append(place[parent][1] if parent >= 0 else 0)
-            place.append((level, len(levels[level]) - 1))
-        counts = [row.count(p) for row in levels for p in set(row)]
-        if len(levels) <= depth and max(counts) <= widest:
-            found.append(levels)
-    return found
-
-
-@pytest.mark.parametrize("acceptance", [ACCEPTANCE, (0.74, 0.08, 0.035), (0.5, 0.49), (0.3,)])
-@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (3, 2), (4, 4), (5, 2), (5, 3)])
-def test_no_shape_is_expected_to_keep_more(
-    acceptance: tuple[float, ...], nodes: int, depth: int
-) -> None:
-    shape = likeliest(acceptance, depth, nodes)
-    own = expected(acceptance, [list(level) for level in shape.levels])
-    best = max(
-        (expected(acceptance, levels) for levels in shapes(nodes, depth, len(acceptance))),
-        default=0.0,
-    )
-    assert len(shape) <= nodes
-    assert len(shape.levels) <= depth
-    assert own >= best - 1e-12
-
-
-def test_one_sibling_makes_a_chain() -> None:
-    assert likeliest((0.9,), 4, 16).levels == ((0,),) * 4
-
-
 def tree_engine(acceptance: tuple[float, ...] = ACCEPTANCE) -> DrafterEngine:
     engine = make_drafter(random_llama(2))
     engine.drafter = TreeDrafter(engine.decoder, Truncation(0.999, 512), acceptance, 16)
     return engine
+
+
+def chains_engine(chains: int) -> DrafterEngine:
+    engine = make_drafter(random_llama(2))
+    engine.drafter = ChainsDrafter(engine.decoder, Truncation(0.999, 512), chains, 16)
+    return engine
+
+
+def noted(engine: DrafterEngine, monkeypatch: pytest.MonkeyPatch) -> list[Draft]:
+    """The drafts that an engine makes from now on."""
+    drafts: list[Draft] = []
+    own: Any = engine.draft
+
+    async def noting(*args: Any) -> Draft:
+        drafts.append(await own(*args))
+        return drafts[-1]
+
+    monkeypatch.setattr(engine, "draft", noting)
+    return drafts
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "spectr", "gbv"])
+async def test_greedy_texts_of_chains_are_the_models_own(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, drafter = make_target(random_llama(1)), chains_engine(3)
+    drafts = noted(drafter, monkeypatch)
+    async with running(target, drafter):
+        plain = await speculate(None, target, PROMPT, 40)
+        text = await speculate(drafter, target, PROMPT, 40, gamma=4, max_nodes=12, rule=rule)
+        assert text.token_ids == plain.token_ids
+        assert text.accepted > 0
+    assert {len(draft) for draft in drafts} == {1, 2, 3, 4}, "all chains are one"
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "spectr", "gbv"])
+async def test_one_of_several_chains_is_the_chain(rule: str) -> None:
+    """The same seed, the same text."""
+    like = {"spectr": "token", "gbv": "block"}.get(rule, rule)
+    target, drafter, model = (
+        make_target(random_llama(1)),
+        chains_engine(1),
+        make_drafter(random_llama(2)),
+    )
+    async with running(target, drafter, model):
+        for seed in range(5):
+            sampling = Sampling(seed=seed)
+            alone = await speculate(
+                drafter, target, PROMPT, 30, max_nodes=16, rule=rule, sampling=sampling
+            )
+            chain = await speculate(model, target, PROMPT, 30, rule=like, sampling=sampling)
+            assert alone == chain
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chains", "depth"), [(9, 3, 3), (16, 3, 3), (8, 2, 3), (2, 1, 2)]
+)
+async def test_chains_share_their_common_beginnings(
+    nodes: int, chains: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many draws at a place as chains reach it, from one row; repeated ones are twins."""
+    target, drafter = make_target(random_llama(1)), chains_engine(3)
+    drafts = noted(drafter, monkeypatch)
+    async with running(target, drafter):
+        for seed in range(6):
+            await speculate(
+                drafter, target, PROMPT, 30, gamma=3, max_nodes=nodes, sampling=Sampling(seed=seed)
+            )
+    full = [draft for draft in drafts if draft.depth == depth]
+    assert full
+    assert {len(draft) for draft in full} == {chains * depth}
+    for draft in drafts:
+        assert not draft.distinct
+        assert misfit(draft, Shape.IID_CHAINS) == ""
+    twins = [list(draft.homes()) != list(range(1, len(draft) + 1)) for draft in full]
+    assert any(twins) == (chains > 1)
+    assert not all(twins)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -117,38 +144,58 @@ async def test_a_tree_of_one_branch_is_the_chain(rule: str) -> None:
             assert branch == chain
 
 
-async def test_a_text_is_the_same_alone_and_beside_others() -> None:
-    target, drafter, chains = (
+@pytest.mark.parametrize("name", ["tree", "chains", "forest"])
+async def test_a_text_is_the_same_alone_and_beside_others(name: str) -> None:
+    """Beside greedy texts, drafts of other sizes, and chains of another drafter."""
+    target, drafter, model = (
         make_target(random_llama(1)),
-        tree_engine(),
+        make_method(name),
         make_drafter(random_llama(2)),
     )
 
     async def text(seed: int, nodes: int) -> Text:
-        engine = drafter if nodes else chains
-        return await speculate(
-            engine, target, PROMPT, 24, max_nodes=nodes, sampling=Sampling(seed=seed)
-        )
+        sampling = Sampling(seed=seed, temperature=float(seed != 3))
+        engine = drafter if nodes else model
+        return await speculate(engine, target, PROMPT, 24, max_nodes=nodes, sampling=sampling)
 
-    async with running(target, drafter, chains):
+    async with running(target, drafter, model):
         alone = await text(7, 8)
         together = await asyncio.gather(text(7, 8), *(text(n, (0, 6, 12)[n % 3]) for n in range(7)))
         assert together[0] == alone
 
 
+@pytest.mark.parametrize("rule", ["token", "block"])
+async def test_greedy_texts_of_a_forest_are_the_models_own(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first tokens are the likeliest of each model that the models before it did not draw."""
+    target, drafter = make_target(random_llama(1)), make_method("forest")
+    drafts = noted(drafter, monkeypatch)
+    async with running(target, drafter):
+        plain = await speculate(None, target, PROMPT, 40)
+        text = await speculate(drafter, target, PROMPT, 40, gamma=3, max_nodes=9, rule=rule)
+        assert text.token_ids == plain.token_ids
+        assert text.accepted > 0
+    for draft in drafts:
+        first = [t for t, place in zip(draft.token_ids, draft.places(), strict=True) if not place]
+        assert len(first) == len(set(first)) >= 2 or len(draft) == 1
+        assert draft.sizes == [0] * len(draft.sizes)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "nodes", "shares"), [(3, 9, [6, 3]), (3, 4, [2, 2]), (4, 1, [1, 0]), (1, 16, [3, 1])]
+)
+def test_the_parts_of_a_forest_share_its_nodes(gamma: int, nodes: int, shares: list[int]) -> None:
+    forest: Any = make_method("forest").drafter
+    assert forest._shared(gamma, nodes) == shares
+
+
 async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = tree_engine()
-    drafts: list[Draft] = []
-    own: Any = drafter.draft
-
-    async def noting(*args: Any) -> Draft:
-        drafts.append(await own(*args))
-        return drafts[-1]
-
-    monkeypatch.setattr(drafter, "draft", noting)
+    drafts = noted(drafter, monkeypatch)
     target = make_target(random_llama(1))
     async with running(target, drafter):
-        for seed in range(4):
+        for seed in range(8):
             await speculate(
                 drafter, target, PROMPT, 30, gamma=3, max_nodes=9, sampling=Sampling(seed=seed)
             )

@@ -55,8 +55,10 @@ def test_a_tree_leaves_the_law_as_it_is(program: Program) -> None:
 
 @pytest.mark.parametrize("program", IID, ids=lambda program: program.name)
 def test_independent_chains_leave_the_law_as_it_is(program: Program) -> None:
-    rules = ["spectr", "gbv", "token", "block"]
-    assert max(errors(program, rules, range(20)).values()) < TOLERANCE
+    found = errors(program, ["spectr", "gbv"], range(20))
+    # The others take any tree, and have had twenty seeds of those.
+    found |= errors(program, ["token", "block"], range(5))
+    assert max(found.values()) < TOLERANCE
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))

@@ -358,8 +358,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     DRAFT_SUPPORT_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     PURE_FIELD_NUMBER: builtins.int
+    RECIPE_FIELD_NUMBER: builtins.int
     drafter: builtins.str
-    """drafter is the drafting method ("model", "lookup")."""
+    """drafter is the drafting method ("model", "tree", "chains", "forest", "lookup")."""
     draft_support: builtins.int
     """draft_support is the most tokens of a row that the drafter keeps (0 = all)."""
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
@@ -367,6 +368,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     pure: builtins.bool
     """pure: each row is a function of the tokens before it alone, wherever the round began. A
     verifier with needs_pure takes no other drafts.
+    """
+    recipe: builtins.str
+    """recipe says of what the method is made, as JSON: its keys as the recipe's file has them, with
+    models by name alone. For people.
     """
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
@@ -385,8 +390,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         draft_support: builtins.int = ...,
         shape: tandem.common.v1.common_pb2.DraftShape.ValueType = ...,
         pure: builtins.bool = ...,
+        recipe: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "info", b"info", "pure", b"pure", "shape", b"shape", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "info", b"info", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

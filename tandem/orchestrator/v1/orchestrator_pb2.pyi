@@ -210,12 +210,14 @@ class Speculation(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the number of tokens drafted in a round, 0..max_gamma; 0 decodes
     plainly, without a drafter. A round drafts less where less is left of
-    max_new_tokens. Default: the orchestrator's setting (4).
+    max_new_tokens. Default: the orchestrator's setting (auto: each round's length is the one
+    that is expected to yield the most tokens for its time at the present load, 0 among them; a
+    seed then repeats the law, not the text. greedy_block drafts 4).
     """
     max_nodes: builtins.int
     """max_nodes is the most tokens drafted in a round where the drafter makes trees, whose paths
     gamma then bounds: 1..max_nodes of GetModelInfoResponse. INVALID_ARGUMENT where it makes
-    chains. Default: the orchestrator's setting (16).
+    chains. Default: the orchestrator's setting (auto: chosen with gamma, or for a given one).
     """
     def __init__(
         self,
@@ -351,6 +353,7 @@ class Token(google.protobuf.message.Message):
     ID_FIELD_NUMBER: builtins.int
     ORIGIN_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    SIBLINGS_FIELD_NUMBER: builtins.int
     id: builtins.int
     """id in the target's vocabulary."""
     origin: Global___TokenOrigin.ValueType
@@ -359,14 +362,17 @@ class Token(google.protobuf.message.Message):
     """text that this token released. It may lag behind the ids, while a character is
     incomplete or a stop string possible; the next tokens' text then makes it up.
     """
+    siblings: builtins.int
+    """siblings is, for an accepted token of a tree, how many others were drafted at its place."""
     def __init__(
         self,
         *,
         id: builtins.int = ...,
         origin: Global___TokenOrigin.ValueType = ...,
         text: builtins.str = ...,
+        siblings: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "origin", b"origin", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "origin", b"origin", "siblings", b"siblings", "text", b"text"]) -> None: ...
 
 Global___Token: typing_extensions.TypeAlias = Token
 
@@ -380,12 +386,22 @@ class Round(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
+    EXPECTED_TOKENS_FIELD_NUMBER: builtins.int
+    EXPECTED_WALL_NS_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round number; the first is the token from the target's prefill."""
     gamma: builtins.int
     """gamma is the length of the draft, of a tree its longest path."""
     nodes: builtins.int
     """nodes is the number of tokens that were drafted: gamma on a chain."""
+    expected_tokens: builtins.float
+    """expected_tokens is how many tokens the round was expected to yield, by which its draft's size
+    was chosen. Unset where the size is fixed, or nothing was known yet.
+    """
+    expected_wall_ns: builtins.int
+    """expected_wall_ns is how long it was expected to take, from asking for the draft to the
+    verdict. Set with expected_tokens.
+    """
     @property
     def tokens(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Token]:
         """tokens emitted, in order: the accepted ones, then the correction or bonus. Cut
@@ -399,8 +415,15 @@ class Round(google.protobuf.message.Message):
         tokens: collections.abc.Iterable[Global___Token] | None = ...,
         gamma: builtins.int = ...,
         nodes: builtins.int = ...,
+        expected_tokens: builtins.float | None = ...,
+        expected_wall_ns: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns", "gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_tokens", b"_expected_tokens"]) -> typing.Literal["expected_tokens"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_wall_ns", b"_expected_wall_ns"]) -> typing.Literal["expected_wall_ns"] | None: ...
 
 Global___Round: typing_extensions.TypeAlias = Round
 
@@ -419,6 +442,7 @@ class Summary(google.protobuf.message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: builtins.int
     ACCEPTED_PER_POSITION_FIELD_NUMBER: builtins.int
+    ACCEPTED_PER_RANK_FIELD_NUMBER: builtins.int
     BLOCK_EFFICIENCY_FIELD_NUMBER: builtins.int
     ACCEPTANCE_RATE_FIELD_NUMBER: builtins.int
     OVERLAP_SUM_FIELD_NUMBER: builtins.int
@@ -472,6 +496,12 @@ class Summary(google.protobuf.message.Message):
         """
 
     @property
+    def accepted_per_rank(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """accepted_per_rank counts, for each rank among siblings, how often the token drawn there was
+        kept: of a chain there is the first alone.
+        """
+
+    @property
     def gammas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """gammas is each round's draft length, prefill (0) first."""
 
@@ -486,7 +516,8 @@ class Summary(google.protobuf.message.Message):
     @property
     def effective(self) -> Global___Effective:
         """effective settings: the request with every default filled in, seed included. A
-        prompt given as text stays text.
+        prompt given as text stays text; a gamma or max_nodes that was chosen round by round stays
+        unset.
         """
 
     def __init__(
@@ -501,6 +532,7 @@ class Summary(google.protobuf.message.Message):
         drafted_tokens: builtins.int = ...,
         accepted_tokens: builtins.int = ...,
         accepted_per_position: collections.abc.Iterable[builtins.int] | None = ...,
+        accepted_per_rank: collections.abc.Iterable[builtins.int] | None = ...,
         block_efficiency: builtins.float = ...,
         acceptance_rate: builtins.float = ...,
         overlap_sum: builtins.float = ...,
@@ -513,7 +545,7 @@ class Summary(google.protobuf.message.Message):
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 
@@ -705,7 +737,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     default_verifier: builtins.str
     """default_verifier where a request names none."""
     default_gamma: builtins.int
-    """default_gamma where a request names none."""
+    """default_gamma where a request names none; unset where it is chosen round by round."""
     max_gamma: builtins.int
     """max_gamma that a request may name."""
     active_requests: builtins.int
@@ -713,7 +745,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     max_nodes: builtins.int
     """max_nodes that a request may name; 0 where drafts are chains."""
     default_nodes: builtins.int
-    """default_nodes where a request names no max_nodes."""
+    """default_nodes where a request names no max_nodes; unset where they are chosen round by round."""
     @property
     def target(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """target model."""
@@ -733,13 +765,17 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         drafter: tandem.common.v1.common_pb2.ModelInfo | None = ...,
         verifiers: collections.abc.Iterable[builtins.str] | None = ...,
         default_verifier: builtins.str = ...,
-        default_gamma: builtins.int = ...,
+        default_gamma: builtins.int | None = ...,
         max_gamma: builtins.int = ...,
         active_requests: builtins.int = ...,
         max_nodes: builtins.int = ...,
-        default_nodes: builtins.int = ...,
+        default_nodes: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_default_gamma", b"_default_gamma"]) -> typing.Literal["default_gamma"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_default_nodes", b"_default_nodes"]) -> typing.Literal["default_nodes"] | None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

@@ -64,9 +64,9 @@ class OrchestratorServiceServicer:
 
         Effect: opens one sequence on a drafter and one on a target, and one on another target
         if that one is lost; all are freed when the call ends, however it ends. Cancel it to stop.
-        Idempotency: the same request with the same seed, a fixed gamma and float32
-        models gives the same tokens, unless a service is lost on the way. Safe to retry while no message has come; after
-        that, resume: prompt_token_ids = the prompt's and all received ids,
+        Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
+        models gives the same tokens, unless a service is lost on the way. Safe to retry while no
+        message has come; after that, resume: prompt_token_ids = the prompt's and all received ids,
         first_round = last received round + 1, the same seed. A text of a verifier that is not
         resumable (greedy_block) cannot be: what its last rounds owe to the law is not in its
         tokens.

@@ -1,0 +1,30 @@
+"""The drafter, whose distributions are other tokens' for as long as a file exists."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from drafter_svc.__main__ import main
+from tandem.inference.decoder import Decoder
+from tandem.inference.feed import Feed
+
+SHUFFLED = "SHUFFLED_WHILE"
+
+
+def _shuffle() -> None:
+    own, flag = Decoder.forward, Path(os.environ[SHUFFLED])
+
+    def forward(self: Decoder, feeds: Sequence[Feed]) -> Tensor:
+        logits = own(self, feeds)
+        return logits.roll(7, -1) if flag.exists() else logits
+
+    Decoder.forward = forward  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _shuffle()
+    main()

@@ -1,0 +1,1 @@
+"""Models beside the embedded pair, one script each."""

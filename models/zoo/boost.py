@@ -1,0 +1,228 @@
+"""Tune a second drafter on what the first one misses: `python -m models.zoo.boost train`.
+
+SpecInfer's boost-tuning (arXiv 2305.09781): in a forest the second drafter's first token is
+judged by what the first one left of the target's row, so that is what it is tuned on, instead of
+dropping samples. It starts as a copy of the first (see README.md in the folder above).
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from models import corpus, evaluate, llama, sampling
+from models.loop import Stage, aligned, train, windows
+from models.train import ALLOCATOR, scaled
+
+STAGES = [
+    Stage("search", steps=1200, rows=8, length=256, start=0.6, end=0.6),
+    Stage("decay", steps=1000, rows=8, length=256, start=0.6, end=0.0),
+]
+SAMPLE_BATCHES = 3
+# A second path of depth 4 earns c (1 + β + β² + β³): c is the share that its first token covers, β
+# its overlap with the target's rows from there on, where it stands alone. With β = 0.7, what its
+# rows of depth 2, 3 and 4 add to that, over what the first one adds.
+DEEPER = (0.87, 0.47, 0.19)
+_TINY = 1e-9
+
+
+def excess(p: Tensor, q: Tensor) -> Tensor:
+    """What q misses of p, (p - q)+ [..., vocabulary]."""
+    return (p - q).clamp(min=0)
+
+
+def uncovered(tokens: Tensor, p: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Mean mass of the target's rows that a path of the second drafter leaves uncovered.
+
+    As its first token it covers what the first drafter misses. Behind a token that it covered it
+    stands alone, and should cover all.
+
+    Args:
+        tokens: [rows, time] of texts of the target's kind.
+        p: [rows, time, vocabulary] the target's rows behind each.
+        first: likewise, the first drafter's.
+        second: likewise, of the one that is tuned.
+    """
+    left = excess(p, first)
+    wins = torch.minimum(left, left.sum(-1, keepdim=True) * second)
+    root = left.sum(-1) - wins.sum(-1)
+    # How likely each token came by way of the second drafter.
+    following = tokens[:, 1:, None]
+    came = wins[:, :-1].detach().gather(-1, following) / p[:, :-1].gather(-1, following)
+    came = came[..., 0].nan_to_num().clamp(max=1)
+    alone = excess(p, second).sum(-1)
+    deeper = [
+        weight * (came[:, : came.shape[1] - behind] * alone[:, 1 + behind :]).mean()
+        for behind, weight in enumerate(DEEPER)
+    ]
+    return root.mean() + torch.stack(deeper).sum()
+
+
+def stream(folder: Path, cache: Path) -> corpus.Tokens:
+    """The training text by the committed tokenizer, encoded once."""
+    path = cache / "train.bin"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        texts = [text for name, text in corpus.sources() if not corpus.held_out(name)]
+        tokens = corpus.encode(tokenizer_of(folder), texts)
+        temporary = path.with_suffix(".tmp")
+        tokens.tofile(temporary)
+        os.replace(temporary, path)
+    return corpus.load(cache, "train")
+
+
+def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
+    """The pair's own."""
+    return corpus.wrap(Tokenizer.from_file(str(folder / "target" / "tokenizer.json")))
+
+
+def frozen(folder: Path, name: str) -> llama.Weights:
+    """The weights of a committed model, in float32, not to be trained."""
+    model = LlamaForCausalLM.from_pretrained(str(folder / name), dtype=torch.float32)
+    return llama.weights(model.requires_grad_(False))
+
+
+def tune(folder: Path, cache: Path, output: Path, scale: float) -> None:
+    """Half of each batch is the corpus, half is sampled by the target."""
+    target, first = frozen(folder, "target"), frozen(folder, "drafter")
+    text = stream(folder, cache)
+    batches = max(1, round(SAMPLE_BATCHES * scale))
+    samples = sampling.ensure(cache / "samples", batches, text, target, llama.TARGET)
+    model = LlamaForCausalLM.from_pretrained(str(folder / "drafter"), dtype=torch.float32)
+    w = llama.weights(model)
+
+    @torch.compile(dynamic=False)
+    def objective(tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            p, q = (
+                llama.logits(own, tokens, shape).float().softmax(-1)
+                for own, shape in ((target, llama.TARGET), (first, llama.DRAFTER))
+            )
+        return uncovered(tokens, p, q, llama.logits(w, tokens, llama.DRAFTER).float().softmax(-1))
+
+    def draw(stage: Stage, step: int) -> Tensor:
+        half = replace(stage, rows=stage.rows // 2)
+        begin = 0 if step % 2 else samples.shape[1] - 1 - stage.length
+        sampled = aligned(samples, half, step)[:, begin : begin + stage.length + 1]
+        return torch.cat([windows(text, half, step), sampled])
+
+    seconds = train(
+        model,
+        scaled(STAGES, scale),
+        draw,
+        lambda stage, tokens: objective(tokens),
+        cache / "boosted.pt",
+    )
+    llama.save(model, tokenizer_of(folder), output / "boosted")
+    print(f"boosted drafter tuned in {seconds / 60:.1f} min", flush=True)
+
+
+def covered(p: Tensor, first: Tensor, second: Tensor, generator: torch.Generator) -> Tensor:
+    """Of the target's mass that the first draw misses, what a second one then wins [positions].
+
+    As siblings without replacement: the first token is drawn from those that are rejected, and
+    the second drafter's row goes without it.
+
+    Args:
+        p: [positions, vocabulary] the target's rows.
+        first: of the first draw.
+        second: of the second one.
+        generator: draws the first tokens.
+    """
+    left = excess(p, first)
+    missed = left.sum(-1, keepdim=True)
+    rejected = torch.multinomial(excess(first, p) + _TINY, 1, generator=generator)
+    without = second.scatter(-1, rejected, 0.0)
+    without = without / without.sum(-1, keepdim=True).clamp(min=_TINY)
+    return torch.minimum(left, missed * without).sum(-1)
+
+
+def rows_of(models: list[Any], tokens: Tensor) -> Iterator[list[Tensor]]:
+    """Rows [n, vocabulary] of each model, some texts of tokens [rows, time] at a time."""
+    for chunk in torch.split(tokens, 4):
+        yield [
+            model(input_ids=chunk, use_cache=False).logits.softmax(-1).flatten(0, 1)
+            for model in models
+        ]
+
+
+def measured(models: list[Any], tokens: Tensor, texts: int) -> dict[str, float]:
+    """How much of what the drafter misses the boosted one and a second draw of its own cover."""
+    generator = torch.Generator().manual_seed(0)
+    missed, boosted, again, overlap = [], [], [], []
+    for p, first, second in rows_of(models, tokens):
+        missed.append(excess(p, first).sum(-1))
+        boosted.append(covered(p, first, second, generator))
+        again.append(covered(p, first, first, generator))
+        overlap.append(torch.minimum(p, second).sum(-1))
+    per_text = [torch.cat(parts).view(texts, -1).mean(1).double() for parts in
+                (missed, boosted, again, overlap)]  # fmt: skip
+    of = per_text[0].mean()
+    gain = (per_text[1] - per_text[2]) / of
+    return {
+        "positions": tokens.numel(),
+        "missed": round(float(of), 4),
+        "covered_by_boosted": round(float(per_text[1].mean() / of), 4),
+        "covered_by_a_second_draw": round(float(per_text[2].mean() / of), 4),
+        "gain_standard_error": round(float(gain.std() / texts**0.5), 4),
+        "overlap_of_boosted_alone": round(float(per_text[3].mean()), 4),
+    }
+
+
+@torch.inference_mode()
+def report(folder: Path, output: Path) -> None:
+    """Measure on held-out text and on texts of the target; write `boost.json` beside the models."""
+    began = time.monotonic()
+    torch.manual_seed(0)
+    pair = evaluate.Pair.load(folder)
+    boosted = LlamaForCausalLM.from_pretrained(str(output / "boosted"), dtype=torch.float32)
+    models = [pair.target, pair.drafter, boosted.eval()]
+    texts = [text for name, text in corpus.sources() if corpus.held_out(name)]
+    tokens = corpus.encode(pair.tokenizer, texts).astype(np.int64)
+    count = min(96, len(tokens) // evaluate.WINDOW)
+    starts = np.linspace(0, len(tokens) - evaluate.WINDOW, count).astype(int)
+    held_out = torch.from_numpy(np.stack([tokens[i : i + evaluate.WINDOW] for i in starts]))
+    prompts = held_out[:, : evaluate.PROMPT]
+    sampled = evaluate.draw_samples(pair, prompts, evaluate.SAMPLE_LENGTH)
+    found = {
+        "held_out_text": measured(models, held_out, count),
+        "samples_from_prompts": measured(models, sampled[:, evaluate.PROMPT :], count),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    text = json.dumps(found, indent=2) + "\n"
+    (output / "boost.json").write_text(text)
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Tune, continuing where it was cut off, or measure what came out."""
+    parser = argparse.ArgumentParser(prog="python -m models.zoo.boost", description=__doc__)
+    parser.add_argument("part", choices=["train", "evaluate", "all"])
+    parser.add_argument("--pair", type=Path, default=Path("models"), help="target and drafter")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/boost"))
+    parser.add_argument("--output", type=Path, default=Path("models"))
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    if not ALLOCATOR.keys() <= os.environ.keys():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    torch.set_num_threads(options.threads)
+    if options.part != "evaluate":
+        tune(options.pair, options.cache, options.output, options.scale)
+    if options.part != "train":
+        report(options.pair, options.output)
+
+
+if __name__ == "__main__":
+    main()

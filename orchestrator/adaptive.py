@@ -1,0 +1,225 @@
+"""Sizes that follow what they earn: tokens over time at the present load, none among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from orchestrator.acceptance import Acceptance, Chances
+from orchestrator.goodput import PLAIN, expected_tokens
+from orchestrator.peers import Choice, Decided, Drafted, DraftSize, Expected
+from orchestrator.round_times import RoundTimes
+from orchestrator.trials import Trial, Trials
+
+# Goodput is known to a few percent: less than this is no reason for another size.
+_WORTH_IT = 1.03
+# How a text begins where nothing is known.
+_FIRST = 4
+# Trials of drafts that are expected to be worse than this are a waste.
+_HOPELESS = 0.85
+# Ranking takes as long as all else of a round here, and little changes from one to the next.
+_RANK_EVERY = 4
+# A forecast is corrected by what came of it, over so many tokens.
+_FORECAST = 200.0
+
+
+class Forecast:
+    """How many tokens rounds of a size yielded, over what was expected of them."""
+
+    def __init__(self) -> None:
+        self._yielded = self._expected = _FORECAST / 4
+
+    def add(self, expected: float, yielded: float) -> None:
+        """Take a round in."""
+        keep = 1 - expected / _FORECAST
+        self._yielded = self._yielded * keep + yielded
+        self._expected = self._expected * keep + expected
+
+    @property
+    def factor(self) -> float:
+        """What an expectation is to be multiplied by."""
+        return self._yielded / self._expected
+
+
+class Adaptation:
+    """What all texts of a pair learn together.
+
+    Attributes:
+        acceptance: of drafted tokens.
+        times: of rounds.
+        trials: of other sizes.
+        clock: in nanoseconds.
+
+    Args:
+        active: how many texts are being made.
+        clock: in nanoseconds.
+    """
+
+    def __init__(
+        self, active: Callable[[], int], clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.acceptance = Acceptance()
+        self.times = RoundTimes()
+        self.trials = Trials()
+        self.clock = clock
+        self._active = active
+        self._forecasts: dict[DraftSize, Forecast] = {}
+
+    def policy(self, sizes: Sequence[DraftSize]) -> AdaptiveSize:
+        """Of one text, which may choose from these."""
+        return AdaptiveSize(self, sizes)
+
+    @property
+    def texts(self) -> int:
+        """That are being made."""
+        return max(self._active(), 1)
+
+    @property
+    def load(self) -> int:
+        """The same in powers of two: 0 for one, 1 for two, 2 for three or four."""
+        return (self.texts - 1).bit_length()
+
+    def forecast(self, size: DraftSize) -> Forecast:
+        """Of a size."""
+        return self._forecasts.setdefault(size, Forecast())
+
+    def expected(self, size: DraftSize, chances: Chances) -> Expected | None:
+        """Of a round; None before any was seen."""
+        at = self.times.at(self.load)
+        if at is None:
+            return None
+        tokens = expected_tokens(size, chances) * self.forecast(size).factor
+        return Expected(min(max(tokens, 1.0), size.gamma + 1.0), at.wall(size))
+
+    def passed(
+        self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, settled: bool
+    ) -> None:
+        """A round has passed; its trial is charged with what it lost.
+
+        Args:
+            size: of its draft.
+            wall_ns: that it took.
+            tokens: that it should yield.
+            trial: that it was a part of.
+            settled: whether it was beside rounds of the same size.
+        """
+        if trial is None:
+            self.trials.earn(self.load, size, self.texts)
+        elif trial is self.trials.current:
+            lost = wall_ns / trial.best.wall_ns - tokens / trial.best.tokens
+            self.trials.spend(max(lost, 0.0), settled)
+
+    def consider(self, sizes: Sequence[DraftSize], best: DraftSize) -> None:
+        """Begin a trial of the most promising size that has not been tried for long."""
+        load, texts, now = self.load, self.texts, self.clock()
+        if self.trials.running(load, now) is not None:
+            return
+        chances = self.acceptance.chances(max(size.gamma for size in sizes))
+        of_best = self.expected(best, chances)
+        if of_best is None:
+            return
+        worths: dict[DraftSize, float] = {}
+        walls: dict[DraftSize, float] = {}
+        for size in sizes:
+            of_size = self.expected(size, chances)
+            if size != best and of_size is not None:
+                worths[size] = of_size.goodput / of_best.goodput
+                walls[size] = of_size.wall_ns
+        ranked = sorted(worths, key=worths.__getitem__, reverse=True)
+        ranked.sort(key=lambda size: size != PLAIN)  # what nothing may be slower than comes first
+        for size in ranked:
+            worth = worths[size]
+            wanted = worth > _HOPELESS or size == PLAIN
+            seen = self.times.seen(load, size) / texts
+            if not wanted or not self.trials.stale(load, size, texts, seen):
+                continue
+            if self.trials.begin(size, load, texts, worth, walls[size], of_best, now):
+                return
+        if best == PLAIN and ranked:  # is the drafter good again?
+            size = ranked[0]
+            self.trials.begin(
+                size, load, texts, worths[size], walls[size], of_best, now, sample=True
+            )
+
+
+class AdaptiveSize:
+    """Chooses a text's sizes; made by `Adaptation.policy`.
+
+    Args:
+        adaptation: of all texts.
+        sizes: to choose from.
+    """
+
+    def __init__(self, adaptation: Adaptation, sizes: Sequence[DraftSize]) -> None:
+        self._all = adaptation
+        self._sizes = list(sizes)
+        self._deepest = max(size.gamma for size in sizes)
+        self._acceptance = Acceptance(adaptation.acceptance)
+        self._best = min(self._sizes, key=lambda size: abs(size.gamma - _FIRST) + bool(size.nodes))
+        # Of the round that is on: the size that it teaches something of, what it should yield, and
+        # the trial that it is in.
+        self._size: DraftSize | None = None
+        self._tokens = 0.0
+        self._trial: Trial | None = None
+        self._began_ns = 0
+        self._chances = self._acceptance.chances(self._deepest)
+        self._ranked = -_RANK_EVERY, -1  # in which round, under which load
+        self._rounds = 0
+
+    @property
+    def begins_drafting(self) -> bool:
+        """Whether drafts are worth it as things stand."""
+        self._rank()
+        return self._best != PLAIN
+
+    def choose(self, left: int) -> Choice:
+        """The next draft's, with `left` >= 1 tokens still to emit."""
+        if self._ranked[0] + _RANK_EVERY <= self._rounds or self._ranked[1] != self._all.load:
+            self._rank()
+        self._rounds += 1
+        everyone, size = self._all, self._best
+        trial = everyone.trials.running(everyone.load, everyone.clock())
+        new = trial is not None and trial is not self._trial
+        if trial is not None and new and not (trial.size in self._sizes and trial.join()):
+            trial = None
+        self._trial = trial
+        if trial is not None:
+            size = trial.size
+        gamma = min(size.gamma, left - 1)
+        cut = DraftSize(gamma, size.nodes if gamma else 0)
+        self._size = size if cut == size else None
+        self._tokens = expected_tokens(cut, self._chances)
+        self._began_ns = everyone.clock()
+        return Choice(cut, everyone.expected(cut, self._chances))
+
+    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+        """Learn from a round."""
+        everyone, size = self._all, self._size
+        wall = everyone.clock() - self._began_ns
+        if drafted is not None:
+            self._acceptance.observe(drafted, decided)
+            if size is not None:
+                everyone.forecast(size).add(self._tokens, decided.num_accepted + 1)
+        elif size is not None:
+            size = PLAIN  # no drafter, or none that is open
+        # A text's first round may have waited for its drafter's prompt.
+        settled = self._rounds > 1 and self._began_ns >= everyone.trials.settled_ns
+        if size is None:
+            return
+        if settled and (self._trial is None or self._trial.measures):
+            times = None if drafted is None else drafted.times
+            everyone.times.add(everyone.load, size, wall, times, decided.times)
+        everyone.passed(size, wall, self._tokens, self._trial, settled)
+        if self._trial is None:
+            everyone.consider(self._sizes, self._best)
+
+    def _rank(self) -> None:
+        """Find the best size; it is left only for one that is clearly better."""
+        self._ranked = self._rounds, self._all.load
+        chances = self._chances = self._acceptance.chances(self._deepest)
+        expected = {size: self._all.expected(size, chances) for size in self._sizes}
+        goodput = {size: of.goodput for size, of in expected.items() if of is not None}
+        if goodput:
+            best = max(goodput, key=goodput.__getitem__)
+            if goodput[best] > _WORTH_IT * goodput[self._best]:
+                self._best = best

@@ -1,0 +1,164 @@
+"""When another size is tried, and for how long: a bounded share of the time may be lost on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.peers import DraftSize, Expected
+
+# Rounds of each text in a trial.
+ROUNDS = 4
+# What a drafter is worth is seen by as few texts, and not more often than in so many rounds
+# of each.
+_SAMPLE, _SAMPLE_EVERY = 4, 64
+# What trials may cost, as a share of all time: the sizes that they find pay it back.
+_SHARE = 0.01
+# Nothing is known at the start, so that some trials come at once; behind a long quiet time not
+# everything that was saved is spent. In rounds of each text.
+_AT_START, _SAVED = 8, 16
+# Rounds of before may last so many times as long as expected, and slow those beside them.
+_SETTLES = 2
+# A trial ends when it took so many times as long as it should: texts may have ended, or wait.
+_PATIENCE = 4
+# A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
+# times this, and the others so long, in rounds of each text.
+_BELIEVED, _STALE = 8, 128
+
+
+@dataclass(slots=True)
+class Trial:
+    """A size that every text is to try now.
+
+    Attributes:
+        size: to try.
+        load: under which.
+        left: rounds that are still to be seen.
+        until_ns: it ends then in any case.
+        best: of a round of the best size: what it is tried against.
+        places: for texts that have not joined it.
+        measures: whether its times say what the size takes: all texts are in it.
+        wall_ns: of its rounds, among which others go on behind it.
+    """
+
+    size: DraftSize
+    load: int
+    left: int
+    until_ns: int
+    best: Expected
+    places: int
+    measures: bool
+    wall_ns: int
+
+    def join(self) -> bool:
+        """Take part in it, where there is a place."""
+        self.places -= 1
+        return self.places >= 0
+
+
+class Trials:
+    """One at a time, for all texts together: what a size costs shows where all use it.
+
+    Attributes:
+        current: the one that goes on, or the last one.
+        settled_ns: rounds that began before this were beside rounds of another size.
+    """
+
+    def __init__(self) -> None:
+        self.current: Trial | None = None
+        self.settled_ns = 0
+        # By load, in rounds.
+        self._allowance: dict[int, float] = {}
+        self._rounds: dict[int, int] = {}
+        self._sampled: dict[int, int] = {}
+        self._tried: dict[tuple[int, DraftSize], int] = {}
+
+    def earn(self, load: int, size: DraftSize, texts: int) -> None:
+        """A round of the chosen size has passed, which says again what it takes."""
+        saved = self._allowance.get(load, _AT_START * texts) + _SHARE
+        self._allowance[load] = min(saved, _SAVED * texts)
+        self._rounds[load] = self._rounds.get(load, 0) + 1
+        self._tried[load, size] = self._rounds[load]
+
+    def spend(self, lost: float, settled: bool) -> None:
+        """A round of a trial has passed.
+
+        Args:
+            lost: how much longer it took than its tokens are worth, in rounds of the best size.
+            settled: whether it was beside rounds of the same size.
+        """
+        assert self.current is not None
+        self.current.left -= settled
+        self._allowance[self.current.load] -= lost
+
+    def stale(self, load: int, size: DraftSize, texts: int, seen: float) -> bool:
+        """Whether a size has not been tried for long.
+
+        Args:
+            load: now.
+            size: of a draft.
+            texts: that are being made.
+            seen: rounds of it, for each text.
+        """
+        passed = self._rounds.get(load, 0) - self._tried.get((load, size), 0)
+        return passed >= min(_BELIEVED * seen, _STALE) * texts
+
+    def begin(
+        self,
+        size: DraftSize,
+        load: int,
+        texts: int,
+        worth: float,
+        wall_ns: float,
+        best: Expected,
+        now_ns: int,
+        *,
+        sample: bool = False,
+    ) -> bool:
+        """Begin a trial where there is something left to lose.
+
+        Args:
+            size: to try.
+            load: now.
+            texts: that are being made.
+            worth: its goodput over the best one's, as it is expected.
+            wall_ns: of its rounds, likewise.
+            best: of a round of the best size.
+            now_ns: the time.
+            sample: whether some texts are enough, for what they see of the drafter.
+
+        Returns:
+            Whether it was begun.
+        """
+        joining = min(texts, _SAMPLE) if sample else texts
+        cost = ROUNDS * joining * max(1 - worth, 0.0)
+        if self.current is not None or cost > self._allowance.get(load, 0.0):
+            return False
+        passed = self._rounds.get(load, 0)
+        if sample and passed - self._sampled.get(load, 0) < _SAMPLE_EVERY * texts:
+            return False
+        self._sampled[load] = passed
+        self._tried[load, size] = passed
+        until = now_ns + int(_PATIENCE * ROUNDS * best.wall_ns)
+        if texts > 1:
+            self.settled_ns = now_ns + int(_SETTLES * best.wall_ns)
+        self.current = Trial(
+            size,
+            load,
+            ROUNDS * joining,
+            until,
+            best,
+            joining,
+            joining == texts,
+            int(wall_ns) if texts > 1 else 0,
+        )
+        return True
+
+    def running(self, load: int, now_ns: int) -> Trial | None:
+        """The trial that goes on."""
+        trial = self.current
+        if trial is not None and (
+            trial.left <= 0 or now_ns > trial.until_ns or abs(trial.load - load) > 1
+        ):
+            self.settled_ns = now_ns + int(_SETTLES * trial.wall_ns)
+            self.current = trial = None
+        return trial

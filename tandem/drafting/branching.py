@@ -1,0 +1,160 @@
+"""Drafts with branches by a small decoder: what all of them share, whatever they draw."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.model import ModelDrafter, cache_of
+from tandem.drafting.ranks import Ranks
+from tandem.engine.asks import Grown, Host, Scorer, Steps, Truncation
+from tandem.inference.feed import Drawn, Feed
+from tandem.speculation.draft import Draft
+
+
+@dataclass(eq=False)
+class _Held:
+    """What a sequence's cache holds.
+
+    Attributes:
+        trunk: tokens.
+        behind: branch row of each place that was computed while the last draft grew.
+        draft: the last one.
+        rows: branch row of each of its nodes that was computed.
+        ranks: what the text has shown of siblings, for a method that learns it.
+    """
+
+    trunk: list[int]
+    behind: dict[int, int] = field(default_factory=dict)
+    draft: Draft | None = None
+    rows: dict[int, int] = field(default_factory=dict)
+    ranks: Ranks | None = None
+
+
+@dataclass(eq=False)
+class Growth:
+    """What a round has drawn so far; the tokens are on the device.
+
+    Attributes:
+        most: that it may draw.
+        drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
+        places: that they hang at.
+    """
+
+    most: int
+    drawn: list[Drawn] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> list[Drawn]:
+        """The draws at the root."""
+        return [one for one, place in zip(self.drawn, self.places, strict=True) if not place]
+
+    def add(self, drawn: Sequence[Drawn], behind: Sequence[int], counts: Sequence[int]) -> None:
+        """Take in what was drawn behind places, so many at each."""
+        self.drawn += drawn
+        self.places += [
+            place for place, count in zip(behind, counts, strict=True) for _ in range(count)
+        ]
+
+
+class BranchingDrafter(ModelDrafter):
+    """Grows a tree level by level: a level is one pass over the inner nodes of the one above.
+
+    Leaves are drawn and never computed, so a draft takes as many passes as it is deep.
+
+    Attributes:
+        distinct: whether siblings are drawn without replacement.
+
+    Args:
+        scorer: the small model.
+        truncation: of its distributions.
+        max_nodes: of a draft.
+    """
+
+    distinct: ClassVar[bool] = False
+
+    def __init__(self, scorer: Scorer, truncation: Truncation, max_nodes: int) -> None:
+        super().__init__(scorer, truncation)
+        self.max_nodes = max_nodes
+
+    def open(self, sequence: DraftSequence) -> Steps[None]:
+        """Take the prompt in."""
+        yield from super().open(sequence)
+        sequence.state = _Held(sequence.state)
+
+    def draft(
+        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
+    ) -> Steps[Draft]:
+        """Level by level, each token drawn behind a place that is computed once."""
+        nodes = min(max_nodes or gamma, self.max_nodes)
+        growth = Growth(nodes)
+        yield from self.grow(sequence, round_, gamma, nodes, growth)
+        grown: Grown = yield Host(growth.drawn, growth.places, distinct=self.distinct)
+        self.hold(sequence, grown)
+        return grown.draft
+
+    @abstractmethod
+    def grow(
+        self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
+    ) -> Steps[None]:
+        """Draw at most so many nodes, at most `gamma` deep; at least one.
+
+        Args:
+            sequence: that they continue.
+            round_: keys the numbers.
+            gamma: tokens of the longest path.
+            nodes: at least 1.
+            growth: grows; what others drew stays as it is.
+        """
+
+    def hold(self, sequence: DraftSequence, grown: Grown) -> None:
+        """Note which nodes of the draft that came of it all are in the cache."""
+        held: _Held = sequence.state
+        held.draft = grown.draft
+        held.rows = {
+            node: held.behind[draw + 1]
+            for node, draw in enumerate(grown.draws)
+            if draw + 1 in held.behind
+        }
+
+    def _news(self, sequence: DraftSequence) -> Feed:
+        """What was emitted and is not in the trunk yet; its last token's row is the root's."""
+        held: _Held = sequence.state
+        news = sequence.token_ids[len(held.trunk) :]
+        held.trunk += news
+        return Feed(cache_of(sequence), self._known(news), 1)
+
+    def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:
+        """Drawn nodes, to be computed in one pass behind the places that they hang at."""
+        held: _Held = sequence.state
+        parents = [held.behind.get(growth.places[node], 0) for node in nodes]
+        held.behind |= {node + 1: len(held.behind) + i for i, node in enumerate(nodes, 1)}
+        tokens = [growth.drawn[node] for node in nodes]
+        return Feed(cache_of(sequence), tokens, len(nodes), parents)
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        """Keep the path that came out, as far as it was computed. Computes nothing."""
+        held: _Held = sequence.state
+        kept = [] if held.draft is None else _path(held.draft, held.rows, emitted[:-1])
+        cache_of(sequence).keep([held.rows[node] for node in kept])
+        held.trunk += emitted[: len(kept)]
+        held.behind, held.draft, held.rows = {}, None, {}
+        sequence.token_ids.extend(emitted)
+
+
+def _path(draft: Draft, rows: dict[int, int], emitted: Sequence[int]) -> list[int]:
+    """The computed nodes on the way of emitted tokens."""
+    children: dict[tuple[int, int], int] = {}
+    for node, (place, token_id) in enumerate(zip(draft.places(), draft.token_ids, strict=True)):
+        children.setdefault((place, token_id), node)
+    path: list[int] = []
+    for token_id in emitted:
+        node = children.get((path[-1] + 1 if path else 0, token_id), -1)
+        if node not in rows:
+            break
+        path.append(node)
+    return path

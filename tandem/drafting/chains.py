@@ -1,0 +1,65 @@
+"""Several chains by a small decoder, drawn independently; common beginnings are one place."""
+
+from __future__ import annotations
+
+from tandem.drafting.branching import BranchingDrafter, Growth
+from tandem.drafting.drafter import DraftSequence
+from tandem.engine.asks import Draw, Scorer, Steps, Tokens, Truncation
+from tandem.speculation.nodes import Shape
+
+
+class ChainsDrafter(BranchingDrafter):
+    """Draws chains side by side, as deep as asked for (SpecInfer, SpecTr).
+
+    Chains that agree so far share their place, which is computed once: all of them draw from the
+    very row that is sent. A draw that repeats a sibling is a twin, so that the draws at a place
+    are as many as the chains that reach it. At temperature 0 all chains would be one, and one is
+    drawn.
+
+    Args:
+        scorer: the small model.
+        truncation: of its distributions.
+        chains: at most so many; fewer where the nodes of a draft do not suffice.
+        max_nodes: of a draft.
+    """
+
+    name = "chains"
+    shape = Shape.IID_CHAINS
+
+    def __init__(self, scorer: Scorer, truncation: Truncation, chains: int, max_nodes: int) -> None:
+        super().__init__(scorer, truncation, max_nodes)
+        self._chains = chains
+
+    def grow(
+        self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
+    ) -> Steps[None]:
+        """A level is a draw of every chain; which of them agree is known before the next one."""
+        gamma = min(gamma, nodes)
+        chains = 1 if sequence.sampling.greedy else min(self._chains, nodes // gamma)
+        feed = self._news(sequence)
+        reached = {0: chains}  # by how many chains, each place of the level
+        for depth in range(gamma):
+            first = len(growth.drawn)
+            counts = list(reached.values())
+            drawn = yield Draw(
+                self._scorer,
+                feed,
+                sequence.sampling,
+                self._truncation,
+                sequence.vocab_size,
+                sequence.numbers,
+                round_,
+                first,
+                growth.most,
+                counts,
+            )
+            growth.add(drawn, list(reached), counts)
+            if depth + 1 < gamma:
+                # A chain alone agrees with nobody, and waits for nothing.
+                token_ids = (yield Tokens(drawn)) if chains > 1 else [0]
+                home: dict[tuple[int, int], int] = {}
+                reached = {}
+                for node, token_id in enumerate(token_ids, first):
+                    place = home.setdefault((growth.places[node], token_id), node + 1)
+                    reached[place] = reached.get(place, 0) + 1
+                feed = self._inner(sequence, [place - 1 for place in reached], growth)

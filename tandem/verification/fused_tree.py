@@ -1,0 +1,265 @@
+"""Verdicts on trees on a CPU, one kernel a draft: `recursive.py` and `traversal.py`.
+
+As `fused.py` for chains, of which nothing compiled is shared (see `fused_greedy.py`): each follows
+its rule's file in float32, place by place instead of by depth and rank; only sums are added up in
+another order. A place's law takes one buffer, a row of q another, which is zeros before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import boolean, float32, float64, int64, uint16, uint32, void
+
+from tandem.speculation.kernel import kernel, readonly
+
+# As in `ratios.py`.
+_MAX_RATIO = np.float32(1e18)
+_ONE, _NOTHING = np.float32(1), np.float32(0)
+
+# decide(p, tokens, parents, row_of, sizes, ids, weights, distinct, uniforms, law, row, out):
+#   p [R, V] float32, a row for the root and one for each node that is no twin; the draft: tokens,
+#   parents, row_of [N] int64, sizes [rows] int64, ids [E] uint32, weights [E] uint16; uniforms
+#   [N+1] float64 as a rule has them; law, row [V] float32, row of zeros; out [3 + N] float64:
+#   place, next token, a number that is finite if all rows are, overlaps.
+FusedTreeVerdict = Callable[..., None]
+
+
+@kernel()
+def _layout(tokens: Any, parents: Any) -> Any:
+    """Each node's home, and each place's row of p."""
+    count = len(tokens)
+    homes, rows = np.arange(1, count + 1), np.zeros(count + 1, np.int64)
+    computed = 1
+    for node in range(count):
+        for earlier in range(node):
+            if parents[earlier] == parents[node] and tokens[earlier] == tokens[node]:
+                homes[node] = earlier + 1
+                break
+        if homes[node] == node + 1:
+            rows[node + 1] = computed
+            computed += 1
+        else:
+            rows[node + 1] = rows[homes[node]]
+    return homes, rows
+
+
+@kernel()
+def _from_leaves(parents: Any) -> Any:
+    """The nodes in the order in which children come before their parents."""
+    count = len(parents)
+    below, begin = np.ones(count + 1, np.int64), np.zeros(count + 1, np.int64)
+    for node in range(count - 1, -1, -1):
+        below[parents[node]] += below[node + 1]
+    order = np.zeros(count, np.int64)
+    for node in range(count):
+        begin[node + 1] = begin[parents[node]]
+        begin[parents[node]] += below[node + 1]
+        order[begin[parents[node]] - 1] = node
+    return order
+
+
+@kernel()
+def _ends(sizes: Any) -> Any:
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    for row in range(len(sizes)):
+        ends[row + 1] = ends[row] + sizes[row]
+    return ends
+
+
+@kernel()
+def _write(row: Any, node: Any, draft: Any) -> None:
+    """A node's distribution into zeros: where siblings are distinct, its row without theirs."""
+    tokens, parents, row_of, ends, ids, weights, distinct = draft
+    first, end, total, gone = ends[row_of[node]], ends[row_of[node] + 1], 0, 0
+    for k in range(first, end):
+        total += weights[k]
+    for k in range(first, end):
+        row[ids[k]] = float32(weights[k] / float64(total))
+    if first == end:  # certain
+        row[tokens[node]] = _ONE
+    if not distinct:
+        return
+    for earlier in range(node):
+        if parents[earlier] == parents[node]:
+            row[tokens[earlier]] = _NOTHING
+    for k in range(first, end):
+        if row[ids[k]] == _NOTHING:
+            gone += weights[k]
+    if gone:
+        left = max(float32((total - gone) / float64(total)), float32(1e-30))
+        for k in range(first, end):
+            row[ids[k]] /= left
+
+
+@kernel()
+def _clear(row: Any, node: Any, draft: Any) -> None:
+    tokens, _, row_of, ends, ids, _, _ = draft
+    row[tokens[node]] = _NOTHING
+    for k in range(ends[row_of[node]], ends[row_of[node] + 1]):
+        row[ids[k]] = _NOTHING
+
+
+@kernel(any_order=True)
+def _take(law: Any, row: Any, chance: Any) -> Any:
+    """Leave (chance law - row)+ in law; its mass."""
+    mass = _NOTHING
+    for x in range(law.shape[0]):
+        difference = float32(chance * law[x]) - row[x]
+        difference = difference if difference > _NOTHING else _NOTHING
+        law[x] = difference
+        mass += difference
+    return mass
+
+
+@kernel()
+def _without(law: Any, row: Any, chance: Any, p: Any) -> Any:
+    """A place's law and chance behind a child that was drawn from row; the chance is returned."""
+    mass = _take(law, row, chance)
+    if mass > _NOTHING:
+        least = max(mass, float32(1e-30))
+        for x in range(law.shape[0]):
+            law[x] /= least
+    else:
+        law[:] = p
+    rejected = mass + (_ONE - chance)
+    return _ONE if rejected <= _NOTHING else float32(mass / rejected)
+
+
+@kernel()
+def _ratio(law: Any, row: Any, token: Any) -> Any:
+    """What is left of p, over q, of a token; finite."""
+    if row[token] == _NOTHING:
+        return _ONE if law[token] == _NOTHING else _MAX_RATIO
+    return min(float32(law[token] / row[token]), _MAX_RATIO)
+
+
+@kernel()
+def _overlaps(p: Any, rows: Any, draft: Any, out: Any) -> None:
+    """Σ_x min(p, q) of each node's row, at the place that it hangs at."""
+    tokens, parents, row_of, ends, ids, weights, _ = draft
+    for node in range(len(tokens)):
+        own = p[rows[parents[node]]]
+        first, end = ends[row_of[node]], ends[row_of[node] + 1]
+        total, overlap = 0, 0.0
+        for k in range(first, end):
+            total += weights[k]
+        for k in range(first, end):
+            overlap += min(float64(own[ids[k]]), weights[k] / float64(total))
+        out[3 + node] = overlap if first < end else min(float64(own[tokens[node]]), 1.0)
+
+
+@kernel(any_order=True)
+def _total(law: Any) -> Any:
+    total = 0.0
+    for x in range(law.shape[0]):
+        total += float64(law[x])
+    return total
+
+
+@kernel()
+def _draw(law: Any, uniform: Any) -> Any:
+    """A token by inverse CDF; 0 where there is no weight."""
+    point, reached, last = uniform * _total(law), 0.0, 0
+    for x in range(law.shape[0]):
+        if law[x] > _NOTHING:
+            reached += float64(law[x])
+            last = x
+            if reached > point:
+                break
+    return last
+
+
+@kernel()
+def _result(p: Any, rows: Any, draft: Any, place: Any, law: Any, uniform: Any, out: Any) -> None:
+    """What follows the kept place is drawn from its law."""
+    # Weights that are no numbers draw nothing, and make a sum that is none.
+    out[0], out[1], out[2] = place, _draw(law, uniform), 0.0
+    for i in range(rows.max() + 1):
+        out[2] += p[i, 0]
+    _overlaps(p, rows, draft, out)
+
+
+SIGNATURE = void(
+    readonly(float32, 2),
+    readonly(int64),
+    readonly(int64),
+    readonly(int64),
+    readonly(int64),
+    readonly(uint32),
+    readonly(uint16),
+    boolean,
+    readonly(float64),
+    float32[::1],
+    float32[::1],
+    float64[::1],
+)
+
+
+@kernel(SIGNATURE)
+def decide_token_tree(
+    p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
+    distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
+) -> None:  # fmt: skip
+    """Of `RecursiveRejection`: from the root to the first child that passes, until none does."""
+    draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
+    count, (homes, rows) = len(tokens), _layout(tokens, parents)
+    place, going = 0, True
+    while going:
+        going = False
+        own = p[rows[place]]
+        law[:] = own
+        for node in range(place, count):
+            if parents[node] != place:
+                continue
+            _write(row, node, draft)
+            going = uniforms[node] < min(_ratio(law, row, tokens[node]), _ONE)
+            if not going:
+                _without(law, row, _ONE, own)
+            _clear(row, node, draft)
+            if going:
+                place = homes[node]
+                break
+    _result(p, rows, draft, place, law, uniforms[count], out)
+
+
+@kernel()
+def _leave(place: Any, chance: Any, own: Any, draft: Any, law: Any, row: Any, arrived: Any) -> Any:
+    """The chance and the law behind a place's last child; ω of each child into `arrived`."""
+    tokens, parents, _, _, _, _, _ = draft
+    law[:] = own
+    for node in range(place, len(tokens)):
+        if parents[node] == place:
+            _write(row, node, draft)
+            arrived[node + 1] = min(float32(chance * _ratio(law, row, tokens[node])), _ONE)
+            chance = _without(law, row, chance, own)
+            _clear(row, node, draft)
+    return chance
+
+
+@kernel(SIGNATURE)
+def decide_block_tree(
+    p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
+    distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
+) -> None:  # fmt: skip
+    """Of `Traversal`: the first that passes, children before their parents."""
+    draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
+    count, (homes, rows) = len(tokens), _layout(tokens, parents)
+    arrived, after = np.ones(count + 1, np.float32), np.ones(count + 1, np.float32)
+    inner = np.zeros(count + 1, np.bool_)
+    for node in range(count):
+        inner[parents[node]] = True
+    for place in range(count + 1):
+        after[place] = arrived[place]
+        if inner[place]:
+            own = p[rows[place]]
+            after[place] = _leave(place, arrived[place], own, draft, law, row, arrived)
+    kept = 0
+    for node in _from_leaves(parents):
+        if uniforms[node] < after[node + 1]:
+            kept = homes[node]
+            break
+    _leave(kept, arrived[kept], p[rows[kept]], draft, law, row, arrived)
+    _result(p, rows, draft, kept, law, uniforms[count], out)

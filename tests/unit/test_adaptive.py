@@ -1,0 +1,149 @@
+"""Sizes that follow what they earn, in worlds whose best size is known. No clock but theirs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from orchestrator.acceptance import Acceptance, Share
+from orchestrator.goodput import PLAIN, expected_tokens, sizes
+from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.round_times import RoundTimes
+from tandem.telemetry.stages import StageTimes
+from tests.worlds import MS, World
+
+# What a trial now and then and the noise of times may cost, of the best fixed size.
+NEARLY = 0.9
+WORLDS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "cheap drafts": {"draft_ms": 0.25},
+    "dear drafts": {"draft_ms": 3.0},
+    "a good drafter": {"acceptance": 0.9},
+    "a middling one": {"acceptance": 0.4, "draft_ms": 2.0},
+    "a bad one": {"acceptance": 0.05},
+}
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+@pytest.mark.parametrize("world", WORLDS)
+def test_it_is_nearly_as_fast_as_the_best_size_and_never_slower_than_none(
+    world: str, texts: int
+) -> None:
+    made = World(seed=1, **WORLDS[world])
+    made.run(150 * texts, texts, length=80)
+    speed = made.run(300 * texts, texts, length=80)
+    assert speed >= NEARLY * made.best(texts)
+    assert speed >= 0.95 * made.speed(PLAIN, texts)
+
+
+def test_it_drafts_less_the_more_a_row_costs() -> None:
+    """At 32 texts a target that computes fill its rows drafts little, for one text more."""
+    busy = World(row_ms=0.5)
+    busy.run(120 * 32, 32, length=80)
+    before = len(busy.chosen)
+    speed = busy.run(100 * 32, 32, length=80)
+    assert speed >= 0.85 * busy.best(32)
+    assert Counter(busy.chosen[before:]).most_common(1)[0][0].gamma <= 2
+    busy.run(50, 1)
+    assert Counter(busy.chosen[-20:]).most_common(1)[0][0].gamma >= 3
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_a_drafter_that_turns_bad_is_left_within_twenty_rounds_and_found_again(texts: int) -> None:
+    world = World(seed=2)
+    world.run(200 * texts, texts, length=80)
+    world.acceptance = 0.02
+    world.run(20 * texts, texts, length=80)
+    assert world.run(150 * texts, texts, length=80) >= 0.95 * world.speed(PLAIN, texts)
+    world.acceptance = 0.74
+    world.run(150 * texts, texts, length=80)
+    assert world.run(200 * texts, texts, length=80) >= 0.9 * world.best(texts)
+
+
+def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
+    world = World(seed=3, noise=0.05)
+    world.run(300)
+    before = len(world.chosen)
+    world.run(300)
+    later = [size.gamma for size in world.chosen[before:]]
+    changes = sum(one != other for one, other in pairwise(later))
+    assert changes <= 30  # and those are trials, there and back
+
+
+def test_a_single_late_round_changes_nothing() -> None:
+    times = RoundTimes()
+    for _ in range(10):
+        times.add(0, PLAIN, 10 * MS, None, StageTimes(forward_ns=8 * MS))
+    times.add(0, PLAIN, 10_000 * MS, None, StageTimes(forward_ns=8 * MS))
+    at = times.at(0)
+    assert at is not None
+    assert at.wall(PLAIN) < 13 * MS
+
+
+def test_unmeasured_sizes_are_told_from_measured_ones() -> None:
+    times = RoundTimes()
+    drafted = StageTimes(forward_ns=8 * MS)
+    for _ in range(4):
+        times.add(0, DraftSize(4), 20 * MS, drafted, StageTimes(forward_ns=10 * MS))
+    at = times.at(0)
+    assert at is not None
+    assert at.wall(DraftSize(6)) == pytest.approx((20 + 2 * 2 + 2 * 0.2) * MS)
+    # Without drafts, their passes, their rows, and half of what is beside the models.
+    assert at.wall(PLAIN) == pytest.approx((20 - 8 - 0.8 - 1) * MS)
+    assert times.at(5) is at
+    assert (times.seen(0, DraftSize(4)), times.seen(5, DraftSize(4))) == (4, 0)
+
+
+def test_what_there_is_to_choose_from() -> None:
+    assert [size.gamma for size in sizes(8, 0, None, None)] == [0, 1, 2, 3, 4, 6, 8]
+    assert sizes(8, 0, 5, None) == (DraftSize(5),)
+    assert sizes(8, 16, 0, None) == (PLAIN,)
+    assert sizes(8, 16, 4, None) == (DraftSize(4, 4), DraftSize(4, 8), DraftSize(4, 16))
+    assert sizes(8, 16, 4, 7) == (DraftSize(4, 7),)
+    assert all(size.nodes == 6 for size in sizes(8, 16, None, 6)[1:])
+    assert max(size.gamma for size in sizes(8, 16, None, 6)) == 6
+    assert max(size.nodes for size in sizes(16, 16, None, None)) == 16
+    assert sizes(0, 0, None, None) == (PLAIN,)
+    assert sizes(8, 4, 8, None) == (DraftSize(8, 4),)
+
+
+def test_expected_tokens_of_chains_and_trees() -> None:
+    seen = Acceptance()
+    chances = seen.chances(4)
+    first, (second, *_) = chances.first[0], chances.later
+    assert expected_tokens(DraftSize(2), chances) == pytest.approx(1 + first + first**2)
+    # The two likeliest nodes at depth one are siblings.
+    assert expected_tokens(DraftSize(1, 2), chances) == pytest.approx(1 + first + second)
+    assert expected_tokens(PLAIN, chances) == 1
+
+
+def drafted(parents: list[int] | None, count: int) -> Drafted:
+    return Drafted([0] * count, parents, None, 0, StageTimes())
+
+
+def test_acceptance_is_learnt_by_depth_and_rank() -> None:
+    shared = Acceptance()
+    own = Acceptance(shared)
+    # Of two at the root the second is kept, and behind it nothing.
+    tree = drafted([0, 0, 2, 2], 4)
+    for _ in range(60):
+        own.observe(tree, Decided(2, 1, 0, [0.2, 0.5, 0.1, 0.1]))
+    for chances in (own.chances(3), shared.chances(3)):
+        assert chances.first[0] == pytest.approx(0.2, abs=0.05)
+        assert chances.first[1] == pytest.approx(0.1, abs=0.05)
+        assert chances.later[0] == pytest.approx(0.5, abs=0.15)
+        assert chances.first[2] == pytest.approx(chances.first[1], abs=0.02)  # never seen
+    assert Acceptance(shared).chances(1).first == pytest.approx(shared.chances(1).first)
+
+
+def test_a_share_notices_a_change_and_not_the_noise() -> None:
+    share = Share(0.7)
+    for at in range(200):
+        share.add(0.7 + (0.2 if at % 2 else -0.2))
+    assert share.value == pytest.approx(0.7, abs=0.05)
+    for _ in range(10):
+        share.add(0.0)
+    assert share.value < 0.25

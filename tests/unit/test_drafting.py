@@ -1,0 +1,136 @@
+"""A text's drafter: opened beside the target or late, let go and opened again, lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator import drafting as module
+from orchestrator.drafting import Drafting
+from orchestrator.ledger import Ledger
+from orchestrator.peers import Drafted, DraftSize, Prompt
+from tandem.errors import Unavailable
+from tandem.speculation.sampling import Sampling
+from tandem.telemetry.stages import StageTimes
+
+TWO, NONE = DraftSize(2), DraftSize(0)
+
+
+class Fake:
+    """A drafter that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.may_open = asyncio.Event()
+        self.opened: list[int] = []
+        self.asked: list[tuple[int, int, list[int]]] = []
+        self.cancelled = False
+
+    async def open(self, prompt: Prompt) -> StageTimes:
+        self.opened = list(prompt.token_ids)
+        await self.may_open.wait()
+        return StageTimes()
+
+    async def draft(
+        self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
+    ) -> Drafted:
+        self.asked.append((round_, position, list(news)))
+        return Drafted([7] * size.gamma, None, None, 0, StageTimes())
+
+    async def close(self) -> None: ...
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Text:
+    """A text that grows, and its drafting."""
+
+    def __init__(self, drafters: list[Any], needed_by: str = "") -> None:
+        self.tokens = [1, 2, 3]
+        self.losses = 0
+        self.round = 0
+        self.drafters = drafters
+        self.drafting = Drafting(
+            lambda: self.drafters.pop(0), self.prompt, Ledger(), 1.0, needed_by, self.lose
+        )
+
+    def prompt(self) -> Prompt:
+        return Prompt("text", list(self.tokens), Sampling(seed=1), self.round, 100, 50)
+
+    def lose(self) -> None:
+        self.losses += 1
+
+    async def go(self, size: DraftSize) -> Drafted | None:
+        """A round that emits one token."""
+        self.round += 1
+        drafted = await self.drafting.draft(self.round, len(self.tokens), size)
+        self.tokens.append(40 + self.round)
+        self.drafting.tell(self.tokens[-1:])
+        return drafted
+
+
+async def test_rounds_go_on_while_a_drafter_is_opened_late() -> None:
+    fake = Fake()
+    text = Text([fake])
+    assert await text.go(NONE) is None
+    assert not fake.opened
+    for _ in range(3):
+        assert await text.go(TWO) is None
+        await asyncio.sleep(0)
+    assert fake.opened == [1, 2, 3, 41]  # the text as it was when a draft was first wanted
+    fake.may_open.set()
+    await asyncio.sleep(0.01)
+    drafted = await text.go(TWO)
+    assert drafted is not None
+    assert fake.asked == [(5, 4, [42, 43, 44])]
+    await text.go(TWO)
+    assert fake.asked[-1] == (6, 7, [45])
+
+
+async def test_one_that_is_opened_beside_the_target_is_waited_for() -> None:
+    fake = Fake()
+    text = Text([fake])
+    text.drafting.begin()
+    waiting = asyncio.create_task(text.go(TWO))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    fake.may_open.set()
+    assert await waiting is not None
+    assert fake.asked == [(1, 3, [])]
+
+
+async def test_one_that_is_not_asked_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Fake(), Fake()
+    for fake in (first, second):
+        fake.may_open.set()
+    text = Text([first, second])
+    text.drafting.begin()
+    await text.go(TWO)
+    await text.go(NONE)
+    assert not first.cancelled
+    monkeypatch.setattr(module, "REST_SECONDS", 0.0)
+    await text.go(NONE)
+    assert first.cancelled
+    assert not second.opened
+    assert await text.go(TWO) is None
+    await asyncio.sleep(0.01)
+    assert second.opened == [1, 2, 3, 41, 42, 43]
+    assert await text.go(TWO) is not None
+    assert second.asked == [(5, 6, [44])]
+    assert not text.drafting.lost
+
+
+async def test_where_there_is_none_it_is_lost_once() -> None:
+    text = Text([None, None])
+    assert await text.go(TWO) is None
+    assert await text.go(TWO) is None
+    assert text.drafting.lost
+    assert text.losses == 1
+
+
+async def test_a_rule_that_needs_one_says_so() -> None:
+    text = Text([None], needed_by="greedy_block")
+    with pytest.raises(Unavailable, match="greedy_block needs a drafter"):
+        text.drafting.begin()

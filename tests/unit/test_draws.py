@@ -1,0 +1,104 @@
+"""Draws of the engine: behind several rows, and without what others drew at the same place."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from tandem.engine.asks import Draw, Host, Tokens, Truncation
+from tandem.engine.draws import drafts_of, draw, tokens_of
+from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.speculation.categorical import Categorical
+from tandem.speculation.randomness import Foreseen, Purpose, digits
+from tandem.speculation.sampling import Sampling
+from tests.laws import chi_square_p_value
+
+LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+TEXTS = 3_000
+
+
+def told(*token_ids: int) -> list[Drawn]:
+    """Draws of others."""
+    tokens = torch.tensor(token_ids)
+    draws = Draws(tokens, Categorical(tokens[:, None], torch.ones(len(tokens), 1).long()))
+    return [Drawn(draws, i) for i in range(len(token_ids))]
+
+
+def ask(
+    seed: int, counts: list[int], earlier: list[Drawn], sampling: Sampling, support: int = 0
+) -> Draw:
+    return Draw(
+        None,  # type: ignore[arg-type]
+        Feed(None, [0] * len(counts), len(counts)),  # type: ignore[arg-type]
+        sampling,
+        Truncation(1.0, support),
+        len(LAW),
+        Foreseen(seed, Purpose.DRAFT, digits),
+        1,
+        0,
+        8,
+        counts,
+        distinct=True,
+        earlier=earlier,
+    )
+
+
+def tokens(asks: list[Draw], rows: int = 1) -> list[list[int]]:
+    logits = torch.tensor(LAW, dtype=torch.float32).log().expand(len(asks) * rows, -1).clone()
+    drawn = draw(asks, logits, [i * rows for i in range(len(asks))])
+    return tokens_of([Tokens(one) for one in drawn])
+
+
+@pytest.mark.parametrize("support", [0, 5])
+@pytest.mark.parametrize("taken", [[2], [0, 4]])
+def test_siblings_are_drawn_without_those_of_others(taken: list[int], support: int) -> None:
+    asks = [ask(seed, [2], told(*taken), Sampling(), support) for seed in range(TEXTS)]
+    left = [token for token in range(len(LAW)) if token not in taken]
+    pairs = list(permutations(left, 2))
+    total = LAW[left].sum()
+    law = [LAW[a] / total * LAW[b] / (total - LAW[a]) for a, b in pairs]
+    counts = np.zeros(len(pairs))
+    for pair in tokens(asks):
+        counts[pairs.index((pair[0], pair[1]))] += 1
+    assert chi_square_p_value(counts, np.array(law)) > 1e-4
+
+
+def test_later_rows_are_drawn_whole() -> None:
+    asks = [ask(seed, [1, 1], told(0), Sampling()) for seed in range(TEXTS)]
+    counts = np.zeros(len(LAW))
+    for first, second in tokens(asks, rows=2):
+        assert first != 0
+        counts[second] += 1
+    assert chi_square_p_value(counts, LAW) > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_others_left_nothing_there_is_no_node(temperature: float) -> None:
+    others = told(3, 1, 0, 2)
+    one = ask(1, [3], others, Sampling(temperature=temperature))
+    assert tokens([one])[0][0] == 4
+    logits = torch.tensor(LAW, dtype=torch.float32).log()[None]
+    (drawn,) = draw([one], logits, [0])
+    (grown,) = drafts_of([Host([*others, *drawn], [0] * 7, distinct=True)])
+    assert grown is not None
+    assert grown.draft.token_ids == [3, 1, 0, 2, 4]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("others", [(), (0,)])
+def test_of_a_row_of_which_nothing_is_left_comes_what_was_taken(others: tuple[int, ...]) -> None:
+    """Or the next part of a forest would leave out a token that nobody has drawn."""
+    logits = torch.tensor([0.0, 0.0, -torch.inf, -torch.inf, -torch.inf])[None]
+    (drawn,) = draw([ask(5, [4], told(*others), Sampling())], logits, [0])
+    (found,) = tokens_of([Tokens(drawn)])
+    assert set(found) <= {0, 1}
+
+
+def test_at_temperature_0_the_likeliest_of_the_others() -> None:
+    greedy = Sampling(temperature=0)
+    assert tokens([ask(0, [2], told(0, 2), greedy), ask(0, [2], told(1), greedy)]) == [
+        [1, 3],
+        [0, 2],
+    ]

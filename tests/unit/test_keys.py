@@ -1,0 +1,86 @@
+"""Every random number is used once: in draws, acceptance and residual, by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from drafter_svc.methods import METHODS
+from tandem.engine import decisions, draws
+from tandem.engine.asks import Decide, Draw
+from tandem.speculation.randomness import Purpose
+from tandem.speculation.sampling import Sampling
+from tests.keys import Keys, recorded
+from tests.tiny import Text, make_method, make_target, random_llama, running, speculate
+
+PROMPT = [1, 2, 3]
+RULES = {name: ("token", "block") for name in METHODS} | {"chains": ("spectr", "gbv", "block")}
+
+
+async def keys_of(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Keys, Text]:
+    """Of a whole text by a method's built-in recipe."""
+    target, drafter = make_target(random_llama(1)), make_method(name)
+    with recorded(monkeypatch) as keys:
+        async with running(target, drafter):
+            text = await speculate(
+                drafter,
+                target,
+                PROMPT,
+                40,
+                gamma=3,
+                max_nodes=0 if name == "model" else 9,
+                rule=rule,
+                sampling=Sampling(seed=11),
+            )
+    return keys, text
+
+
+@pytest.mark.parametrize(("name", "rule"), [(name, r) for name in METHODS for r in RULES[name]])
+async def test_no_number_comes_twice(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, text = await keys_of(name, rule, monkeypatch)
+    assert keys.repeated == []
+    assert text.rounds > 5
+    assert keys.rows(Purpose.ACCEPT) == text.drafted
+    assert keys.rows(Purpose.RESIDUAL) == text.rounds + 1
+    # Where nothing was left to draw, there was a number for it.
+    assert keys.rows(Purpose.DRAFT) >= (0 if name == "lookup" else text.drafted)
+
+
+def _one_for_siblings(asks: Sequence[Draw], siblings: int) -> np.ndarray:
+    values = _OWN_DIGITS(asks, siblings)
+    values[:, 1:] = np.where(values[:, 1:] > 0, values[:, :1], 0)
+    return values
+
+
+def _one_for_cousins(asks: Sequence[Draw], siblings: int) -> np.ndarray:
+    values = _OWN_DIGITS(asks, siblings)
+    return np.where(values > 0, values[:1], 0)
+
+
+def _one_to_accept(asks: Sequence[Decide], gamma: int) -> np.ndarray:
+    values = _OWN_UNIFORMS(asks, gamma)
+    values[:, :gamma] = np.where(values[:, :gamma] < 1, values[:, :1], 1)
+    return values
+
+
+_OWN_DIGITS, _OWN_UNIFORMS = draws._digits, decisions._uniforms
+
+
+@pytest.mark.parametrize("name", ["tree", "chains", "forest"])
+@pytest.mark.parametrize(
+    ("module", "part", "mutant"),
+    [
+        (draws, "_digits", _one_for_siblings),
+        (draws, "_digits", _one_for_cousins),
+        (decisions, "_uniforms", _one_to_accept),
+    ],
+)
+async def test_one_number_for_several_is_seen(
+    name: str, module: Any, part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, part, mutant)
+    keys, _ = await keys_of(name, "block", monkeypatch)
+    assert keys.repeated

@@ -1,0 +1,176 @@
+"""Recipes: what a file may say, what is said of a bad one, and what a service tells of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafter_svc.built_in import built_ins, recipe_of
+from drafter_svc.methods import load
+from drafter_svc.recipe import ForestRecipe, TreeRecipe, read_recipe
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.forest import ForestDrafter
+from tandem.errors import StartupError
+from tandem.inference.decoder import Decoder
+from tests.tiny import save_random_llama
+
+ROOT = Path(__file__).parents[2]
+FOREST = """
+method = "forest"
+max_nodes = 12
+
+[[parts]]
+method = "tree"
+acceptance = [0.7, 0.1]
+max_nodes = 8
+
+[[parts]]
+method = "model"
+model = "somewhere/second"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_what_drafts(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, FOREST))
+    assert isinstance(recipe, ForestRecipe)
+    assert recipe.checkpoints == ("", "somewhere/second")
+    assert (recipe.nodes, recipe.parts[0].nodes, recipe.parts[1].nodes) == (12, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "method: is missing"),
+        ('method = "trees"', "method: 'trees' is unknown here; use one of 'model', 'tree'"),
+        ('method = "tree"\nacceptence = [0.5]', "acceptence: is an unknown key"),
+        ('method = "tree"\nmax_nodes = 257', "max_nodes: Input should be less than or equal to"),
+        ('method = "tree"\nacceptance = [0.1, 0.5]', "acceptance: must be shares in (0, 1]"),
+        ('method = "chains"\nchains = 17', "chains: Input should be less than or equal to 16"),
+        ('method = "lookup"\nmodel = "m"', "model: is an unknown key"),
+        ('method = "forest"', "parts: is missing"),
+        ('method = "forest"\nparts = 3', "parts: Input should be a valid"),
+        ('method = "forest"\n[[parts]]\nmethod = "model"', "parts: Tuple should have at least 2"),
+        (FOREST.replace("acceptance", "chance"), "parts[0].chance: is an unknown key"),
+        (FOREST.replace('"model"', '"chains"'), "parts[1].method: 'chains' is unknown here"),
+        (FOREST.replace("0.1]", "0.9]"), "parts[0].acceptance: must be shares"),
+        (
+            FOREST.replace('"tree"', '"forest"\n[[parts.parts]]\nmethod = "model"'),
+            "parts[0].parts[0]: nested too deep, a recipe has at most 2 levels",
+        ),
+        ("method = " + "[" * 5000, "nested too deep"),
+        ("method = tree", "Invalid value (at line 1, column 10)"),
+        ('method = "tree"\nmethod = "model"\n', "(at line 2, column 17)"),
+        ("#" * 70_000, "has more than 65536 bytes"),
+    ],
+)
+def test_a_bad_file_is_refused_at_its_place(text: str, sentence: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(StartupError) as refused:
+        read_recipe(path)
+    assert str(path) in str(refused.value)
+    assert sentence in str(refused.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(StartupError, match="recipe"):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
+        (None, "No such file"),
+    ],
+)
+def test_a_service_exits_with_2_and_one_line(
+    text: str | None, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "none.toml" if text is None else written(tmp_path, text)
+    result = subprocess.run(
+        [sys.executable, "-m", "drafter_svc"],
+        env={**os.environ, "TANDEM_DRAFTER_RECIPE": str(path), "GRPC_VERBOSITY": "NONE"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("drafter: ")]
+    assert str(path) in line
+    assert sentence in line
+
+
+def test_a_built_in_recipes_keys_are_settings() -> None:
+    settings = DrafterSettings(
+        recipe="forest", max_nodes=6, acceptance=(0.5, 0.2), second_model="b", chains=3
+    )
+    recipe = recipe_of(settings)
+    assert isinstance(recipe, ForestRecipe)
+    first = recipe.parts[0]
+    assert isinstance(first, TreeRecipe)
+    assert (recipe.nodes, first.acceptance, recipe.parts[1].model) == (6, (0.5, 0.2), "b")
+    chains: Any = built_ins(settings)["chains"]
+    assert (chains.chains, chains.nodes) == (3, 6)
+    # METHOD is short for it; RECIPE is what counts.
+    assert recipe_of(DrafterSettings(method="tree")) == built_ins(DrafterSettings())["tree"]
+    assert recipe_of(DrafterSettings(method="tree", recipe="model")).method == "model"
+
+
+def test_a_service_tells_its_recipe_without_places(
+    random_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    drafter, second = random_pair
+    path = written(tmp_path, FOREST.replace("somewhere/second", str(second)))
+    settings = DrafterSettings(model=str(drafter), recipe=str(path), max_length=64, max_sequences=2)
+    loaded = load(settings)
+    assert isinstance(loaded.drafter, ForestDrafter)
+    told = json.loads(loaded.recipe)
+    assert told["parts"][1]["model"] == second.name
+    assert str(tmp_path) not in loaded.recipe
+    assert str(drafter.parent) not in loaded.recipe
+    assert loaded.info.max_nodes == 12
+    assert loaded.info.parameters == sum(model.parameters for model in loaded.models)  # type: ignore[attr-defined]
+    # Other weights of the same name draft otherwise: no replica.
+    other = save_random_llama(tmp_path / second.name, 7)
+    recipe = written(tmp_path, FOREST.replace("somewhere/second", str(other)))
+    another = load(settings.model_copy(update={"recipe": str(recipe)}))
+    assert another.recipe == loaded.recipe
+    assert another.info.fingerprint != loaded.info.fingerprint
+
+
+def test_models_of_different_vocabularies_do_not_make_a_forest(
+    random_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = save_random_llama(tmp_path / "other", 1, vocab_size=7)
+    settings = DrafterSettings(
+        model=str(random_pair[0]), second_model=str(other), recipe="forest", max_length=64
+    )
+    with pytest.raises(StartupError, match="drafter and other have 5 and 7 token ids"):
+        load(settings)
+
+
+@pytest.mark.parametrize("recipe", ["tree", "chains", "forest"])
+def test_a_model_that_takes_no_trees_draws_no_branches(
+    recipe: str, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Decoder, "takes_trees", False)
+    settings = DrafterSettings(model=str(random_pair[0]), recipe=recipe, max_length=64)
+    with pytest.raises(StartupError, match=f"drafter cannot compute the branches of {recipe}"):
+        load(settings)
+    assert load(settings.model_copy(update={"recipe": "model"})).info.max_nodes == 0

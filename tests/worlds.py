@@ -1,0 +1,141 @@
+"""Services that exist as numbers alone, for policies that choose sizes: a clock and a seed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.adaptive import Adaptation
+from orchestrator.goodput import sizes
+from orchestrator.peers import Decided, Drafted, DraftSize
+from tandem.telemetry.stages import StageTimes
+
+MS = 1_000_000
+
+
+@dataclass
+class World:
+    """Rounds of some texts at once, whose times and tokens follow given laws.
+
+    Attributes:
+        draft_ms: a pass of the drafter.
+        verify_ms: a pass of the target with one row.
+        row_ms: what a further row of any text adds to it.
+        hop_ms: beside the models, for each message.
+        acceptance: of each drafted token.
+        noise: of a round's time, as a share.
+        max_gamma: of the pair.
+        slower: how many times slower everything is, now and then.
+        spell_ms: how long such a spell and the time between two are, at the mean.
+    """
+
+    draft_ms: float = 0.5
+    verify_ms: float = 8.0
+    row_ms: float = 0.1
+    hop_ms: float = 1.0
+    acceptance: float = 0.74
+    noise: float = 0.1
+    max_gamma: int = 8
+    slower: float = 1.0
+    spell_ms: float = 500.0
+    seed: int = 0
+    now: int = 0
+    tokens: float = 0.0
+    chosen: list[DraftSize] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+        self.active = 1
+        self.all = Adaptation(lambda: self.active, lambda: self.now)
+        self._recent: dict[int, DraftSize] = {}
+        self._pace, self._pace_until = 1.0, 0
+        self.busy = 0.0
+
+    def wall_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
+        """Of a round, where the target's pass holds what others draft as well."""
+        drafting = self.hop_ms + size.gamma * self.draft_ms if size.gamma else 0.0
+        return drafting + self.hop_ms + self.pass_ms(size, others)
+
+    def pass_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
+        """Of the target's pass alone."""
+        rows = size.gamma + sum(1 + other.gamma for other in others)
+        return self.verify_ms + rows * self.row_ms
+
+    def best(self, texts: int = 1) -> float:
+        """Tokens a millisecond of a text with the best fixed size, if all texts have it."""
+        return max(self.speed(DraftSize(gamma), texts) for gamma in range(self.max_gamma + 1))
+
+    def speed(self, size: DraftSize, texts: int = 1) -> float:
+        """The same of a given size."""
+        tokens = sum(self.acceptance**depth for depth in range(size.gamma + 1))
+        return tokens / self.wall_ms(size, [size] * (texts - 1))
+
+    def run(
+        self,
+        rounds: int,
+        texts: int = 1,
+        length: int = 10**9,
+        each: Callable[[], None] | None = None,
+    ) -> float:
+        """Let texts go on for so many rounds in all; the tokens of a text in a millisecond in which
+        nothing is slower.
+
+        Args:
+            rounds: of all texts together.
+            texts: at once.
+            length: rounds of a text, behind which another begins.
+            each: called before each round.
+        """
+        self.active = texts
+        began, before = self.busy, self.tokens
+        offered = sizes(self.max_gamma, 0, None, None)
+        policies = [self.all.policy(offered) for _ in range(texts)]
+        made = [0] * texts
+        ready = [(self.now, text) for text in range(texts)]
+        for _ in range(rounds):
+            if each is not None:
+                each()
+            self.now, text = heapq.heappop(ready)
+            if pending := self._recent.pop(text, None):
+                policies[text].observe(*self._outcome(pending, list(self._recent.values())))
+                made[text] += 1
+                if made[text] == length:
+                    policies[text], made[text] = self.all.policy(offered), 0
+            size = policies[text].choose(1000).size
+            self.chosen.append(size)
+            self._recent[text] = size
+            others = [other for at, other in self._recent.items() if at != text]
+            wall = self.wall_ms(size, others)
+            self.busy += wall
+            wall *= self._now() * self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
+            heapq.heappush(ready, (self.now + int(wall * MS), text))
+        self._recent.clear()
+        return (self.tokens - before) / max(self.busy - began, 1e-9)
+
+    def _now(self) -> float:
+        """How many times slower everything is at the moment."""
+        if self.now >= self._pace_until:
+            self._pace = 1.0 if self._pace > 1 else self.slower
+            self._pace_until = self.now + int(self._random.expovariate(1 / self.spell_ms) * MS)
+        return self._pace
+
+    def _outcome(
+        self, size: DraftSize, others: Sequence[DraftSize]
+    ) -> tuple[Drafted | None, Decided]:
+        gamma, kept = size.gamma, 0
+        while kept < gamma and self._random.random() < self.acceptance:
+            kept += 1
+        # What is expected of the round is counted: luck is nobody's merit.
+        self.tokens += sum(self.acceptance**depth for depth in range(gamma + 1))
+        draft_ns, verify_ns = (
+            int(ms * MS) for ms in (gamma * self.draft_ms, self.pass_ms(size, others))
+        )
+        overlaps = [
+            min(max(self._random.gauss(self.acceptance, 0.25), 0.0), 1.0) for _ in range(gamma)
+        ]
+        verdict = Decided(kept, kept, 0, overlaps, StageTimes(forward_ns=verify_ns))
+        if not gamma:
+            return None, verdict
+        return Drafted([0] * gamma, None, None, 0, StageTimes(forward_ns=draft_ns)), verdict
