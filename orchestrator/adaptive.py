@@ -118,28 +118,20 @@ class Adaptation:
         of_best = self.expected(best, chances)
         if of_best is None:
             return
-        worths: dict[DraftSize, float] = {}
-        walls: dict[DraftSize, float] = {}
-        for size in sizes:
-            of_size = self.expected(size, chances)
-            if size != best and of_size is not None:
-                worths[size] = of_size.goodput / of_best.goodput
-                walls[size] = of_size.wall_ns
-        ranked = sorted(worths, key=worths.__getitem__, reverse=True)
-        ranked.sort(key=lambda size: size != PLAIN)  # what nothing may be slower than comes first
-        for size in ranked:
-            worth = worths[size]
-            wanted = worth > _HOPELESS or size == PLAIN
+        others = [(size, self.expected(size, chances)) for size in sizes if size != best]
+        ranked = [(size, of) for size, of in others if of is not None]
+        # What nothing may be slower than comes first, then what promises most.
+        ranked.sort(key=lambda other: (other[0] != PLAIN, -other[1].goodput))
+        for size, expected in ranked:
+            wanted = size == PLAIN or expected.goodput > _HOPELESS * of_best.goodput
             seen = self.times.seen(load, size) / texts
             if not wanted or not self.trials.stale(load, size, texts, seen):
                 continue
-            if self.trials.begin(size, load, texts, worth, walls[size], of_best, now):
+            if self.trials.begin(size, load, texts, expected, of_best, now):
                 return
         if best == PLAIN and ranked:  # is the drafter good again?
-            size = ranked[0]
-            self.trials.begin(
-                size, load, texts, worths[size], walls[size], of_best, now, sample=True
-            )
+            size, expected = ranked[0]
+            self.trials.begin(size, load, texts, expected, of_best, now, sample=True)
 
 
 class AdaptiveSize:

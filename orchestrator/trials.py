@@ -107,8 +107,7 @@ class Trials:
         size: DraftSize,
         load: int,
         texts: int,
-        worth: float,
-        wall_ns: float,
+        expected: Expected,
         best: Expected,
         now_ns: int,
         *,
@@ -120,9 +119,8 @@ class Trials:
             size: to try.
             load: now.
             texts: that are being made.
-            worth: its goodput over the best one's, as it is expected.
-            wall_ns: of its rounds, likewise.
-            best: of a round of the best size.
+            expected: of its rounds.
+            best: of those of the best size.
             now_ns: the time.
             sample: whether some texts are enough, for what they see of the drafter.
 
@@ -130,7 +128,7 @@ class Trials:
             Whether it was begun.
         """
         joining = min(texts, _SAMPLE) if sample else texts
-        cost = ROUNDS * joining * max(1 - worth, 0.0)
+        cost = ROUNDS * joining * max(1 - expected.goodput / best.goodput, 0.0)
         if self.current is not None or cost > self._allowance.get(load, 0.0):
             return False
         passed = self._rounds.get(load, 0)
@@ -149,7 +147,7 @@ class Trials:
             best,
             joining,
             joining == texts,
-            int(wall_ns) if texts > 1 else 0,
+            int(expected.wall_ns) if texts > 1 else 0,
         )
         return True
 

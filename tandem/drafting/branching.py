@@ -10,7 +10,7 @@ from typing import ClassVar
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
-from tandem.engine.asks import Grown, Host, Scorer, Steps, Truncation
+from tandem.engine.asks import Draw, Grown, Host, Scorer, Steps, Truncation
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 
@@ -127,6 +127,24 @@ class BranchingDrafter(ModelDrafter):
         news = sequence.token_ids[len(held.trunk) :]
         held.trunk += news
         return Feed(cache_of(sequence), self._known(news), 1)
+
+    def _draw(
+        self, sequence: DraftSequence, feed: Feed, round_: int, growth: Growth, counts: list[int]
+    ) -> Draw:
+        """So many draws behind each row of a feed, numbered behind those of the round so far."""
+        return Draw(
+            self._scorer,
+            feed,
+            sequence.sampling,
+            self._truncation,
+            sequence.vocab_size,
+            sequence.numbers,
+            round_,
+            len(growth.drawn),
+            growth.most,
+            counts,
+            distinct=self.distinct,
+        )
 
     def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:
         """Drawn nodes, to be computed in one pass behind the places that they hang at."""

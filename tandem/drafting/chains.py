@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
-from tandem.engine.asks import Draw, Scorer, Steps, Tokens, Truncation
+from tandem.engine.asks import Scorer, Steps, Tokens, Truncation
 from tandem.speculation.nodes import Shape
 
 
@@ -41,18 +41,7 @@ class ChainsDrafter(BranchingDrafter):
         for depth in range(gamma):
             first = len(growth.drawn)
             counts = list(reached.values())
-            drawn = yield Draw(
-                self._scorer,
-                feed,
-                sequence.sampling,
-                self._truncation,
-                sequence.vocab_size,
-                sequence.numbers,
-                round_,
-                first,
-                growth.most,
-                counts,
-            )
+            drawn = yield self._draw(sequence, feed, round_, growth, counts)
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
                 # A chain alone agrees with nobody, and waits for nothing.

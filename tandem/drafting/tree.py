@@ -9,7 +9,7 @@ from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
-from tandem.engine.asks import Draw, Scorer, Steps, Truncation
+from tandem.engine.asks import Scorer, Steps, Truncation
 from tandem.speculation.nodes import Shape
 
 
@@ -63,20 +63,10 @@ class TreeDrafter(BranchingDrafter):
         for depth in range(len(shape.levels)):
             counts = list(shape.counts(depth).values())
             first = len(growth.drawn)
-            drawn = yield Draw(
-                self._scorer,
-                feed,
-                sequence.sampling,
-                self._truncation,
-                sequence.vocab_size,
-                sequence.numbers,
-                round_,
-                first,
-                growth.most,
-                counts,
-                distinct=True,
-                earlier=growth.first if not depth else (),
-            )
+            ask = self._draw(sequence, feed, round_, growth, counts)
+            if not depth:
+                ask.earlier = growth.first
+            drawn = yield ask
             growth.add(drawn, behind, counts)
             if depth + 1 < len(shape.levels):
                 inner = [first + number for number in shape.counts(depth + 1)]

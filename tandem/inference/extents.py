@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,7 +88,7 @@ class SequenceCache:
         self.branches, self.branch_tokens = NO_BRANCHES, ()
 
 
-class Extents:
+class Extents(ABC):
     """Contiguous parts of a row of positions, that never overlap and merge again.
 
     Args:
@@ -124,10 +125,10 @@ class Extents:
                 last, end = i + 1, end + self._free[i][1]
             self._free[first:last] = [(start, end - start)]
 
+    @abstractmethod
     def move(self, places: Sequence[int], first: int) -> None:
         """Copy what stands at places, in all layers, to as many from `first` on. What they held
         before counts, where the two overlap."""
-        raise NotImplementedError
 
     @property
     def free_positions(self) -> int:
