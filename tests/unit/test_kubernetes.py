@@ -13,24 +13,17 @@ import yaml
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2
-from tandem.settings import ModelSettings
 from tandem.target.v1 import target_pb2
-from tandem.telemetry.export import make_writer
-from tandem.telemetry.metrics import METRICS
 from tests.containerfile import CONTAINERFILE
-from tests.endpoints import endpoints
 from tests.manifests import (
     KUBERNETES,
     SERVICES,
     VARIANTS,
     Manifests,
     base,
-    images,
     known_variables,
-    render,
-    tool,
 )
-from tests.network_policy import Edge, allowed_edges, selects
+from tests.network_policy import selects
 
 # The oldest that works (`preStop.sleep`), the one of `make kubernetes-check`, and one between.
 VERSIONS = ("1.30", "1.33", "1.36")
@@ -42,23 +35,6 @@ GRPC_NAMES = {
     "target": target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
     "orchestrator": orchestrator_pb2.DESCRIPTOR.services_by_name["OrchestratorService"].full_name,
 }
-
-needs_kustomize = pytest.mark.skipif(
-    tool("kustomize") is None,
-    reason="kustomize is not installed; `make kubernetes-check` builds it and renders the overlays",
-)
-
-
-@pytest.fixture(
-    params=["base", *(pytest.param(name, marks=needs_kustomize) for name in VARIANTS)],
-    scope="module",
-)
-def manifests(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Manifests:
-    if request.param == "base":
-        return base()
-    return render(request.param, tmp_path_factory.getbasetemp())
 
 
 def seconds(probe: dict[str, Any]) -> int:
@@ -237,245 +213,6 @@ def test_clients_come_back_but_their_texts_may_end_first(
     assert settings.connection_seconds >= 60
     assert settings.connection_grace_seconds > settings.drain_seconds
     assert settings.connection_grace_seconds >= 600
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_pods_are_confined(manifests: Manifests, service: str) -> None:
-    template, container = manifests.containers()[service]
-    spec = template["spec"]
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    user = {"runAsUser": 65532, "runAsGroup": 65532}
-    profile = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    assert spec["securityContext"] == user | profile
-    assert "USER 65532:65532\n" in CONTAINERFILE
-    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["enableServiceLinks"] is False
-    account = manifests.get("ServiceAccount", spec["serviceAccountName"])
-    assert account["automountServiceAccountToken"] is False
-    for volume in spec["volumes"]:
-        (kind,) = set(volume) - {"name"}
-        assert kind in ("emptyDir", "persistentVolumeClaim")
-        assert "sizeLimit" in volume[kind] or volume[kind]["readOnly"]
-
-
-def test_volumes_are_mounted_and_there(manifests: Manifests) -> None:
-    for template in manifests.templates().values():
-        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
-        mounts = [mount for box in template["spec"]["containers"] for mount in box["volumeMounts"]]
-        assert {mount["name"] for mount in mounts} == volumes
-        for volume in template["spec"]["volumes"]:
-            if claim := volume.get("persistentVolumeClaim"):
-                assert claim["claimName"] in manifests.all("PersistentVolumeClaim")
-                assert all(one["readOnly"] for one in mounts if one["name"] == volume["name"])
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_images_are_pinned(manifests: Manifests, service: str) -> None:
-    _, container = manifests.containers()[service]
-    assert re.fullmatch(r"\S+(:\d+\.\d+\.\d+|@sha256:[0-9a-f]{64})", container["image"])
-    assert container["image"] == images()[service]
-    assert "imagePullPolicy" not in container
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_resources_are_limits(manifests: Manifests, service: str) -> None:
-    _, container = manifests.containers()[service]
-    resources = container["resources"]
-    assert resources["requests"] == resources["limits"]
-    assert {"cpu", "memory"} <= set(resources["limits"])
-
-
-@pytest.mark.parametrize("service", ["drafter", "target"])
-def test_a_model_has_its_device_and_threads(
-    manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template, container = manifests.containers()[service]
-    settings = manifests.settings(service, monkeypatch)
-    assert isinstance(settings, ModelSettings)
-    limits = container["resources"]["limits"]
-    assert settings.threads == int(limits["cpu"])
-    spec = template["spec"]
-    on_gpu = limits.get("nvidia.com/gpu") == "1"
-    assert on_gpu == (settings.device == "cuda") == ("nodeSelector" in spec)
-    assert on_gpu == any(one["key"] == "nvidia.com/gpu" for one in spec.get("tolerations", ()))
-    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-    assert on_gpu == ("/dev/shm" in mounts)
-    # A surge deadlocks without a spare GPU.
-    rolling = manifests.get("Deployment", service)["spec"]["strategy"]["rollingUpdate"]
-    assert rolling == (
-        {"maxSurge": 0, "maxUnavailable": 1} if on_gpu else {"maxSurge": 1, "maxUnavailable": 0}
-    )
-    if getattr(settings, "method", "model") == "model":
-        folder = Path(settings.model)
-        assert str(folder.parent) == ("/models" if on_gpu else "/app/models")
-        assert on_gpu == ("/models" in mounts)
-    else:
-        assert "/models" not in mounts
-
-
-@pytest.mark.parametrize("service", ["drafter", "target"])
-def test_a_model_says_where_it_runs(manifests: Manifests, service: str) -> None:
-    """So that orchestrators prefer drafters of their target's zone."""
-    _, container = manifests.containers()[service]
-    variable = f"TANDEM_{service.upper()}_ZONE"
-    assert variable in known_variables([service])
-    (entry,) = [one for one in container["env"] if one["name"] == variable]
-    path = entry["valueFrom"]["fieldRef"]["fieldPath"]
-    assert path == "metadata.labels['topology.kubernetes.io/zone']"
-
-
-def test_drafters_are_near_their_target(manifests: Manifests) -> None:
-    preferred = manifests.templates()["drafter"]["spec"]["affinity"]["podAffinity"]
-    (only,) = preferred["preferredDuringSchedulingIgnoredDuringExecution"]
-    term = only["podAffinityTerm"]
-    assert term["topologyKey"] == "topology.kubernetes.io/zone"
-    assert selects(term["labelSelector"], manifests.templates()["target"]["metadata"]["labels"])
-    for template in manifests.templates().values():
-        spread = template["spec"]["topologySpreadConstraints"]
-        keys = {one["topologyKey"] for one in spread}
-        assert keys == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
-        for one in spread:
-            assert one["whenUnsatisfiable"] == "ScheduleAnyway"
-            assert selects(one["labelSelector"], template["metadata"]["labels"])
-
-
-def test_a_budget_keeps_replicas_and_lets_nodes_go(manifests: Manifests) -> None:
-    for budget in manifests.all("PodDisruptionBudget").values():
-        assert budget["spec"]["maxUnavailable"] == 1
-        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
-
-
-def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
-    sidecar, telemetry = "sidecar" in manifests.name, "otel" in manifests.name
-    public, port = ("target", "public") if sidecar else ("orchestrator", "grpc")
-    expected: set[Edge] = {
-        ("client", public, port),
-        ("job", public, port),
-        (public, "drafter", "grpc"),
-        ("monitoring", "drafter", "metrics"),
-        ("monitoring", "target", "metrics"),
-        *((one, "dns", name) for one in (public, "job") for name in ("dns", "dns_tcp")),
-    }
-    if sidecar:
-        expected.add(("monitoring", "target", "public-metrics"))
-    else:
-        expected |= {
-            ("orchestrator", "target", "grpc"),
-            ("monitoring", "orchestrator", "metrics"),
-        }
-    if telemetry:
-        for name in manifests.templates():
-            expected |= {
-                (name, "monitoring", "otlp"),
-                (name, "dns", "dns"),
-                (name, "dns", "dns_tcp"),
-            }
-    policies, ends = manifests.policies(), endpoints(manifests)
-    inside = {end.name for end in ends if end.namespace == "tandem"}
-    allowed = allowed_edges(policies, ends)
-    assert {edge for edge in allowed if inside & set(edge[:2])} == expected
-    # Within the namespace each end by itself allows this and no more.
-    between = {edge for edge in expected if inside.issuperset(edge[:2])}
-    for side in ("Ingress", "Egress"):
-        alone = allowed_edges(policies, ends, [side])
-        assert {edge for edge in alone if inside.issuperset(edge[:2])} == between
-    # The model itself: without policies everybody reaches everything.
-    assert len(allowed_edges([], ends)) == len(ends) * sum(len(end.ports) for end in ends)
-
-
-def test_telemetry_goes_where_the_policy_lets_it(
-    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for service in SERVICES:
-        variables = {
-            name: value
-            for name, value in manifests.environment(service).items()
-            if name.startswith("OTEL_") and name != "OTEL_RESOURCE_ATTRIBUTES"
-        }
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        writer = make_writer(service, None)
-        assert (writer is not None) == ("otel" in manifests.name)
-        if writer is not None:
-            writer.close()
-            address = variables["OTEL_EXPORTER_OTLP_ENDPOINT"]
-            assert re.fullmatch(r"http://[\w-]+\.monitoring:4317", address)
-
-
-CAPACITIES = {
-    "tandem_sequences_open": "max_sequences",
-    "tandem_requests_active": "max_requests",
-}
-
-
-def triggers(manifests: Manifests) -> dict[str, dict[str, int]]:
-    """Of each autoscaled Deployment: metric and threshold a replica."""
-    found: dict[str, dict[str, int]] = {}
-    for name, scaler in manifests.all("HorizontalPodAutoscaler").items():
-        found[name] = {
-            one["pods"]["metric"]["name"]: int(one["pods"]["target"]["averageValue"])
-            for one in scaler["spec"]["metrics"]
-        }
-    for name, scaler in manifests.all("ScaledObject").items():
-        found[name] = {}
-        for one in scaler["spec"]["triggers"]:
-            query = re.fullmatch(
-                r'sum\((\w+)\{namespace="tandem"(?:, role="(\w+)")?\}\)', one["metadata"]["query"]
-            )
-            assert query is not None
-            metric, role = query.groups()
-            (known,) = [known for known in METRICS if known.prometheus_name == metric]
-            assert role == (name if "role" in known.labels else None)
-            found[name][metric] = int(one["metadata"]["threshold"])
-    return found
-
-
-def test_autoscaling_follows_what_the_services_measure(
-    manifests: Manifests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scalers = triggers(manifests)
-    if not re.search("hpa|keda", manifests.name):
-        assert not scalers
-        return
-    assert set(scalers) == set(manifests.all("Deployment"))
-    served = {metric.prometheus_name: metric.roles for metric in METRICS}
-    for name, thresholds in scalers.items():
-        # An apply must not set back what the autoscaler chose.
-        assert "replicas" not in manifests.get("Deployment", name)["spec"]
-        assert all(name in served[metric] for metric in thresholds)
-        (load,) = set(thresholds) - {"tandem_queue_depth"}
-        capacity = getattr(manifests.settings(name, monkeypatch), CAPACITIES[load])
-        assert thresholds[load] == 0.75 * capacity
-        assert thresholds["tandem_queue_depth"] >= 1
-    kinds = {**manifests.all("HorizontalPodAutoscaler"), **manifests.all("ScaledObject")}
-    for name, scaler in kinds.items():
-        assert scaler["spec"]["scaleTargetRef"]["name"] == name
-        behavior = scaler["spec"].get("behavior")
-        if behavior is None:
-            behavior = scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 300
-
-
-def test_what_prometheus_scrapes_is_there(manifests: Manifests) -> None:
-    monitors = manifests.all("PodMonitor")
-    assert bool(monitors) == ("monitoring" in manifests.name)
-    for monitor in monitors.values():
-        scraped = {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]}
-        for template in manifests.templates().values():
-            assert selects(monitor["spec"]["selector"], template["metadata"]["labels"])
-            for box in template["spec"]["containers"]:
-                assert len({port["name"] for port in box["ports"]} & scraped) == 1
-
-
-def test_alerts_are_those_of_the_observability_folder() -> None:
-    rules = yaml.safe_load((KUBERNETES / "components" / "monitoring" / "rules.yaml").read_text())
-    source = yaml.safe_load((KUBERNETES.parent / "observability" / "rules.yml").read_text())
-    assert rules["spec"] == source
 
 
 def test_a_sidecar_is_the_orchestrator() -> None:
