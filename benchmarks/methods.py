@@ -3,7 +3,9 @@
     python -m benchmarks.methods [--turns 9] [--only tree chains]
 
 One stack a method, all of them up at once, and texts of 200 tokens one by one: a turn has a text of
-each case, so that a machine whose speed changes does so for all. Speeds are medians over turns.
+each case, so that a machine whose speed changes does so for all. Speeds are medians over turns. At
+temperature 0 a text ends where eight tokens in a row come for the third time: small models loop,
+and what repeats itself is easy to draft.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -23,6 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, ROOT, describe
+from benchmarks.measure.greedy import greedy_lengths
 from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import drafting
@@ -32,7 +35,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 
 NEW_TOKENS = 200
-# What a pass of the target takes, in passes of the drafter.
+# What a pass of the target over one row takes, in passes of the drafter.
 COST_RATIOS = (5, 20, 100)
 
 
@@ -95,6 +98,8 @@ class Texts:
     nodes: list[float] = field(default_factory=list)
     sent: list[float] = field(default_factory=list)
     speed: list[float] = field(default_factory=list)
+    pass_ms: list[float] = field(default_factory=list)
+    beside_ms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -106,8 +111,11 @@ class Figure:
         draft_passes: of the drafter's models.
         target_rows: places of the target's pass, twins included.
         draft_bytes: of the drafts' distributions on the wire, each way of two.
+        pass_ms: of the target over those rows, median.
+        beside_ms: of a round beside both models, median.
         speed: tokens a second, median.
-        predicted: tokens a pass of the target, for each of `COST_RATIOS`, were rows free.
+        predicted: tokens a second by these times, were a pass of the drafter's models `COST_RATIOS`
+            times shorter than the target's over one row.
     """
 
     method: str
@@ -120,8 +128,10 @@ class Figure:
     draft_passes: float
     target_rows: float
     draft_bytes: float
+    pass_ms: float
+    beside_ms: float
     speed: float
-    predicted: tuple[float, ...]
+    predicted: tuple[float, ...] = ()
 
 
 def cases_of(way: Way) -> list[Case]:
@@ -134,11 +144,17 @@ def cases_of(way: Way) -> list[Case]:
     ]
 
 
-def add(texts: Texts, stub: Any, case: Case, seed: int) -> None:
-    """One text of a case."""
+def add(texts: Texts, stub: Any, case: Case, seed: int, greedy: Sequence[int]) -> None:
+    """One text of a case.
+
+    Args:
+        greedy: length of each prompt's text at temperature 0.
+    """
+    number = seed % len(PROMPTS)
+    length = NEW_TOKENS if case.temperature else greedy[number]
     message = pb.Generation(
-        prompt=PROMPTS[seed % len(PROMPTS)],
-        stopping=pb.Stopping(max_new_tokens=NEW_TOKENS, ignore_eos=True),
+        prompt=PROMPTS[number],
+        stopping=pb.Stopping(max_new_tokens=length, ignore_eos=True),
         speculation=pb.Speculation(verifier=case.rule, gamma=case.depth, max_nodes=case.nodes),
     )
     message.sampling.seed = seed
@@ -155,6 +171,11 @@ def add(texts: Texts, stub: Any, case: Case, seed: int) -> None:
     texts.nodes.append(float(sum(summary.nodes)))
     texts.sent.append(float(summary.draft_bytes))
     texts.speed.append(summary.new_tokens / seconds)
+    stages = summary.stages
+    models = stages.draft_forward_busy_ns + stages.verify_forward_busy_ns
+    waits = stages.draft_wait_ns + stages.verify_wait_ns
+    texts.pass_ms.append(stages.verify_forward_busy_ns / rounds / 1e6)
+    texts.beside_ms.append((waits - models) / rounds / 1e6)
 
 
 def figure_of(case: Case, texts: Texts) -> Figure:
@@ -173,9 +194,28 @@ def figure_of(case: Case, texts: Texts) -> Figure:
         passes,
         1 + sum(texts.nodes) / rounds,
         sum(texts.sent) / rounds,
+        median(texts.pass_ms),
+        median(texts.beside_ms),
         median(texts.speed),
-        tuple(tokens / (1 + passes / cost) for cost in COST_RATIOS),
     )
+
+
+def predict(figures: Sequence[Figure]) -> list[Figure]:
+    """What each figure would be beside drafters of other costs; nothing without plain decoding."""
+    plain = [one.pass_ms for one in figures if not one.depth]
+    if not plain:
+        return list(figures)
+    row_ms = median(plain)
+    return [
+        replace(
+            one,
+            predicted=tuple(
+                1e3 * one.tokens / (one.pass_ms + one.beside_ms + one.draft_passes * row_ms / cost)
+                for cost in COST_RATIOS
+            ),
+        )
+        for one in figures
+    ]
 
 
 def measure(ways: Sequence[Way], turns: int, console: Console) -> list[Figure]:
@@ -192,18 +232,22 @@ def measure(ways: Sequence[Way], turns: int, console: Console) -> list[Figure]:
             stubs.append((way, orchestrator_pb2_grpc.OrchestratorServiceStub(channel)))
         cases = [(case, stub) for way, stub in stubs for case in cases_of(way)]
         found = {case: Texts() for case, _ in cases}
-        task = bar.add_task("turns", total=turns * len(cases))
+        greedy = greedy_lengths(cases[0][1], NEW_TOKENS)
+        task = bar.add_task("turns", total=(turns + 1) * len(cases))
         for turn in range(-1, turns):  # the first one warms
             for case, stub in cases:
-                add(found[case] if turn >= 0 else Texts(), stub, case, max(turn, 0))
-                bar.advance(task, turn >= 0)
-    return [figure_of(case, texts) for case, texts in found.items()]
+                add(found[case] if turn >= 0 else Texts(), stub, case, max(turn, 0), greedy)
+                bar.advance(task)
+            if not console.is_terminal:
+                console.print(f"turn {turn + 1} of {turns}")
+    return predict([figure_of(case, texts) for case, texts in found.items()])
 
 
 def show(console: Console, figures: Sequence[Figure]) -> None:
     """Print the table."""
     head = ("T", "method", "depth", "nodes", "rule", "tokens a round", "draft passes", "rows")
-    table = Table(*head, "bytes", "tokens/s", *(f"1:{cost}" for cost in COST_RATIOS))
+    costs = (f"1:{cost}" for cost in COST_RATIOS)
+    table = Table(*head, "bytes", "pass ms", "beside ms", "tokens/s", *costs)
     for f in sorted(figures, key=lambda f: f.temperature):
         table.add_row(
             f"{f.temperature:g}",
@@ -215,8 +259,10 @@ def show(console: Console, figures: Sequence[Figure]) -> None:
             f"{f.draft_passes:.1f}",
             f"{f.target_rows:.1f}",
             f"{f.draft_bytes:.0f}",
+            f"{f.pass_ms:.2f}",
+            f"{f.beside_ms:.2f}",
             f"{f.speed:.0f}",
-            *(f"{tokens:.2f}" for tokens in f.predicted),
+            *(f"{speed:.0f}" for speed in f.predicted),
         )
     console.print(table)
 
@@ -230,7 +276,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.turns < 2:
         parser.error("--turns must be at least 2, for standard errors")
-    console = Console(width=130)
+    console = Console(width=150)
     figures = measure([way for way in WAYS if way.name in options.only], options.turns, console)
     show(console, figures)
     result = {
