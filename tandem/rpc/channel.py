@@ -59,6 +59,9 @@ CLIENT_OPTIONS: _Options = (
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    # Channels of a process share connections by address, and their waits for the next attempt: one
+    # to a replica that is back would fail for what another one met before, even one that is closed.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 )
 

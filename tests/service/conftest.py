@@ -17,6 +17,7 @@ from orchestrator.servicer import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc import channel
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
@@ -51,7 +52,7 @@ def address_of(server: RunningServer) -> str:
 
 
 async def connect(stack: AsyncExitStack, address: str) -> grpc.aio.Channel:
-    return await stack.enter_async_context(grpc.aio.insecure_channel(address))
+    return await stack.enter_async_context(channel.connect(address))
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.health import Health
 from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -230,7 +231,8 @@ async def orchestrate(
             if ready:
                 await server.ready()
             address = f"127.0.0.1:{server.port}"
-            async with grpc.aio.insecure_channel(address, options=channel_options) as channel:
+            options = (*CLIENT_OPTIONS, *channel_options)
+            async with grpc.aio.insecure_channel(address, options=options) as channel:
                 yield orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         finally:
             await server.stop(1.0)

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,6 +17,7 @@ from prometheus_client.samples import Sample
 
 from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
@@ -112,7 +112,7 @@ async def metered(
             if ready:
                 await server.ready()
             assert service.metering is not None
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            async with connect(f"127.0.0.1:{server.port}") as channel:
                 stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
                 yield Metered(stub, service.metering.port)
         finally:

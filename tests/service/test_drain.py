@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer, serve
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
 
@@ -40,7 +41,7 @@ async def serving(
     address = f"127.0.0.1:{free_port()}"
     async with serve_fakes(*fakes, listen=address) as settings:
         running = asyncio.create_task(serve(settings, make_service))
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with connect(address) as channel:
             await until(channel, SERVING)
             yield running, channel
 
@@ -111,7 +112,7 @@ async def test_a_connection_of_a_great_age_is_given_up_behind_its_last_text() ->
         server = RunningServer("127.0.0.1:0", make_service(settings))
         await server.start()
         await server.ready()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        async with connect(f"127.0.0.1:{server.port}") as channel:
             stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
             text = pb.CompleteRequest(generation=generation())
             assert list((await stub.Complete(text)).token_ids) == target.text(20)

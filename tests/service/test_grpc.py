@@ -6,7 +6,10 @@ import asyncio
 import gc
 
 import grpc
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from tandem.rpc.channel import connect, server_options
 from tests.service.conftest import Stack
 from tests.service.talk import Talk
 from tests.service.test_streams import open_verify
@@ -27,3 +30,32 @@ async def test_an_abandoned_call_is_cancelled(stack: Stack) -> None:
         await asyncio.sleep(0.02)
     assert await stack.open_sequences() == 0
     assert tuple(map(int, grpc.__version__.split(".")[:2])) < (1, 83)
+
+
+async def serve_health(address: str) -> tuple[grpc.aio.Server, int]:
+    server = grpc.aio.server(options=server_options(1 << 20))
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    return server, port
+
+
+async def test_a_channel_does_not_wait_for_what_another_one_met() -> None:
+    """Channels of a process share connections and backoffs unless they are told not to: one to a
+    server that is back failed at once, as long as a call of an older channel was kept."""
+    asked = health_pb2.HealthCheckRequest()
+    lost, port = await serve_health("127.0.0.1:0")
+    before = connect(f"127.0.0.1:{port}")
+    stub = health_pb2_grpc.HealthStub(before)
+    kept = stub.Watch(asked)
+    await kept.read()
+    await lost.stop(None)
+    with pytest.raises(grpc.aio.AioRpcError):
+        await stub.Check(asked)
+    await before.close()
+    back, _ = await serve_health(f"127.0.0.1:{port}")
+    async with connect(f"127.0.0.1:{port}") as after:
+        answer = await health_pb2_grpc.HealthStub(after).Check(asked)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    await back.stop(None)
+    assert kept.done()

@@ -18,6 +18,7 @@ from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2
 from tests.service.fake_carrier import FakeContext
@@ -78,7 +79,7 @@ class Fleet:
         )
         await self.server.start()
         self._stack.push_async_callback(self.server.stop, 0.2)
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}")
+        channel = connect(f"127.0.0.1:{self.server.port}")
         await self._stack.enter_async_context(channel)
         self.stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         self._health = health_pb2_grpc.HealthStub(channel)

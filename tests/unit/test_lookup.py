@@ -64,18 +64,18 @@ def test_its_service_drafts_where_torch_is_not_installed() -> None:
     script = """
 import asyncio, sys
 sys.modules["torch"] = sys.modules["transformers"] = None
-import grpc
 from drafter_svc.servicer import make_service
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2 as pb, drafter_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 
 async def main():
     server = RunningServer("127.0.0.1:0", make_service(DrafterSettings(method="lookup")))
     await server.start()
     await server.ready()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+    async with connect(f"127.0.0.1:{server.port}") as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         call = stub.Draft()
         async def ask(**step):
