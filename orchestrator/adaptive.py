@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 from orchestrator.acceptance import Acceptance, Chances
 from orchestrator.goodput import PLAIN, expected_tokens
 from orchestrator.peers import Choice, Decided, Drafted, DraftSize, Expected
 from orchestrator.round_times import RoundTimes
-from orchestrator.trials import Trial, Trials
+from orchestrator.trials import ROUNDS, Trial, Trials
 
 # Goodput is known to a few percent: less than this is no reason for another size.
 _WORTH_IT = 1.03
@@ -49,6 +50,9 @@ class Adaptation:
         times: of rounds.
         trials: of other sizes.
         clock: in nanoseconds.
+        mixed_ns: when plain rounds and drafted ones were last on at once. Each of them shows what
+            the others cost as well: a plain round beside drafts is slow, and had it been counted,
+            all texts would draft, however much faster they all were without.
 
     Args:
         active: how many texts are being made.
@@ -62,7 +66,10 @@ class Adaptation:
         self.times = RoundTimes()
         self.trials = Trials()
         self.clock = clock
+        self.mixed_ns = 0
         self._active = active
+        # Whose rounds are on: plain ones, and drafted ones. A text that fails leaves no trace.
+        self._on: tuple[WeakSet[AdaptiveSize], WeakSet[AdaptiveSize]] = WeakSet(), WeakSet()
         self._forecasts: dict[DraftSize, Forecast] = {}
 
     def policy(self, sizes: Sequence[DraftSize]) -> AdaptiveSize:
@@ -91,23 +98,43 @@ class Adaptation:
         tokens = expected_tokens(size, chances) * self.forecast(size).factor
         return Expected(min(max(tokens, 1.0), size.gamma + 1.0), at.wall(size))
 
+    def enter(self, text: AdaptiveSize, size: DraftSize) -> None:
+        """A text's round begins."""
+        plain = size == PLAIN
+        self._on[plain].discard(text)
+        self._on[not plain].add(text)
+        self._note_mixture()
+
+    def leave(self, text: AdaptiveSize) -> None:
+        """A text's round ends."""
+        self._note_mixture()
+        for rounds in self._on:
+            rounds.discard(text)
+
+    def _note_mixture(self) -> None:
+        if all(len(rounds) for rounds in self._on):
+            self.mixed_ns = self.clock()
+
     def passed(
-        self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, settled: bool
+        self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, alike: bool
     ) -> None:
-        """A round has passed; its trial is charged with what it lost.
+        """A round has passed. A trial is charged with what it lost, and with what rounds lost that
+        were on beside it.
 
         Args:
             size: of its draft.
             wall_ns: that it took.
             tokens: that it should yield.
-            trial: that it was a part of.
-            settled: whether it was beside rounds of the same size.
+            trial: that it was a part of, or beside.
+            alike: whether it was beside rounds of its kind alone.
         """
         if trial is None:
             self.trials.earn(self.load, size, self.texts)
-        elif trial is self.trials.current:
-            lost = wall_ns / trial.best.wall_ns - tokens / trial.best.tokens
-            self.trials.spend(max(lost, 0.0), settled)
+            return
+        lost = wall_ns / trial.best.wall_ns - tokens / trial.best.tokens
+        self.trials.spend(trial, lost, self.texts)
+        if size == trial.size and (alike or not trial.measures):
+            trial.left -= 1
 
     def consider(self, sizes: Sequence[DraftSize], best: DraftSize) -> None:
         """Begin a trial of the most promising size that has not been tried for long."""
@@ -122,10 +149,16 @@ class Adaptation:
         ranked = [(size, of) for size, of in others if of is not None]
         # What nothing may be slower than comes first, then what promises most.
         ranked.sort(key=lambda other: (other[0] != PLAIN, -other[1].goodput))
+        drafted = any(self.times.seen(load, size) >= ROUNDS for size in sizes if size != PLAIN)
         for size, expected in ranked:
-            wanted = size == PLAIN or expected.goodput > _HOPELESS * of_best.goodput
+            # What promises most is tried once at least: what is known of it may be of other loads.
+            wanted = not drafted or expected.goodput > _HOPELESS * of_best.goodput
             seen = self.times.seen(load, size) / texts
-            if not wanted or not self.trials.stale(load, size, texts, seen):
+            if size != PLAIN:
+                drafted = True
+                if not wanted:
+                    continue
+            if not self.trials.stale(load, size, texts, seen):
                 continue
             if self.trials.begin(size, load, texts, expected, of_best, now):
                 return
@@ -148,11 +181,12 @@ class AdaptiveSize:
         self._deepest = max(size.gamma for size in sizes)
         self._acceptance = Acceptance(adaptation.acceptance)
         self._best = min(self._sizes, key=lambda size: abs(size.gamma - _FIRST) + bool(size.nodes))
-        # Of the round that is on: the size that it teaches something of, what it should yield, and
-        # the trial that it is in.
+        # Of the round that is on: the size that it teaches something of, what it should yield, the
+        # trial that it is in, and the one that it is beside.
         self._size: DraftSize | None = None
         self._tokens = 0.0
         self._trial: Trial | None = None
+        self._beside: Trial | None = None
         self._began_ns = 0
         self._chances = self._acceptance.chances(self._deepest)
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
@@ -170,23 +204,23 @@ class AdaptiveSize:
             self._rank()
         self._rounds += 1
         everyone, size = self._all, self._best
-        trial = everyone.trials.running(everyone.load, everyone.clock())
-        new = trial is not None and trial is not self._trial
-        if trial is not None and new and not (trial.size in self._sizes and trial.join()):
-            trial = None
-        self._trial = trial
-        if trial is not None:
-            size = trial.size
+        trial = self._beside = everyone.trials.running(everyone.load, everyone.clock())
+        joined = trial is not None and trial.size in self._sizes and trial.join(self)
+        self._trial = trial if joined else None
+        if self._trial is not None:
+            size = self._trial.size
         gamma = min(size.gamma, left - 1)
         cut = DraftSize(gamma, size.nodes if gamma else 0)
         self._size = size if cut == size else None
         self._tokens = expected_tokens(cut, self._chances)
         self._began_ns = everyone.clock()
+        everyone.enter(self, cut)
         return Choice(cut, everyone.expected(cut, self._chances))
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
         everyone, size = self._all, self._size
+        everyone.leave(self)
         wall = everyone.clock() - self._began_ns
         if drafted is not None:
             self._acceptance.observe(drafted, decided)
@@ -196,12 +230,13 @@ class AdaptiveSize:
             size = PLAIN  # no drafter, or none that is open
         # A text's first round may have waited for its drafter's prompt.
         settled = self._rounds > 1 and self._began_ns >= everyone.trials.settled_ns
+        alike = settled and self._began_ns > everyone.mixed_ns
         if size is None:
             return
-        if settled and (self._trial is None or self._trial.measures):
+        if alike and (self._beside is None or (self._trial is not None and self._trial.measures)):
             times = None if drafted is None else drafted.times
             everyone.times.add(everyone.load, size, wall, times, decided.times)
-        everyone.passed(size, wall, self._tokens, self._trial, settled)
+        everyone.passed(size, wall, self._tokens, self._beside, alike)
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
 

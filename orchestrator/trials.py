@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from orchestrator.peers import DraftSize, Expected
 
@@ -16,6 +17,8 @@ _SHARE = 0.01
 # Nothing is known at the start, so that some trials come at once; behind a long quiet time not
 # everything that was saved is spent. In rounds of each text.
 _AT_START, _SAVED = 8, 16
+# What costs more than this is tried on credit, and paid back before the next trial.
+_CREDIT = 0.5
 # Rounds of before may last so many times as long as expected, and slow those beside them.
 _SETTLES = 2
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait.
@@ -35,9 +38,10 @@ class Trial:
         left: rounds that are still to be seen.
         until_ns: it ends then in any case.
         best: of a round of the best size: what it is tried against.
-        places: for texts that have not joined it.
+        places: for texts; one that ends makes room for another.
         measures: whether its times say what the size takes: all texts are in it.
         wall_ns: of its rounds, among which others go on behind it.
+        members: texts that take part in it.
     """
 
     size: DraftSize
@@ -48,11 +52,13 @@ class Trial:
     places: int
     measures: bool
     wall_ns: int
+    members: WeakSet[object] = field(default_factory=WeakSet)
 
-    def join(self) -> bool:
+    def join(self, text: object) -> bool:
         """Take part in it, where there is a place."""
-        self.places -= 1
-        return self.places >= 0
+        if len(self.members) < self.places:
+            self.members.add(text)
+        return text in self.members
 
 
 class Trials:
@@ -79,16 +85,16 @@ class Trials:
         self._rounds[load] = self._rounds.get(load, 0) + 1
         self._tried[load, size] = self._rounds[load]
 
-    def spend(self, lost: float, settled: bool) -> None:
-        """A round of a trial has passed.
+    def spend(self, trial: Trial, lost: float, texts: int) -> None:
+        """A round has passed in a trial, or beside one.
 
         Args:
+            trial: that it is owed to.
             lost: how much longer it took than its tokens are worth, in rounds of the best size.
-            settled: whether it was beside rounds of the same size.
+            texts: that are being made.
         """
-        assert self.current is not None
-        self.current.left -= settled
-        self._allowance[self.current.load] -= lost
+        left = self._allowance.get(trial.load, 0.0) - lost
+        self._allowance[trial.load] = min(left, _SAVED * texts)
 
     def stale(self, load: int, size: DraftSize, texts: int, seen: float) -> bool:
         """Whether a size has not been tried for long.
@@ -128,7 +134,8 @@ class Trials:
             Whether it was begun.
         """
         joining = min(texts, _SAMPLE) if sample else texts
-        cost = ROUNDS * joining * max(1 - expected.goodput / best.goodput, 0.0)
+        lost = expected.wall_ns / best.wall_ns - expected.tokens / best.tokens
+        cost = min(ROUNDS * joining * max(lost, 0.0), _CREDIT * texts)
         if self.current is not None or cost > self._allowance.get(load, 0.0):
             return False
         passed = self._rounds.get(load, 0)
@@ -136,7 +143,7 @@ class Trials:
             return False
         self._sampled[load] = passed
         self._tried[load, size] = passed
-        until = now_ns + int(_PATIENCE * ROUNDS * best.wall_ns)
+        until = now_ns + int(_PATIENCE * ROUNDS * max(best.wall_ns, expected.wall_ns))
         if texts > 1:
             self.settled_ns = now_ns + int(_SETTLES * best.wall_ns)
         self.current = Trial(

@@ -25,6 +25,7 @@ class World:
         row_ms: what a further row of any text adds to it.
         hop_ms: beside the models, for each message.
         acceptance: of each drafted token.
+        crowd: how much longer a round takes for each text beside it that drafts, as a share.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
         slower: how many times slower everything is, now and then.
@@ -36,6 +37,7 @@ class World:
     row_ms: float = 0.1
     hop_ms: float = 1.0
     acceptance: float = 0.74
+    crowd: float = 0.0
     noise: float = 0.1
     max_gamma: int = 8
     slower: float = 1.0
@@ -56,7 +58,8 @@ class World:
     def wall_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
         """Of a round, where the target's pass holds what others draft as well."""
         drafting = self.hop_ms + size.gamma * self.draft_ms if size.gamma else 0.0
-        return drafting + self.hop_ms + self.pass_ms(size, others)
+        beside = self.crowd * sum(other.gamma > 0 for other in others)
+        return (drafting + self.hop_ms + self.pass_ms(size, others)) * (1 + beside)
 
     def pass_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
         """Of the target's pass alone."""

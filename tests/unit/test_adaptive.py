@@ -24,6 +24,8 @@ WORLDS: dict[str, dict[str, Any]] = {
     "a good drafter": {"acceptance": 0.9},
     "a middling one": {"acceptance": 0.4, "draft_ms": 2.0},
     "a bad one": {"acceptance": 0.05},
+    # Who drafts has others wait: texts that are fastest without, all of them together.
+    "a crowd": {"draft_ms": 1.2, "verify_ms": 2.5, "hop_ms": 0.4, "crowd": 0.15},
 }
 
 
