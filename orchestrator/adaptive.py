@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from weakref import WeakSet
 
 from orchestrator.acceptance import Acceptance, Chances
+from orchestrator.company import Company
 from orchestrator.goodput import PLAIN, expected_tokens
 from orchestrator.peers import Choice, Decided, Drafted, DraftSize, Expected
 from orchestrator.round_times import RoundTimes
@@ -18,8 +19,10 @@ _WORTH_IT = 1.03
 _FIRST = 4
 # Trials of drafts that are expected to be worse than this are a waste.
 _HOPELESS = 0.85
-# Ranking takes as long as all else of a round here, and little changes from one to the next.
-_RANK_EVERY = 4
+# Ranking takes far longer than all else of a round here, and little changes from one to the next:
+# in rounds of a text, and for trials in rounds of each.
+_RANK_EVERY = 8
+_CONSIDER_EVERY = 4
 # A forecast is corrected by what came of it, over so many tokens.
 _FORECAST = 200.0
 
@@ -50,9 +53,6 @@ class Adaptation:
         times: of rounds.
         trials: of other sizes.
         clock: in nanoseconds.
-        mixed_ns: when plain rounds and drafted ones were last on at once. Each of them shows what
-            the others cost as well: a plain round beside drafts is slow, and had it been counted,
-            all texts would draft, however much faster they all were without.
 
     Args:
         active: how many texts are being made.
@@ -66,10 +66,10 @@ class Adaptation:
         self.times = RoundTimes()
         self.trials = Trials()
         self.clock = clock
-        self.mixed_ns = 0
+        self.company = Company(clock)
         self._active = active
-        # Whose rounds are on: plain ones, and drafted ones. A text that fails leaves no trace.
-        self._on: tuple[WeakSet[AdaptiveSize], WeakSet[AdaptiveSize]] = WeakSet(), WeakSet()
+        self._unconsidered = 0  # rounds
+        self._drafts: dict[int, bool] = {}  # by load
         self._forecasts: dict[DraftSize, Forecast] = {}
 
     def policy(self, sizes: Sequence[DraftSize]) -> AdaptiveSize:
@@ -98,23 +98,6 @@ class Adaptation:
         tokens = expected_tokens(size, chances) * self.forecast(size).factor
         return Expected(min(max(tokens, 1.0), size.gamma + 1.0), at.wall(size))
 
-    def enter(self, text: AdaptiveSize, size: DraftSize) -> None:
-        """A text's round begins."""
-        plain = size == PLAIN
-        self._on[plain].discard(text)
-        self._on[not plain].add(text)
-        self._note_mixture()
-
-    def leave(self, text: AdaptiveSize) -> None:
-        """A text's round ends."""
-        self._note_mixture()
-        for rounds in self._on:
-            rounds.discard(text)
-
-    def _note_mixture(self) -> None:
-        if all(len(rounds) for rounds in self._on):
-            self.mixed_ns = self.clock()
-
     def passed(
         self, size: DraftSize, wall_ns: int, tokens: float, trial: Trial | None, alike: bool
     ) -> None:
@@ -136,9 +119,32 @@ class Adaptation:
         if size == trial.size and (alike or not trial.measures):
             trial.left -= 1
 
+    def are_worth_it(self, sizes: Sequence[DraftSize]) -> bool:
+        """Whether drafts pay for all texts that are being made, taken together.
+
+        A text whose drafts are taken would have them even where they slow the others by more than
+        it gains, so that none of several texts decides it for itself.
+        """
+        load = self.load
+        before = self._drafts.get(load, True)
+        if len(sizes) == 1 or self.texts == 1:
+            return True
+        chances = self.acceptance.chances(max(size.gamma for size in sizes))
+        expected = {size: self.expected(size, chances) for size in sizes}
+        goodput = {size: of.goodput for size, of in expected.items() if of is not None}
+        plain = goodput.pop(PLAIN, 0.0)
+        drafted = max(goodput.values(), default=math.inf)
+        self._drafts[load] = drafted * (_WORTH_IT if before else 1 / _WORTH_IT) > plain
+        return self._drafts[load]
+
     def consider(self, sizes: Sequence[DraftSize], best: DraftSize) -> None:
-        """Begin a trial of the most promising size that has not been tried for long."""
+        """Now and then, begin a trial of the most promising size that has not been tried for
+        long."""
         load, texts, now = self.load, self.texts, self.clock()
+        self._unconsidered += 1
+        if self._unconsidered < _CONSIDER_EVERY * texts:
+            return
+        self._unconsidered = 0
         if self.trials.running(load, now) is not None:
             return
         chances = self.acceptance.chances(max(size.gamma for size in sizes))
@@ -189,6 +195,7 @@ class AdaptiveSize:
         self._beside: Trial | None = None
         self._began_ns = 0
         self._chances = self._acceptance.chances(self._deepest)
+        self._expected: dict[DraftSize, Expected | None] = {}
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
         self._rounds = 0
 
@@ -214,13 +221,15 @@ class AdaptiveSize:
         self._size = size if cut == size else None
         self._tokens = expected_tokens(cut, self._chances)
         self._began_ns = everyone.clock()
-        everyone.enter(self, cut)
-        return Choice(cut, everyone.expected(cut, self._chances))
+        everyone.company.enter(self, drafting=cut != PLAIN)
+        if cut not in self._expected:
+            self._expected[cut] = everyone.expected(cut, self._chances)
+        return Choice(cut, self._expected[cut])
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
         everyone, size = self._all, self._size
-        everyone.leave(self)
+        among_its_kind = everyone.company.leave(self, self._began_ns)
         wall = everyone.clock() - self._began_ns
         if drafted is not None:
             self._acceptance.observe(drafted, decided)
@@ -230,12 +239,13 @@ class AdaptiveSize:
             size = PLAIN  # no drafter, or none that is open
         # A text's first round may have waited for its drafter's prompt.
         settled = self._rounds > 1 and self._began_ns >= everyone.trials.settled_ns
-        alike = settled and self._began_ns > everyone.mixed_ns
+        alike = settled and among_its_kind
         if size is None:
             return
         if alike and (self._beside is None or (self._trial is not None and self._trial.measures)):
             times = None if drafted is None else drafted.times
-            everyone.times.add(everyone.load, size, wall, times, decided.times)
+            home = self._trial is None
+            everyone.times.add(everyone.load, size, wall, times, decided.times, home=home)
         everyone.passed(size, wall, self._tokens, self._beside, alike)
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
@@ -244,9 +254,11 @@ class AdaptiveSize:
         """Find the best size; it is left only for one that is clearly better."""
         self._ranked = self._rounds, self._all.load
         chances = self._chances = self._acceptance.chances(self._deepest)
-        expected = {size: self._all.expected(size, chances) for size in self._sizes}
-        goodput = {size: of.goodput for size, of in expected.items() if of is not None}
-        if goodput:
+        self._expected = {size: self._all.expected(size, chances) for size in self._sizes}
+        goodput = {size: of.goodput for size, of in self._expected.items() if of is not None}
+        if goodput and PLAIN in goodput and not self._all.are_worth_it(self._sizes):
+            self._best = PLAIN
+        elif goodput:
             best = max(goodput, key=goodput.__getitem__)
             if goodput[best] > _WORTH_IT * goodput[self._best]:
                 self._best = best

@@ -50,14 +50,28 @@ class Load:
     _rounds: int = 0
     _last: dict[DraftSize, int] = field(default_factory=dict)
 
-    def add(self, size: DraftSize, wall_ns: float) -> None:
-        """Take a round's time in."""
+    def add(self, size: DraftSize, wall_ns: float, home: bool) -> None:
+        """Take a round's time in.
+
+        Args:
+            size: of its draft.
+            wall_ns: that it took.
+            home: whether it was in no trial. What makes a size slower that has been in use for
+                long, another process or a warm chip, does so to all sizes: else the one that was
+                left in a bad moment would be remembered by it.
+        """
         mean = self.walls.setdefault(size, Mean())
         self._rounds += 1
         if self._rounds - self._last.get(size, 0) > _LONG_AGO:
             mean.count = min(mean.count, _STALE)
         self._last[size] = self._rounds
+        before = mean.value
         mean.add(wall_ns)
+        if home and mean.count > _LOOKS_BACK:
+            pace = mean.value / before
+            for other in self.walls.values():
+                if other is not mean:
+                    other.value *= pace
 
     def wall(self, size: DraftSize) -> float:
         """A round's wall time in nanoseconds, measured or by the nearest size that was."""
@@ -100,11 +114,18 @@ class RoundTimes:
         return at.walls[size].count if at is not None and size in at.walls else 0
 
     def add(
-        self, load: int, size: DraftSize, wall_ns: int, draft: StageTimes | None, verify: StageTimes
+        self,
+        load: int,
+        size: DraftSize,
+        wall_ns: int,
+        draft: StageTimes | None,
+        verify: StageTimes,
+        *,
+        home: bool = True,
     ) -> None:
-        """Take a round in."""
+        """Take a round in; see `Load.add`."""
         at = self._loads.setdefault(load, Load())
-        at.add(size, wall_ns)
+        at.add(size, wall_ns, home)
         at.verify.add(verify.forward_ns)
         if draft is not None and size.gamma:
             at.draft.add(draft.forward_ns / size.gamma)

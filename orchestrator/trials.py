@@ -5,27 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from orchestrator.goodput import PLAIN
 from orchestrator.peers import DraftSize, Expected
 
 # Rounds of each text in a trial.
 ROUNDS = 4
-# What a drafter is worth is seen by as few texts, and not more often than in so many rounds
-# of each.
-_SAMPLE, _SAMPLE_EVERY = 4, 64
+# What a drafter is worth is seen by as few texts, not more often than in so many rounds of each,
+# and ever more seldom, up to so many, while it remains worth nothing.
+_SAMPLE, _SAMPLE_EVERY, _SAMPLE_SELDOM = 2, 64, 512
 # What trials may cost, as a share of all time: the sizes that they find pay it back.
 _SHARE = 0.01
 # Nothing is known at the start, so that some trials come at once; behind a long quiet time not
 # everything that was saved is spent. In rounds of each text.
 _AT_START, _SAVED = 8, 16
-# What costs more than this is tried on credit, and paid back before the next trial.
-_CREDIT = 0.5
+# What costs more than this is tried on credit, and paid back before the next trial; of what one of
+# them cost beyond all expectation no more than so much.
+_CREDIT, _OWED = 0.5, 4
 # Rounds of before may last so many times as long as expected, and slow those beside them.
 _SETTLES = 2
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait.
 _PATIENCE = 4
 # A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
-# times this, and the others so long, in rounds of each text.
-_BELIEVED, _STALE = 8, 128
+# times this, and the others so long, in rounds of each text. Plain decoding is due by then, whatever was lost before.
+_BELIEVED, _STALE, _DUE = 8, 128, 256
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Trials:
         self._allowance: dict[int, float] = {}
         self._rounds: dict[int, int] = {}
         self._sampled: dict[int, int] = {}
+        self._sample_every: dict[int, int] = {}
         self._tried: dict[tuple[int, DraftSize], int] = {}
 
     def earn(self, load: int, size: DraftSize, texts: int) -> None:
@@ -84,6 +87,8 @@ class Trials:
         self._allowance[load] = min(saved, _SAVED * texts)
         self._rounds[load] = self._rounds.get(load, 0) + 1
         self._tried[load, size] = self._rounds[load]
+        if size != PLAIN:
+            self._sample_every[load] = _SAMPLE_EVERY
 
     def spend(self, trial: Trial, lost: float, texts: int) -> None:
         """A round has passed in a trial, or beside one.
@@ -94,7 +99,7 @@ class Trials:
             texts: that are being made.
         """
         left = self._allowance.get(trial.load, 0.0) - lost
-        self._allowance[trial.load] = min(left, _SAVED * texts)
+        self._allowance[trial.load] = max(min(left, _SAVED * texts), -_OWED * texts)
 
     def stale(self, load: int, size: DraftSize, texts: int, seen: float) -> bool:
         """Whether a size has not been tried for long.
@@ -136,11 +141,16 @@ class Trials:
         joining = min(texts, _SAMPLE) if sample else texts
         lost = expected.wall_ns / best.wall_ns - expected.tokens / best.tokens
         cost = min(ROUNDS * joining * max(lost, 0.0), _CREDIT * texts)
-        if self.current is not None or cost > self._allowance.get(load, 0.0):
-            return False
         passed = self._rounds.get(load, 0)
-        if sample and passed - self._sampled.get(load, 0) < _SAMPLE_EVERY * texts:
+        # Plain decoding is what nothing may be slower than: it does not wait for ever.
+        due = size == PLAIN and passed - self._tried.get((load, size), 0) >= _DUE * texts
+        if self.current is not None or (cost > self._allowance.get(load, 0.0) and not due):
             return False
+        if sample:
+            every = self._sample_every.get(load, _SAMPLE_EVERY)
+            if passed - self._sampled.get(load, 0) < every * texts:
+                return False
+            self._sample_every[load] = min(2 * every, _SAMPLE_SELDOM)
         self._sampled[load] = passed
         self._tried[load, size] = passed
         until = now_ns + int(_PATIENCE * ROUNDS * max(best.wall_ns, expected.wall_ns))
