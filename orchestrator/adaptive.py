@@ -20,9 +20,9 @@ _FIRST = 4
 # Trials of drafts that are expected to be worse than this are a waste.
 _HOPELESS = 0.85
 # Ranking takes far longer than all else of a round here, and little changes from one to the next:
-# in rounds of a text, and for trials in rounds of each.
+# in rounds of a text; and what all of them share, in rounds of each, of several at least.
 _RANK_EVERY = 8
-_CONSIDER_EVERY = 4
+_CONSIDER_EVERY, _SEVERAL = 4, 2
 # A forecast is corrected by what came of it, over so many tokens.
 _FORECAST = 200.0
 
@@ -68,8 +68,8 @@ class Adaptation:
         self.clock = clock
         self.company = Company(clock)
         self._active = active
-        self._unconsidered = 0  # rounds
-        self._drafts: dict[int, bool] = {}  # by load
+        self._passed = self._considered = 0  # rounds
+        self._drafts: dict[int, tuple[bool, int]] = {}  # by load: found when so many had passed
         self._forecasts: dict[DraftSize, Forecast] = {}
 
     def policy(self, sizes: Sequence[DraftSize]) -> AdaptiveSize:
@@ -111,6 +111,7 @@ class Adaptation:
             trial: that it was a part of, or beside.
             alike: whether it was beside rounds of its kind alone.
         """
+        self._passed += 1
         if trial is None:
             self.trials.earn(self.load, size, self.texts)
             return
@@ -125,26 +126,29 @@ class Adaptation:
         A text whose drafts are taken would have them even where they slow the others by more than
         it gains, so that none of several texts decides it for itself.
         """
-        load = self.load
-        before = self._drafts.get(load, True)
-        if len(sizes) == 1 or self.texts == 1:
+        if self.texts == 1:
             return True
+        load = self.load
+        before, found = self._drafts.get(load, (True, -math.inf))
+        if self._passed < found + _CONSIDER_EVERY * max(self.texts, _SEVERAL):
+            return before
         chances = self.acceptance.chances(max(size.gamma for size in sizes))
         expected = {size: self.expected(size, chances) for size in sizes}
         goodput = {size: of.goodput for size, of in expected.items() if of is not None}
         plain = goodput.pop(PLAIN, 0.0)
         drafted = max(goodput.values(), default=math.inf)
-        self._drafts[load] = drafted * (_WORTH_IT if before else 1 / _WORTH_IT) > plain
-        return self._drafts[load]
+        after = drafted * (_WORTH_IT if before else 1 / _WORTH_IT) > plain
+        self._drafts[load] = after, self._passed
+        return after
 
     def consider(self, sizes: Sequence[DraftSize], best: DraftSize) -> None:
         """Now and then, begin a trial of the most promising size that has not been tried for
         long."""
-        load, texts, now = self.load, self.texts, self.clock()
-        self._unconsidered += 1
-        if self._unconsidered < _CONSIDER_EVERY * texts:
+        texts = self.texts
+        if self._passed < self._considered + _CONSIDER_EVERY * max(texts, _SEVERAL):
             return
-        self._unconsidered = 0
+        self._considered = self._passed
+        load, now = self.load, self.clock()
         if self.trials.running(load, now) is not None:
             return
         chances = self.acceptance.chances(max(size.gamma for size in sizes))
@@ -202,26 +206,26 @@ class AdaptiveSize:
     @property
     def begins_drafting(self) -> bool:
         """Whether drafts are worth it as things stand."""
-        self._rank()
+        self._rank(self._all.load)
         return self._best != PLAIN
 
     def choose(self, left: int) -> Choice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
-        if self._ranked[0] + _RANK_EVERY <= self._rounds or self._ranked[1] != self._all.load:
-            self._rank()
+        everyone, load, now = self._all, self._all.load, self._all.clock()
+        if self._ranked[0] + _RANK_EVERY <= self._rounds or self._ranked[1] != load:
+            self._rank(load)
         self._rounds += 1
-        everyone, size = self._all, self._best
-        trial = self._beside = everyone.trials.running(everyone.load, everyone.clock())
+        trial = self._beside = everyone.trials.running(load, now)
         joined = trial is not None and trial.size in self._sizes and trial.join(self)
         self._trial = trial if joined else None
-        if self._trial is not None:
-            size = self._trial.size
-        gamma = min(size.gamma, left - 1)
-        cut = DraftSize(gamma, size.nodes if gamma else 0)
-        self._size = size if cut == size else None
+        size = self._best if self._trial is None else self._trial.size
+        cut = size
+        if size.gamma >= left:
+            cut = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
+        self._size = size if cut is size else None
         self._tokens = expected_tokens(cut, self._chances)
-        self._began_ns = everyone.clock()
-        everyone.company.enter(self, drafting=cut != PLAIN)
+        self._began_ns = now
+        everyone.company.enter(self, drafting=cut.gamma > 0)
         if cut not in self._expected:
             self._expected[cut] = everyone.expected(cut, self._chances)
         return Choice(cut, self._expected[cut])
@@ -250,15 +254,18 @@ class AdaptiveSize:
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
 
-    def _rank(self) -> None:
+    def _rank(self, load: int) -> None:
         """Find the best size; it is left only for one that is clearly better."""
-        self._ranked = self._rounds, self._all.load
+        self._ranked = self._rounds, load
         chances = self._chances = self._acceptance.chances(self._deepest)
+        if self._sizes[0] == PLAIN and not self._all.are_worth_it(self._sizes):
+            self._best, self._expected = PLAIN, {}
+            return
         self._expected = {size: self._all.expected(size, chances) for size in self._sizes}
         goodput = {size: of.goodput for size, of in self._expected.items() if of is not None}
-        if goodput and PLAIN in goodput and not self._all.are_worth_it(self._sizes):
-            self._best = PLAIN
-        elif goodput:
+        if not goodput:
+            self._ranked = -_RANK_EVERY, load  # again, as soon as something is known
+        else:
             best = max(goodput, key=goodput.__getitem__)
             if goodput[best] > _WORTH_IT * goodput[self._best]:
                 self._best = best

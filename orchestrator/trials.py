@@ -26,7 +26,8 @@ _SETTLES = 2
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait.
 _PATIENCE = 4
 # A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
-# times this, and the others so long, in rounds of each text. Plain decoding is due by then, whatever was lost before.
+# times this, and the others so long, in rounds of each text. Plain decoding is due by the last one,
+# whatever was lost before.
 _BELIEVED, _STALE, _DUE = 8, 128, 256
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.acceptance import Acceptance, Share
+from orchestrator.adaptive import Adaptation
+from orchestrator.company import Company
 from orchestrator.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.peers import Decided, Drafted, DraftSize
 from orchestrator.round_times import RoundTimes
@@ -149,3 +152,83 @@ def test_a_share_notices_a_change_and_not_the_noise() -> None:
     for _ in range(10):
         share.add(0.0)
     assert share.value < 0.25
+
+
+def test_what_slows_one_size_slows_them_all() -> None:
+    """Else the size that was left in a bad moment would be remembered by it."""
+    times, ms = RoundTimes(), StageTimes(forward_ns=MS)
+    at = DraftSize(4)
+    for _ in range(10):
+        times.add(0, PLAIN, 10 * MS, None, ms)
+    for wall in (20, 40):
+        for _ in range(200):
+            times.add(0, at, wall * MS, None, ms)
+    known = times.at(0)
+    assert known is not None
+    assert known.wall(at) / known.wall(PLAIN) == pytest.approx(2, rel=0.01)
+    for _ in range(40):  # of a trial, which says what this size takes and nothing of others
+        times.add(0, PLAIN, 10 * MS, None, ms, home=False)
+    assert known.wall(PLAIN) == pytest.approx(10 * MS, rel=0.3)
+    assert known.wall(at) == pytest.approx(40 * MS, rel=0.01)
+
+
+def test_rounds_are_among_their_kind_or_not() -> None:
+    class Text:
+        """That a set can hold weakly."""
+
+    now = 0
+
+    def tick() -> int:
+        nonlocal now
+        now += 1
+        return now
+
+    company, texts = Company(lambda: now), [Text() for _ in range(9)]
+    began = tick()
+    for text in texts[:8]:
+        company.enter(text, drafting=True)
+    tick()
+    assert company.leave(texts[0], began)
+    began_beside = tick()
+    company.enter(texts[8], drafting=False)  # a plain one among seven
+    tick()
+    assert company.leave(texts[1], began)  # is too few to matter to them
+    assert not company.leave(texts[8], began_beside)  # but they to it
+    for text in texts[2:5]:
+        company.leave(text, began)
+    tick()
+    company.enter(texts[8], drafting=False)  # among three
+    tick()
+    assert not company.leave(texts[5], began)
+    del texts[6:]  # those that fail leave no trace
+    gc.collect()
+    began_alone = tick()
+    company.enter(texts[0], drafting=False)
+    tick()
+    assert company.leave(texts[0], began_alone)
+
+
+@pytest.mark.parametrize("texts", [1, 8])
+def test_no_text_drafts_for_itself_alone(texts: int) -> None:
+    """Its drafts would all be taken, and would slow the others by more than it gains."""
+    active, now = 1, 0
+    everyone, long = Adaptation(lambda: active, lambda: now), DraftSize(8)
+    policies = [everyone.policy(sizes(8, 0, None, None)) for _ in range(2)]
+    own, other = policies
+    model = StageTimes(forward_ns=MS)
+    for policy, overlap, rounds in ((other, 0.5, 60), (own, 0.98, 30), (other, 0.5, 60)):
+        for _ in range(rounds):
+            gamma = policy.choose(100).size.gamma
+            now += 20 * MS
+            kept = round(sum(overlap**depth for depth in range(1, gamma + 1)))
+            verdict = Decided(kept, kept, 0, [overlap] * gamma, model)
+            drafted = Drafted([0] * gamma, None, None, 0, model) if gamma else None
+            policy.observe(drafted, verdict)
+    active = texts
+    for load in (0, 3):
+        for _ in range(40):
+            everyone.times.add(load, PLAIN, 4 * MS, None, model)
+            everyone.times.add(load, long, 12 * MS, model, model, home=False)
+    for policy in policies:
+        policy.choose(100)
+    assert (own.choose(100).size == PLAIN) == (texts == 8)
