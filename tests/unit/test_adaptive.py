@@ -228,7 +228,7 @@ def test_no_text_drafts_for_itself_alone(texts: int) -> None:
     for load in (0, 3):
         for _ in range(40):
             everyone.times.add(load, PLAIN, 4 * MS, None, model)
-            everyone.times.add(load, long, 12 * MS, model, model, home=False)
+            everyone.times.add(load, long, 16 * MS, model, model, home=False)
     for policy in policies:
         policy.choose(100)
     assert (own.choose(100).size == PLAIN) == (texts == 8)
