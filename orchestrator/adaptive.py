@@ -23,6 +23,8 @@ _HOPELESS = 0.85
 # in rounds of a text; and what all of them share, in rounds of each, of several at least.
 _RANK_EVERY = 8
 _CONSIDER_EVERY, _SEVERAL = 4, 2
+# Of several texts there are more rounds than a mean needs.
+_TOLD_EVERY = 4
 # A forecast is corrected by what came of it, over so many tokens.
 _FORECAST = 200.0
 
@@ -200,6 +202,7 @@ class AdaptiveSize:
         self._began_ns = 0
         self._chances = self._acceptance.chances(self._deepest)
         self._expected: dict[DraftSize, Expected | None] = {}
+        self._drafting: bool | None = None  # in the round that is on
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
         self._rounds = 0
 
@@ -218,14 +221,17 @@ class AdaptiveSize:
         trial = self._beside = everyone.trials.running(load, now)
         joined = trial is not None and trial.size in self._sizes and trial.join(self)
         self._trial = trial if joined else None
-        size = self._best if self._trial is None else self._trial.size
-        cut = size
+        size = cut = self._best
+        if self._trial is not None:
+            size = cut = self._trial.size
+            self._chances = self._acceptance.chances(self._deepest)
         if size.gamma >= left:
             cut = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
         self._size = size if cut is size else None
         self._tokens = expected_tokens(cut, self._chances)
         self._began_ns = now
-        everyone.company.enter(self, drafting=cut.gamma > 0)
+        self._drafting = cut.gamma > 0
+        everyone.company.enter(self._drafting)
         if cut not in self._expected:
             self._expected[cut] = everyone.expected(cut, self._chances)
         return Choice(cut, self._expected[cut])
@@ -233,7 +239,7 @@ class AdaptiveSize:
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
         everyone, size = self._all, self._size
-        among_its_kind = everyone.company.leave(self, self._began_ns)
+        among_its_kind = self._leave()
         wall = everyone.clock() - self._began_ns
         if drafted is not None:
             self._acceptance.observe(drafted, decided)
@@ -246,7 +252,10 @@ class AdaptiveSize:
         alike = settled and among_its_kind
         if size is None:
             return
-        if alike and (self._beside is None or (self._trial is not None and self._trial.measures)):
+        told = self._rounds % _TOLD_EVERY == 0 or everyone.texts == 1
+        if self._beside is not None:
+            told = self._trial is not None and self._trial.measures
+        if alike and told:
             times = None if drafted is None else drafted.times
             home = self._trial is None
             everyone.times.add(everyone.load, size, wall, times, decided.times, home=home)
@@ -254,13 +263,22 @@ class AdaptiveSize:
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
 
+    def end(self) -> None:
+        """The text has ended, perhaps in the middle of a round."""
+        self._leave()
+
+    def _leave(self) -> bool:
+        """Whether the round that was on was among its kind; False where none was."""
+        drafting, self._drafting = self._drafting, None
+        return drafting is not None and self._all.company.leave(drafting, self._began_ns)
+
     def _rank(self, load: int) -> None:
         """Find the best size; it is left only for one that is clearly better."""
         self._ranked = self._rounds, load
-        chances = self._chances = self._acceptance.chances(self._deepest)
         if self._sizes[0] == PLAIN and not self._all.are_worth_it(self._sizes):
             self._best, self._expected = PLAIN, {}
             return
+        chances = self._chances = self._acceptance.chances(self._deepest)
         self._expected = {size: self._all.expected(size, chances) for size in self._sizes}
         goodput = {size: of.goodput for size, of in self._expected.items() if of is not None}
         if not goodput:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from weakref import WeakSet
 
 # Drafted rounds are little slower for a few plain ones beside them: one for so many.
 _FEW = 4
@@ -21,32 +20,33 @@ class Company:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        # Whose rounds are on. A text that fails leaves no trace.
-        self._plain: WeakSet[object] = WeakSet()
-        self._drafted: WeakSet[object] = WeakSet()
+        self._plain = self._drafted = 0  # rounds that are on
         # When each kind was last not by itself.
         self._plain_mixed_ns = self._drafted_mixed_ns = -1
 
-    def enter(self, text: object, *, drafting: bool) -> None:
-        """A text's round begins."""
-        (self._plain if drafting else self._drafted).discard(text)
-        (self._drafted if drafting else self._plain).add(text)
+    def enter(self, drafting: bool) -> None:
+        """A round begins."""
+        if drafting:
+            self._drafted += 1
+        else:
+            self._plain += 1
         self._note()
 
-    def leave(self, text: object, began_ns: int) -> bool:
-        """A text's round ends.
+    def leave(self, drafting: bool, began_ns: int) -> bool:
+        """A round ends, or its text with it.
 
         Returns:
             Whether it was among its kind since it began.
         """
         self._note()
-        drafting = text in self._drafted
-        (self._drafted if drafting else self._plain).discard(text)
-        return began_ns > (self._drafted_mixed_ns if drafting else self._plain_mixed_ns)
+        if drafting:
+            self._drafted -= 1
+            return began_ns > self._drafted_mixed_ns
+        self._plain -= 1
+        return began_ns > self._plain_mixed_ns
 
     def _note(self) -> None:
-        plain, drafted = len(self._plain), len(self._drafted)
-        if plain and drafted:
+        if self._plain and self._drafted:
             self._plain_mixed_ns = self._clock()
-            if plain * _FEW > drafted:
+            if self._plain * _FEW > self._drafted:
                 self._drafted_mixed_ns = self._plain_mixed_ns

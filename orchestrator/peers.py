@@ -224,3 +224,6 @@ class Policy(Protocol):
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """See what came of it."""
+
+    def end(self) -> None:
+        """The text has ended, perhaps in the middle of a round."""

@@ -35,3 +35,6 @@ class FixedSize:
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Nothing is learnt: with a fixed length a seed repeats its text."""
+
+    def end(self) -> None:
+        """Nothing is held."""

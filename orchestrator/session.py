@@ -84,6 +84,7 @@ class Session:
             with self._spans.child("close"), self._ledger.stage("close_wait"):
                 await asyncio.gather(self._deciding.close(), self._drafting.close())
         finally:
+            self._policy.end()
             self._drafting.cancel()
             self._deciding.cancel()
 

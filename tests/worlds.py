@@ -105,6 +105,7 @@ class World:
                 policies[text].observe(*self._outcome(pending, list(self._recent.values())))
                 made[text] += 1
                 if made[text] == length:
+                    policies[text].end()
                     policies[text], made[text] = self.all.policy(offered), 0
             size = policies[text].choose(1000).size
             self.chosen.append(size)
@@ -115,6 +116,8 @@ class World:
             wall *= self._now() * self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
             heapq.heappush(ready, (self.now + int(wall * MS), text))
         self._recent.clear()
+        for policy in policies:
+            policy.end()
         return (self.tokens - before) / max(self.busy - began, 1e-9)
 
     def _now(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -173,39 +172,46 @@ def test_what_slows_one_size_slows_them_all() -> None:
 
 
 def test_rounds_are_among_their_kind_or_not() -> None:
-    class Text:
-        """That a set can hold weakly."""
-
     now = 0
+    company = Company(lambda: now)
 
     def tick() -> int:
         nonlocal now
         now += 1
         return now
 
-    company, texts = Company(lambda: now), [Text() for _ in range(9)]
     began = tick()
-    for text in texts[:8]:
-        company.enter(text, drafting=True)
+    for _ in range(8):
+        company.enter(True)
     tick()
-    assert company.leave(texts[0], began)
+    assert company.leave(True, began)
     began_beside = tick()
-    company.enter(texts[8], drafting=False)  # a plain one among seven
+    company.enter(False)  # a plain one among seven
     tick()
-    assert company.leave(texts[1], began)  # is too few to matter to them
-    assert not company.leave(texts[8], began_beside)  # but they to it
-    for text in texts[2:5]:
-        company.leave(text, began)
+    assert company.leave(True, began)  # is too few to matter to them
+    assert not company.leave(False, began_beside)  # but they to it
+    for _ in range(3):
+        company.leave(True, began)
     tick()
-    company.enter(texts[8], drafting=False)  # among three
+    company.enter(False)  # among three
     tick()
-    assert not company.leave(texts[5], began)
-    del texts[6:]  # those that fail leave no trace
-    gc.collect()
+    assert not company.leave(True, began)
+    company.leave(True, began)
+    company.leave(True, began)
     began_alone = tick()
-    company.enter(texts[0], drafting=False)
+    company.enter(False)
     tick()
-    assert company.leave(texts[0], began_alone)
+    assert company.leave(False, began_alone)
+
+
+def test_a_text_that_fails_in_a_round_is_no_company() -> None:
+    everyone = Adaptation(lambda: 8, lambda: 7)
+    text = everyone.policy(sizes(8, 0, 4, None))
+    assert text.choose(100).size == DraftSize(4)
+    text.end()
+    text.end()  # also behind its last round
+    everyone.company.enter(False)
+    assert everyone.company.leave(False, 0)
 
 
 @pytest.mark.parametrize("texts", [1, 8])
