@@ -8,10 +8,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _CALL_SECONDS = 2.0
+# One look must not wait for what the one before it met: see `tandem.rpc.channel`.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 _HEALTH_NAMES = {
     "drafter": "tandem.drafter.v1.DrafterService",
     "target": "tandem.target.v1.TargetService",
@@ -21,7 +22,7 @@ _HEALTH_NAMES = {
 
 def is_ready(name: str, address: str) -> bool:
     """Whether a service has loaded its model, or an orchestrator has matched its pair."""
-    with grpc.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         request = health_pb2.HealthCheckRequest(service=_HEALTH_NAMES[name])
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_CALL_SECONDS)
@@ -32,7 +33,7 @@ def is_ready(name: str, address: str) -> bool:
 
 def is_improving(name: str, address: str) -> bool:
     """Whether a drafter or a target still looks for what computes its model fastest."""
-    with grpc.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         try:
             if name == "drafter":
                 drafter = drafter_pb2_grpc.DrafterServiceStub(channel)
@@ -47,7 +48,7 @@ def is_improving(name: str, address: str) -> bool:
 
 def refusal(address: str) -> str | None:
     """Why an orchestrator does not take its pair; None if it does."""
-    with grpc.insecure_channel(address, options=CLIENT_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         try:
             stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=_CALL_SECONDS)
