@@ -122,6 +122,7 @@ def _with_models(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
     info = info_of(decoders[0], settings, *law)
     info.vocab_size = max(decoder.vocab_size for decoder in decoders)
     info.max_length = min(info.max_length, *(decoder.max_length for decoder in decoders))
+    info.cache_tokens = min(decoder.positions for decoder in decoders)
     info.parameters = sum(decoder.parameters for decoder in decoders)
     info.max_nodes = recipe.nodes
     drafter = METHODS[recipe.method](recipe, decoders, truncation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from orchestrator.agreement import Agreement, agree
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.handshake import Law, law_of
 from orchestrator.offer import Offer, offer_of
+from orchestrator.places import Room
 from orchestrator.replica import Replica
 from orchestrator.replicas import Replicas
 from orchestrator.settings import OrchestratorSettings
@@ -159,6 +161,13 @@ class Pool:
         """
         fresh = [r for r in self._agreed.targets if r not in used and offer.takes(r.reply)]
         return sorted(fresh, key=_order)
+
+    @property
+    def room(self) -> Room:
+        """What the targets of the offer can hold for us."""
+        targets = self._agreed.targets
+        tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
+        return Room(sum(target.places for target in targets), sum(tokens))
 
     async def tokenizer_json(self, seconds: float) -> bytes:
         """The tokenizer of what is offered; empty where it has none.

@@ -128,11 +128,20 @@ class Replica(Generic[C]):
         return time.monotonic() - self._failed_at < _SHUNNED_SECONDS
 
     @property
+    def places(self) -> int:
+        """Sequences that it may hold for us, as far as we know; 0 before it has said."""
+        if self.reply is None:
+            return 0
+        told = time.monotonic() - self._told_at < _TOLD_SECONDS
+        return max(self.reply.info.max_sequences - (self._others if told else 0), 0)
+
+    @property
     def load(self) -> float:
         """Its share of places that are taken: 1 has no room, as far as we know."""
-        told = time.monotonic() - self._told_at < _TOLD_SECONDS
-        taken = self.active + (self._others if told else 0)
-        return taken / max(self.reply.info.max_sequences, 1) if self.reply is not None else 0.0
+        if self.reply is None:
+            return 0.0
+        most = max(self.reply.info.max_sequences, 1)
+        return (most - self.places + self.active) / most
 
     @contextmanager
     def lease(self) -> Iterator[C]:

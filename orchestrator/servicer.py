@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -153,7 +154,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         if self.metering is not None:
             watch, role = self.metering.instruments.watch, metrics.ORCHESTRATOR
             watch(metrics.REQUESTS_ACTIVE, lambda: texts.active)
-            watch(metrics.QUEUE_DEPTH, lambda: texts.terms.encoder.waiting, role)
+            watch(
+                metrics.QUEUE_DEPTH,
+                lambda: texts.terms.encoder.waiting + texts.places.waiting,
+                role,
+            )
 
     @property
     def texts(self) -> Texts:
@@ -178,6 +183,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> None:
         """See orchestrator.proto."""
         patience, seconds = Patience(), self._settings.idle_seconds
+        patient = self._settings.reading_seconds  # in all
         async with status_boundary(context), aclosing(self._events(request, context)) as events:
             try:
                 async for event in events:
@@ -185,12 +191,17 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                         reply = pb.GenerateResponse(summary=messages.summary_to(event))
                     else:
                         reply = pb.GenerateResponse(round=messages.round_to(event))
+                    began = time.monotonic()
                     try:
-                        await patience.bound(context.write(reply), seconds)
+                        await patience.bound(context.write(reply), min(seconds, patient))
                     except TimeoutError:
                         sentence = f"the client read nothing for {seconds:g} s"
+                        if patient < seconds:
+                            patient = self._settings.reading_seconds
+                            sentence = f"the text waited {patient:g} s for its client in all"
                         # Into the text, so that its span and its log say why it ended.
                         await events.athrow(IdleTimeout(f"{sentence}; resume behind what it has"))
+                    patient -= time.monotonic() - began
             finally:
                 patience.close()
 
@@ -231,7 +242,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             meter.fail(error)
             meter.end(None)
             raise
-        return texts.generate(asked, context.time_remaining(), metadata)
+        client = metadata.get(self._settings.client_header, "")
+        return texts.generate(asked, context.time_remaining(), metadata, client)
 
 
 def make_service(settings: OrchestratorSettings) -> Service:

@@ -56,11 +56,38 @@ class OrchestratorSettings(ServiceSettings):
         256, ge=1, description="tokens to generate for requests that name no limit"
     )
     max_requests: int = Field(256, ge=1, description="texts generated at once; one more is refused")
+    max_waiting: int = Field(
+        64, ge=0, description="texts that may wait for a place on a target; one more is refused"
+    )
+    queue_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="how long a text may be expected to wait for it: one that would wait longer is"
+        " refused at once, and told when to come again",
+    )
+    max_client_requests: int = Field(
+        0,
+        ge=0,
+        description="texts of one client that are made or wait; 0 leaves it to fair shares, by"
+        " which the client with the fewest texts is served first",
+    )
+    client_header: str = Field(
+        "",
+        pattern=r"^[a-z0-9_.-]*$",
+        description="metadata that names a request's client, where a proxy sets it that clients"
+        " cannot pass by; without it all are one client",
+    )
     max_encoding: int = Field(
         2, ge=1, description="prompts turned into tokens at once, each in a thread"
     )
     max_encoding_waiting: int = Field(
         64, ge=0, description="prompts that may wait for that; one more is refused"
+    )
+    reading_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="how long a text may wait for its client in all: one that reads a little now"
+        " and then would hold its place for ever",
     )
     connect_seconds: float = Field(
         5.0, gt=0, description="how long a peer may take to say what it serves"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
@@ -16,6 +16,7 @@ from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.meter import Meters, TextMeter
 from orchestrator.peers import Policy
+from orchestrator.places import Limits, Places
 from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
@@ -35,7 +36,8 @@ class Texts:
     """Makes texts over a pool of drafters and targets.
 
     Attributes:
-        active: texts being made.
+        active: texts being made, or waiting for their places.
+        places: on targets, and who waits for them.
         terms: of the pair, now; a text keeps those that it began with.
 
     Args:
@@ -58,9 +60,15 @@ class Texts:
         self._pool = pool
         self._meters = meters
         self._adaptation: tuple[Any, Adaptation] | None = None
+        limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
+        self.places = Places(lambda: pool.room, limits)
 
     async def generate(
-        self, request: Request, remaining: float | None = None, metadata: Mapping[str, str] = {}
+        self,
+        request: Request,
+        remaining: float | None = None,
+        metadata: Mapping[str, str] = {},
+        client: str = "",
     ) -> AsyncGenerator[Round | Summary, None]:
         """A text: its rounds, then its summary. Counted, traced and logged however it ends.
 
@@ -70,24 +78,34 @@ class Texts:
             request: what to generate.
             remaining: seconds until the caller's deadline; None for none.
             metadata: of the call; a traceparent in it is the caller's span.
+            client: whose text it is, for fair shares.
 
         Raises:
             TandemError: the request is refused, or the text failed.
         """
         ledger, spans, terms = Ledger(), TextSpans(metadata), self.terms
+
+        def left() -> float | None:
+            return None if remaining is None else max(remaining - ledger.elapsed_ns() / 1e9, 0.0)
+
         meter = TextMeter(self._meters, ledger, terms.offer.target.model, remaining)
         outcome = "error"
         try:
             request_id = request_id_of(request)
             bind_request(request_id)
             spans.describe({"tandem.request_id": request_id})
-            with self._place():
+            with self._counted():
+                self.places.check(client, remaining)
                 with spans.child("tokenize"):
                     generation = await terms.accept(request, request_id, ledger)
                 self._describe(generation, terms.offer.target.model, spans)
                 meter.accept(len(generation.prompt_ids))
-                rounds = self._rounds(generation, terms, remaining, ledger, spans, meter)
-                async with aclosing(rounds):
+                async with (
+                    self._place(generation, client, left(), ledger, spans),
+                    aclosing(
+                        self._rounds(generation, terms, left(), ledger, spans, meter)
+                    ) as rounds,
+                ):
                     async for event in rounds:
                         with spans.brief("send"), ledger.stage("send_wait"):
                             yield event
@@ -109,20 +127,42 @@ class Texts:
             _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
-        """Take one of the places for texts.
+    def _counted(self) -> Iterator[None]:
+        """Count a request while it is here.
 
         Raises:
-            Exhausted: every place is taken.
+            Exhausted: there are too many.
         """
         limit = self._settings.max_requests
         if self.active >= limit:
-            raise Exhausted(f"all {limit} places are taken; try again later, with backoff")
+            raise Exhausted(
+                f"all {limit} places are taken; try again later, with backoff", retry_seconds=1.0
+            )
         self.active += 1
         try:
             yield
         finally:
             self.active -= 1
+
+    @asynccontextmanager
+    async def _place(
+        self,
+        generation: Generation,
+        client: str,
+        remaining: float | None,
+        ledger: Ledger,
+        spans: TextSpans,
+    ) -> AsyncIterator[None]:
+        """Hold a place on a target, once there is one; see `Places.place`."""
+        nodes = max(size.nodes for size in generation.sizes)
+        tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
+        place = self.places.place(client, tokens, remaining)
+        with spans.child("wait"), ledger.stage("place_wait"):
+            await place.__aenter__()
+        try:
+            yield
+        finally:
+            await place.__aexit__(None, None, None)
 
     async def _rounds(
         self,

@@ -39,7 +39,15 @@ class NotFound(TandemError):
 
 
 class Exhausted(TandemError):
-    """A bound is reached."""
+    """A bound is reached.
+
+    Attributes:
+        retry_seconds: how long to wait before the next attempt; None where nobody knows.
+    """
+
+    def __init__(self, sentence: str, *, retry_seconds: float | None = None) -> None:
+        super().__init__(sentence)
+        self.retry_seconds = retry_seconds
 
 
 class Unavailable(TandemError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.rpc import error_details_pb2, status_pb2
 
 from tandem import errors
 from tandem.common.v1 import common_pb2
@@ -68,11 +70,28 @@ async def status_boundary(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncI
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.TandemError) -> NoReturn:
-    """End an RPC with the error's status and sentence."""
+    """End an RPC with the error's status and sentence, and with when to try again."""
+    code, sentence = code_of(error), errors.cut(str(error))
+    seconds = error.retry_seconds if isinstance(error, errors.Exhausted) else None
+    trailing = () if seconds is None else _retry_metadata(code, sentence, seconds)
     try:
-        await context.abort(code_of(error), errors.cut(str(error)))
+        await context.abort(code, sentence, trailing)
     except grpc.aio.InternalError:  # a write hangs, and no status goes out behind it
         raise grpc.aio.AbortError from None
+
+
+def _retry_metadata(
+    code: grpc.StatusCode, sentence: str, seconds: float
+) -> tuple[tuple[str, str | bytes], ...]:
+    """For clients that read google.rpc.RetryInfo, and for gRPC's own retries."""
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(int(1e9 * seconds))
+    status = status_pb2.Status(code=code.value[0], message=sentence)
+    status.details.add().Pack(info)
+    return (
+        ("grpc-status-details-bin", status.SerializeToString()),
+        ("grpc-retry-pushback-ms", str(math.ceil(1000 * seconds))),
+    )
 
 
 def code_of(error: errors.TandemError) -> grpc.StatusCode:

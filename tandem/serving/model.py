@@ -101,4 +101,5 @@ def info_of(decoder: Decoder, settings: ModelSettings, *law: str | float) -> com
         max_message_bytes=settings.max_message_mib * MIB,
         fingerprint=fingerprint_of(decoder.fingerprint, *law),
         zone=settings.zone,
+        cache_tokens=decoder.positions,
     )

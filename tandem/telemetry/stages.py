@@ -12,6 +12,7 @@ WAITS = {
     "draft_wait": "for drafts",
     "verify_wait": "for verdicts",
     "detokenize": "turning ids into text",
+    "place_wait": "for a place on a target",
     "send_wait": "for its client to take a message",
     "close_wait": "for its sequences to be closed",
     "own": "anything else",

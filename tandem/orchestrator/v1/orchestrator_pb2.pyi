@@ -566,6 +566,7 @@ class Stages(google.protobuf.message.Message):
     DETOKENIZE_NS_FIELD_NUMBER: builtins.int
     SEND_WAIT_NS_FIELD_NUMBER: builtins.int
     CLOSE_WAIT_NS_FIELD_NUMBER: builtins.int
+    PLACE_WAIT_NS_FIELD_NUMBER: builtins.int
     OWN_NS_FIELD_NUMBER: builtins.int
     TIME_TO_FIRST_TOKEN_NS_FIELD_NUMBER: builtins.int
     DRAFTER_PREFILL_BUSY_NS_FIELD_NUMBER: builtins.int
@@ -598,6 +599,8 @@ class Stages(google.protobuf.message.Message):
     """send_wait_ns handing messages to the client."""
     close_wait_ns: builtins.int
     """close_wait_ns taking leave of both services."""
+    place_wait_ns: builtins.int
+    """place_wait_ns waiting for a place on a target, before anything was opened."""
     own_ns: builtins.int
     """own_ns all else that the orchestrator did."""
     time_to_first_token_ns: builtins.int
@@ -649,6 +652,7 @@ class Stages(google.protobuf.message.Message):
         detokenize_ns: builtins.int = ...,
         send_wait_ns: builtins.int = ...,
         close_wait_ns: builtins.int = ...,
+        place_wait_ns: builtins.int = ...,
         own_ns: builtins.int = ...,
         time_to_first_token_ns: builtins.int = ...,
         drafter_prefill_busy_ns: builtins.int = ...,
@@ -666,7 +670,7 @@ class Stages(google.protobuf.message.Message):
         round_wall_ns: collections.abc.Iterable[builtins.int] | None = ...,
         round_model_ns: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_draw_busy_ns", b"draft_draw_busy_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_gather_busy_ns", b"draft_gather_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "target_prefill_gather_busy_ns", b"target_prefill_gather_busy_ns", "target_prefill_queue_busy_ns", b"target_prefill_queue_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_gather_busy_ns", b"verify_gather_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["close_wait_ns", b"close_wait_ns", "detokenize_ns", b"detokenize_ns", "draft_draw_busy_ns", b"draft_draw_busy_ns", "draft_forward_busy_ns", b"draft_forward_busy_ns", "draft_gather_busy_ns", b"draft_gather_busy_ns", "draft_queue_busy_ns", b"draft_queue_busy_ns", "draft_wait_ns", b"draft_wait_ns", "drafter_prefill_busy_ns", b"drafter_prefill_busy_ns", "open_wait_ns", b"open_wait_ns", "own_ns", b"own_ns", "place_wait_ns", b"place_wait_ns", "round_model_ns", b"round_model_ns", "round_wall_ns", b"round_wall_ns", "send_wait_ns", b"send_wait_ns", "target_prefill_busy_ns", b"target_prefill_busy_ns", "target_prefill_gather_busy_ns", b"target_prefill_gather_busy_ns", "target_prefill_queue_busy_ns", b"target_prefill_queue_busy_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "tokenize_ns", b"tokenize_ns", "total_ns", b"total_ns", "verify_accept_busy_ns", b"verify_accept_busy_ns", "verify_forward_busy_ns", b"verify_forward_busy_ns", "verify_gather_busy_ns", b"verify_gather_busy_ns", "verify_queue_busy_ns", b"verify_queue_busy_ns", "verify_wait_ns", b"verify_wait_ns"]) -> None: ...
 
 Global___Stages: typing_extensions.TypeAlias = Stages
 

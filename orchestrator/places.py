@@ -1,0 +1,255 @@
+"""Who begins a text now, who waits for a place and in which order, and who is refused at once.
+
+Places are the targets', counted here before anything is opened: a text that would find none holds
+neither a drafter's place nor room in a cache while it finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tandem.errors import DeadlineExceeded, Exhausted
+
+# A wait may turn out to be so many times as long as was expected when the text was let in.
+_PATIENCE = 4.0
+# How far back the mean goes of how long texts hold their places.
+_LOOKS_BACK = 16
+# Other orchestrators' texts end without a word to this one.
+_LOOK_SECONDS = 0.1
+# What a refused client is told to wait: no less, for it would only be refused again, and no more,
+# for a mean of the past knows little of what comes.
+_SOONEST, _LATEST = 0.1, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the targets can hold for us, besides what others have open there.
+
+    Attributes:
+        texts: at once.
+        tokens: of them all, prompts and what follows; infinite where none says.
+    """
+
+    texts: int
+    tokens: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what runs and waits.
+
+    Attributes:
+        waiting: texts that may wait for a place.
+        seconds: that a text may be expected to wait; one that would wait longer is refused at once.
+        of_client: texts of one client that run or wait; 0 for no bound but its fair share.
+    """
+
+    waiting: int
+    seconds: float
+    of_client: int
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A text that waits; `deadline` by time.monotonic(), `number` in the order of arrival."""
+
+    client: str
+    tokens: int
+    deadline: float
+    number: int
+    granted: asyncio.Future[None]
+
+
+class Places:
+    """Gives out places: to the client that has the fewest first, of its texts to the one whose
+    deadline comes first. Lives on the event loop.
+
+    Args:
+        room: asked whenever it matters.
+        limits: on what runs and waits.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self, room: Callable[[], Room], limits: Limits, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._room = room
+        self._limits = limits
+        self._clock = clock
+        self._held: Counter[str] = Counter()
+        self._tokens = 0
+        self._queue: list[_Waiting] = []
+        self._arrivals = 0
+        self._seconds = 0.0  # that a text holds its place, at the mean
+        self._ended = 0
+        self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Texts that wait."""
+        return len(self._queue)
+
+    def check(self, client: str, remaining: float | None) -> None:
+        """Refuse a text that would not be let in, before any work is done for it.
+
+        Args:
+            client: whose it is.
+            remaining: seconds until its deadline; None for none.
+
+        Raises:
+            Exhausted: with how long to wait before the next attempt.
+        """
+        mine = self._held[client] + sum(waiting.client == client for waiting in self._queue)
+        most = self._limits.of_client
+        if most and mine >= most:
+            raise Exhausted(
+                f"{mine} texts of yours are being made or wait, and a client may have {most};"
+                " try again when one has ended",
+                retry_seconds=self._retry(0),
+            )
+        if not self._queue and self._fits(0):
+            return
+        ahead = self._ahead(client)
+        bound = min(self._limits.seconds, math.inf if remaining is None else remaining)
+        if ahead and self._expected(ahead) > bound:
+            raise self._refusal(f"{ahead} others would have theirs first")
+        if len(self._queue) >= self._limits.waiting and self._greediest(client) is None:
+            raise self._refusal(f"{len(self._queue)} others wait")
+
+    @asynccontextmanager
+    async def place(self, client: str, tokens: int, remaining: float | None) -> AsyncIterator[None]:
+        """Hold a place, once there is one.
+
+        Args:
+            client: whose text it is.
+            tokens: that it may grow to, prompt included.
+            remaining: see `check`.
+
+        Raises:
+            Exhausted: it was refused, or waited for far longer than was expected.
+            DeadlineExceeded: its deadline passed while it waited.
+        """
+        self.check(client, remaining)
+        if self._queue or not self._fits(tokens):
+            await self._wait(client, tokens, remaining)
+        else:
+            self._take(client, tokens)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._ended += 1
+            took = self._clock() - began
+            self._seconds += (took - self._seconds) / min(self._ended, _LOOKS_BACK)
+            self._give_back(client, tokens)
+
+    async def _wait(self, client: str, tokens: int, remaining: float | None) -> None:
+        if len(self._queue) >= self._limits.waiting:
+            greedy = self._greediest(client)
+            assert greedy is not None
+            self._queue.remove(greedy)
+            greedy.granted.set_exception(self._refusal("clients with fewer texts came"))
+        self._arrivals += 1
+        left = math.inf if remaining is None else remaining
+        waiting = _Waiting(
+            client,
+            tokens,
+            self._clock() + left,
+            self._arrivals,
+            asyncio.get_running_loop().create_future(),
+        )
+        self._queue.append(waiting)
+        self._admit()
+        seconds = _PATIENCE * self._limits.seconds
+        try:
+            async with asyncio.timeout(min(left, seconds)):
+                await waiting.granted
+        except TimeoutError:
+            if left <= seconds:
+                raise DeadlineExceeded("the deadline passed before there was a place") from None
+            raise self._refusal(f"none came free in {seconds:g} s") from None
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+            elif waiting.granted.done() and waiting.granted.exception() is None:
+                self._keep_or_return(waiting)
+
+    def _keep_or_return(self, waiting: _Waiting) -> None:
+        """Of a place that was granted in the very moment in which its text gave up."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self._give_back(waiting.client, waiting.tokens)
+
+    def _take(self, client: str, tokens: int) -> None:
+        self._held[client] += 1
+        self._tokens += tokens
+
+    def _give_back(self, client: str, tokens: int) -> None:
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        self._tokens -= tokens
+        self._admit()
+
+    def _admit(self) -> None:
+        """Grant places as long as there are any; look again soon where texts remain."""
+        while self._queue:
+            first = min(self._queue, key=self._order)
+            if not self._fits(first.tokens):
+                break
+            self._queue.remove(first)
+            self._take(first.client, first.tokens)
+            first.granted.set_result(None)
+        if self._look is not None:
+            self._look.cancel()
+        loop = asyncio.get_running_loop()
+        self._look = loop.call_later(_LOOK_SECONDS, self._admit) if self._queue else None
+
+    def _order(self, waiting: _Waiting) -> tuple[int, float, int]:
+        return self._held[waiting.client], waiting.deadline, waiting.number
+
+    def _fits(self, tokens: int) -> bool:
+        room = self._room()
+        return self._held.total() < room.texts and self._tokens + tokens <= room.tokens
+
+    def _ahead(self, client: str) -> int:
+        """How many of those who wait come before the client's next text: by its fair share."""
+        theirs = Counter(waiting.client for waiting in self._queue)
+        mine = self._held[client] + theirs[client]
+        return theirs[client] + sum(
+            min(count, max(mine + 1 - self._held[other], 0))
+            for other, count in theirs.items()
+            if other != client
+        )
+
+    def _greediest(self, client: str) -> _Waiting | None:
+        """The text that makes room in a full queue: the last one of the client that has most,
+        where that has more than this one would."""
+        theirs = Counter(waiting.client for waiting in self._queue)
+        theirs.update({other: self._held[other] for other in theirs})
+        if not theirs:
+            return None
+        greedy, most = theirs.most_common(1)[0]
+        if most <= theirs[client] + (self._held[client] if client not in theirs else 0) + 1:
+            return None
+        last = [waiting for waiting in self._queue if waiting.client == greedy]
+        return max(last, key=lambda waiting: (waiting.deadline, waiting.number))
+
+    def _expected(self, ahead: int) -> float:
+        """Seconds until a place comes free for one with so many ahead."""
+        return (ahead + 1) * self._seconds / max(self._held.total(), 1)
+
+    def _retry(self, ahead: int) -> float:
+        return min(max(self._expected(ahead), _SOONEST), _LATEST)
+
+    def _refusal(self, why: str) -> Exhausted:
+        wait = self._retry(len(self._queue))
+        return Exhausted(
+            f"every place is taken, and {why}; try again in {wait:.1f} s", retry_seconds=wait
+        )
