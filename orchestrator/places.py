@@ -170,20 +170,20 @@ class Places:
         try:
             async with asyncio.timeout(min(left, seconds)):
                 await waiting.granted
-        except TimeoutError:
+        except BaseException as error:
+            self._leave(waiting)
+            if not isinstance(error, TimeoutError):
+                raise
             if left <= seconds:
                 raise DeadlineExceeded("the deadline passed before there was a place") from None
             raise self._refusal(f"none came free in {seconds:g} s") from None
-        finally:
-            if waiting in self._queue:
-                self._queue.remove(waiting)
-            elif waiting.granted.done() and waiting.granted.exception() is None:
-                self._keep_or_return(waiting)
 
-    def _keep_or_return(self, waiting: _Waiting) -> None:
-        """Of a place that was granted in the very moment in which its text gave up."""
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    def _leave(self, waiting: _Waiting) -> None:
+        """Wait no longer. A place may have been granted in the very moment of giving up."""
+        granted = waiting.granted
+        if waiting in self._queue:
+            self._queue.remove(waiting)
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
             self._give_back(waiting.client, waiting.tokens)
 
     def _take(self, client: str, tokens: int) -> None:
@@ -199,6 +199,7 @@ class Places:
 
     def _admit(self) -> None:
         """Grant places as long as there are any; look again soon where texts remain."""
+        self._queue = [waiting for waiting in self._queue if not waiting.granted.done()]
         while self._queue:
             first = min(self._queue, key=self._order)
             if not self._fits(first.tokens):
@@ -232,11 +233,11 @@ class Places:
         """The text that makes room in a full queue: the last one of the client that has most,
         where that has more than this one would."""
         theirs = Counter(waiting.client for waiting in self._queue)
-        theirs.update({other: self._held[other] for other in theirs})
         if not theirs:
             return None
-        greedy, most = theirs.most_common(1)[0]
-        if most <= theirs[client] + (self._held[client] if client not in theirs else 0) + 1:
+        greedy = max(theirs, key=lambda other: theirs[other] + self._held[other])
+        mine = theirs[client] + self._held[client]
+        if theirs[greedy] + self._held[greedy] <= mine + 1:
             return None
         last = [waiting for waiting in self._queue if waiting.client == greedy]
         return max(last, key=lambda waiting: (waiting.deadline, waiting.number))

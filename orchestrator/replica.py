@@ -133,14 +133,14 @@ class Replica(Generic[C]):
         if self.reply is None:
             return 0
         told = time.monotonic() - self._told_at < _TOLD_SECONDS
-        return max(self.reply.info.max_sequences - (self._others if told else 0), 0)
+        return max(int(self.reply.info.max_sequences) - (self._others if told else 0), 0)
 
     @property
     def load(self) -> float:
         """Its share of places that are taken: 1 has no room, as far as we know."""
         if self.reply is None:
             return 0.0
-        most = max(self.reply.info.max_sequences, 1)
+        most = max(int(self.reply.info.max_sequences), 1)
         return (most - self.places + self.active) / most
 
     @contextmanager

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 # What a text waits for in the orchestrator: exclusive parts of its wall time, `own` the rest.
 WAITS = {
     "tokenize": "turning the prompt into ids",
+    "place_wait": "for a place on a target",
     "open_wait": "for its sequences to be opened",
     "draft_wait": "for drafts",
     "verify_wait": "for verdicts",
     "detokenize": "turning ids into text",
-    "place_wait": "for a place on a target",
     "send_wait": "for its client to take a message",
     "close_wait": "for its sequences to be closed",
     "own": "anything else",

@@ -128,9 +128,12 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     Errors:
       INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                            are no message. Do not retry.
-      RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
-                           wait to be encoded: retry later, with backoff. Or the request
-                           is larger than the service takes (MAX_MESSAGE_MIB).
+      RESOURCE_EXHAUSTED   every place is taken, here or on the targets, and the wait for one
+                           would be too long; or the client has as many texts as it may: retry
+                           after the delay in google.rpc.RetryInfo (grpc-status-details-bin),
+                           which grpc-retry-pushback-ms repeats. Or too many prompts wait to be
+                           encoded: retry later, with backoff. Or the request is larger than
+                           the service takes (MAX_MESSAGE_MIB).
       UNAVAILABLE          no target can be reached, or all that the text could have gone
                            on with were lost: retry or resume. Or the drafter of a
                            greedy_block text was lost: start anew.
@@ -201,9 +204,12 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         Errors:
           INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                                are no message. Do not retry.
-          RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
-                               wait to be encoded: retry later, with backoff. Or the request
-                               is larger than the service takes (MAX_MESSAGE_MIB).
+          RESOURCE_EXHAUSTED   every place is taken, here or on the targets, and the wait for one
+                               would be too long; or the client has as many texts as it may: retry
+                               after the delay in google.rpc.RetryInfo (grpc-status-details-bin),
+                               which grpc-retry-pushback-ms repeats. Or too many prompts wait to be
+                               encoded: retry later, with backoff. Or the request is larger than
+                               the service takes (MAX_MESSAGE_MIB).
           UNAVAILABLE          no target can be reached, or all that the text could have gone
                                on with were lost: retry or resume. Or the drafter of a
                                greedy_block text was lost: start anew.

@@ -1,0 +1,125 @@
+"""More texts than the targets can hold: who waits, who is refused, and what that costs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tests.service.test_requests import eventually
+
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Gate:
+    """Texts of a target that stand still until they are let go."""
+
+    def __init__(self, target: FakeTarget) -> None:
+        self.open = asyncio.Event()
+        self.inside = 0
+        self.most = 0
+        target.interfere = self._stand
+
+    async def _stand(self, round_: int | None, context: Any) -> None:
+        if round_ is not None and not self.open.is_set():
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            await self.open.wait()
+            self.inside -= 1
+
+
+async def test_texts_wait_here_and_hold_nothing_there() -> None:
+    drafter, target = FakeDrafter(max_sequences=2), FakeTarget(max_sequences=2)
+    gate = Gate(target)
+    async with orchestrate(drafter, target) as stub:
+        calls = [asyncio.ensure_future(stub.Complete(request())) for _ in range(6)]
+        await eventually(lambda: gate.inside == 2)
+        await asyncio.sleep(0.1)
+        assert (drafter.opened, target.opened) == (2, 2)
+        gate.open.set()
+        for reply in await asyncio.gather(*calls):
+            assert list(reply.token_ids) == target.text(20)
+            assert not reply.summary.drafter_lost
+        assert gate.most == 2
+        assert (drafter.ended, target.ended) == (6, 6)
+        waited = [call.result().summary.stages.place_wait_ns for call in calls]
+        assert sum(wait > 50_000_000 for wait in waited) == 4
+
+
+async def test_a_refusal_says_when_to_come_again() -> None:
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    async with orchestrate(FakeDrafter(), target, max_waiting=0) as stub:
+        going = asyncio.ensure_future(stub.Complete(request()))
+        await eventually(lambda: gate.inside == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request())
+        error = refused.value
+        assert error.code() == EXHAUSTED
+        assert "every place is taken, and 0 others wait; try again in" in str(error.details())
+        trailing = dict(error.trailing_metadata() or ())
+        assert 100 <= int(trailing["grpc-retry-pushback-ms"]) <= 30_000
+        status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
+        assert (status.code, status.message) == (EXHAUSTED.value[0], error.details())
+        info = error_details_pb2.RetryInfo()
+        assert status.details[0].Unpack(info)
+        assert info.retry_delay.ToMilliseconds() == int(trailing["grpc-retry-pushback-ms"])
+        assert target.opened == 1
+        gate.open.set()
+        await going
+
+
+async def test_tokens_of_the_cache_are_places_as_well() -> None:
+    drafter, target = FakeDrafter(), FakeTarget(max_sequences=8, cache_tokens=70)
+    gate = Gate(target)
+    async with orchestrate(drafter, target) as stub:
+        # A prompt of 3 and 20 tokens each: three of them fit.
+        calls = [asyncio.ensure_future(stub.Complete(request())) for _ in range(5)]
+        await eventually(lambda: gate.inside == 3)
+        await asyncio.sleep(0.1)
+        assert target.opened == 3
+        gate.open.set()
+        await asyncio.gather(*calls)
+
+
+async def test_clients_are_told_apart_by_the_header_that_names_them() -> None:
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    settings = {"client_header": "x-client", "max_client_requests": 2}
+    async with orchestrate(FakeDrafter(), target, **settings) as stub:
+        greedy = (("x-client", "greedy"),)
+        calls = [asyncio.ensure_future(stub.Complete(request(), metadata=greedy)) for _ in range(2)]
+        await eventually(lambda: gate.inside == 1)
+        with pytest.raises(grpc.aio.AioRpcError, match="a client may have 2"):
+            await stub.Complete(request(), metadata=greedy)
+        modest = asyncio.ensure_future(stub.Complete(request(), metadata=(("x-client", "modest"),)))
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        await asyncio.gather(*calls, modest)
+
+
+async def read_now_and_then(call: Any) -> None:
+    while True:
+        for _ in range(20):
+            await call.read()
+        await asyncio.sleep(0.1)
+
+
+async def test_a_client_that_reads_now_and_then_is_left_in_the_end() -> None:
+    drafter, target = FakeDrafter(max_length=10**6), FakeTarget(max_length=10**6)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with orchestrate(
+        drafter, target, channel_options=window, idle_seconds=0.3, reading_seconds=0.6
+    ) as stub:
+        endless = generation(stopping={"max_new_tokens": 10**5})
+        call = stub.Generate(pb.GenerateRequest(generation=endless))
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await read_now_and_then(call)
+        assert ended.value.code() == grpc.StatusCode.ABORTED
+        assert "the text waited 0.6 s for its client in all" in str(ended.value.details())
+        await eventually(lambda: (drafter.ended, target.ended) == (1, 1))
