@@ -157,7 +157,7 @@ class Texts:
         nodes = max(size.nodes for size in generation.sizes)
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
         place = self.places.place(client, tokens, remaining)
-        with spans.child("wait"), ledger.stage("place_wait"):
+        with spans.brief("wait"), ledger.stage("place_wait"):
             await place.__aenter__()
         try:
             yield

@@ -36,7 +36,7 @@ def gate(round_: int, count: int) -> tuple[Any, asyncio.Event]:
 
 async def test_texts_share_a_stream_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "SEQUENCES_A_STREAM", 4)
-    drafter, target = FakeDrafter(), FakeTarget()
+    drafter, target = FakeDrafter(max_sequences=16), FakeTarget(max_sequences=16)
     target.interfere, _ = gate(1, 10)
     async with orchestrate(drafter, target) as stub:
         replies = await asyncio.gather(*(stub.Complete(request()) for _ in range(10)))
