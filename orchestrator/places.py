@@ -83,12 +83,17 @@ class Places:
         self._limits = limits
         self._clock = clock
         self._held: Counter[str] = Counter()
-        self._tokens = 0
+        self._running = self._tokens = 0
         self._queue: list[_Waiting] = []
         self._arrivals = 0
         self._seconds = 0.0  # that a text holds its place, at the mean
         self._ended = 0
         self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def held(self) -> int:
+        """Texts that have a place."""
+        return self._running
 
     @property
     def waiting(self) -> int:
@@ -188,12 +193,14 @@ class Places:
 
     def _take(self, client: str, tokens: int) -> None:
         self._held[client] += 1
+        self._running += 1
         self._tokens += tokens
 
     def _give_back(self, client: str, tokens: int) -> None:
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
+        self._running -= 1
         self._tokens -= tokens
         self._admit()
 
@@ -217,7 +224,7 @@ class Places:
 
     def _fits(self, tokens: int) -> bool:
         room = self._room()
-        return self._held.total() < room.texts and self._tokens + tokens <= room.tokens
+        return self._running < room.texts and self._tokens + tokens <= room.tokens
 
     def _ahead(self, client: str) -> int:
         """How many of those who wait come before the client's next text: by its fair share."""
@@ -244,7 +251,7 @@ class Places:
 
     def _expected(self, ahead: int) -> float:
         """Seconds until a place comes free for one with so many ahead."""
-        return (ahead + 1) * self._seconds / max(self._held.total(), 1)
+        return (ahead + 1) * self._seconds / max(self._running, 1)
 
     def _retry(self, ahead: int) -> float:
         return min(max(self._expected(ahead), _SOONEST), _LATEST)

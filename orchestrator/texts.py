@@ -237,7 +237,7 @@ class Texts:
         drafter = terms.offer.drafter
         pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
         if self._adaptation is None or self._adaptation[0] != pair:
-            self._adaptation = pair, Adaptation(lambda: self.active)
+            self._adaptation = pair, Adaptation(lambda: self.places.held)
         return self._adaptation[1].policy(generation.sizes)
 
     def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:

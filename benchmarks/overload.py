@@ -1,0 +1,203 @@
+"""More clients than there are places: what the texts that are made lose by it, and the others wait.
+
+    python -m benchmarks.overload [--places 8] [--times 4] [--seconds 60]
+
+Three phases of a closed loop: as many clients as places, several times as many, as many again. A
+refused client comes again when it was told to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from dataclasses import asdict, dataclass, field
+
+import grpc
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.prompts import PROMPTS
+from tandem.local.pair import Pair
+from tandem.local.stack import StackSettings, running
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
+
+_NEW_TOKENS = 96
+_PUSHBACK = "grpc-retry-pushback-ms"
+
+
+@dataclass
+class Counts:
+    """What clients met in a phase.
+
+    Attributes:
+        tokens: of texts that were made.
+        texts: as many.
+        lost_drafters: of them.
+        text_s: from the accepted call to the end, each.
+        refusal_ms: until a refusal was there, each.
+        others: statuses that are neither.
+    """
+
+    tokens: int = 0
+    texts: int = 0
+    lost_drafters: int = 0
+    text_s: list[float] = field(default_factory=list)
+    refusal_ms: list[float] = field(default_factory=list)
+    others: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase's figures.
+
+    Attributes:
+        name: of it.
+        clients: at once.
+        goodput: tokens a second of texts that were made.
+        texts: as many.
+        text_p50_s: of a text.
+        refusals: as many.
+        refusal_p50_ms: until a client knew.
+        refusal_p99_ms: the same of the slowest in a hundred.
+        lost_drafters: texts that lost theirs.
+        others: statuses that are neither success nor refusal.
+        memory_mib: of the orchestrator at the end.
+    """
+
+    name: str
+    clients: int
+    goodput: float
+    texts: int
+    text_p50_s: float
+    refusals: int
+    refusal_p50_ms: float
+    refusal_p99_ms: float
+    lost_drafters: int
+    others: dict[str, int]
+    memory_mib: float
+
+
+async def _client(address: str, number: int, until: float, counts: Counts) -> None:
+    seed = 1000 * number
+    async with connect(address) as channel:
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        while (began := time.monotonic()) < until:
+            seed += 1
+            message = pb.Generation(
+                prompt=PROMPTS[seed % len(PROMPTS)],
+                stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
+            )
+            message.sampling.seed = seed
+            try:
+                summary = (
+                    await stub.Complete(pb.CompleteRequest(generation=message), timeout=120)
+                ).summary
+            except grpc.aio.AioRpcError as error:
+                code = error.code().name
+                if code != "RESOURCE_EXHAUSTED":
+                    counts.others[code] = counts.others.get(code, 0) + 1
+                    await asyncio.sleep(1)
+                    continue
+                counts.refusal_ms.append(1e3 * (time.monotonic() - began))
+                told = dict(error.trailing_metadata() or ())[_PUSHBACK]
+                await asyncio.sleep(int(told) / 1e3)
+                continue
+            counts.texts += 1
+            counts.tokens += summary.new_tokens
+            counts.lost_drafters += summary.drafter_lost
+            counts.text_s.append(time.monotonic() - began)
+
+
+async def _phase(name: str, address: str, clients: int, seconds: float, process: int) -> Phase:
+    counts, began = Counts(), time.monotonic()
+    await asyncio.gather(
+        *(_client(address, number, began + seconds, counts) for number in range(clients))
+    )
+    took = time.monotonic() - began
+    refused = np.array(counts.refusal_ms or [0.0])
+    return Phase(
+        name,
+        clients,
+        counts.tokens / took,
+        counts.texts,
+        float(np.median(counts.text_s or [0.0])),
+        len(counts.refusal_ms),
+        float(np.median(refused)),
+        float(np.quantile(refused, 0.99)),
+        counts.lost_drafters,
+        counts.others,
+        _memory_mib(process),
+    )
+
+
+def _memory_mib(process: int) -> float:
+    """Resident, of a process."""
+    with open(f"/proc/{process}/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
+def _table(phases: list[Phase]) -> Table:
+    table = Table(
+        "phase", "clients", "tokens/s", "texts", "s a text", "refusals", "ms p50", "ms p99",
+        "drafters lost", "others", "MiB",
+    )  # fmt: skip
+    for phase in phases:
+        table.add_row(
+            phase.name,
+            str(phase.clients),
+            f"{phase.goodput:.0f}",
+            str(phase.texts),
+            f"{phase.text_p50_s:.2f}",
+            str(phase.refusals),
+            f"{phase.refusal_p50_ms:.1f}",
+            f"{phase.refusal_p99_ms:.1f}",
+            str(phase.lost_drafters),
+            ", ".join(f"{count} {code}" for code, count in phase.others.items()) or "-",
+            f"{phase.memory_mib:.0f}",
+        )
+    return table
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--places", type=int, default=8, help="of the target and the drafter")
+    parser.add_argument("--times", type=int, default=4, help="as many clients as places")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a phase")
+    parser.add_argument("--waiting", type=int, default=8, help="texts that may wait")
+    options = parser.parse_args()
+    places = str(options.places)
+    pair = Pair().settings()
+    services = {
+        "orchestrator": {"LISTEN": "127.0.0.1:0", "MAX_WAITING": str(options.waiting)},
+        **{name: {**settings, "MAX_SEQUENCES": places} for name, settings in pair.items()},
+    }
+    phases: list[Phase] = []
+    console = Console(width=130)
+    with running(StackSettings(services)) as stack:
+        stack.settle()
+        address, process = stack.addresses["orchestrator"], stack.processes["orchestrator"].id
+        many = options.times * options.places
+        for name, clients in (
+            ("warm-up", options.places),
+            ("full", options.places),
+            ("overload", many),
+            ("full again", options.places),
+        ):
+            seconds = options.seconds / 4 if name == "warm-up" else options.seconds
+            console.print(f"[dim]{name}: {clients} clients, {seconds:g} s[/]")
+            phases.append(asyncio.run(_phase(name, address, clients, seconds, process)))
+    console.print(_table(phases))
+    out = RESULTS / "overload.json"
+    rows = [asdict(phase) for phase in phases]
+    out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
