@@ -1,6 +1,6 @@
 """A drafter turns bad in mid-run, and good again: what sizes that are left open make of it.
 
-    python -m benchmarks.recovery [--texts 1 8]
+    python -m benchmarks.recovery [--texts 1 8] [--target DIR]
 
 Each phase asks for texts without drafts and with sizes left open, in turn; while the drafter is
 bad, the first texts of its phase are told apart, since they have to find out.
@@ -63,6 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--turns", type=int, default=5, help="of a phase; one where it changes")
+    parser.add_argument(
+        "--target", type=Path, help="a target of your own: drafts pay on a slow one"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "recovery.json")
     options = parser.parse_args()
     found: list[Phase] = []
@@ -70,6 +73,8 @@ def main() -> None:
         flag = Path(scratch) / "shuffled"
         os.environ[SHUFFLED] = str(flag)  # for the drafter, which takes our environment
         services = {"orchestrator": {"LISTEN": "127.0.0.1:0"}, **Pair().settings()}
+        if options.target:
+            services["target"]["MODEL"] = str(options.target.resolve())
         modules = {"drafter": "benchmarks.simulated.shuffled"}
         with running(StackSettings(services, modules=modules)) as stack:
             address = stack.addresses["orchestrator"]
