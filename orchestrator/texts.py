@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from orchestrator.adaptive import Adaptation
+from orchestrator.budget import RetryBudget
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
@@ -57,6 +58,7 @@ class Texts:
         self._settings = settings
         self._pool = pool
         self._meters = meters
+        self._budget = RetryBudget(settings.retry_share, lambda: self.active)
         self._adaptation: tuple[Any, Adaptation] | None = None
 
     async def generate(
@@ -134,9 +136,17 @@ class Texts:
         meter: TextMeter,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        waits, rule, target = self._settings, generation.rule, terms.offer.target
+        settings, rule, target = self._settings, generation.rule, terms.offer.target
 
-        with LeasedPeers(self._pool, terms.offer, remaining, waits, ledger, spans) as peers:
+        with LeasedPeers(
+            self._pool,
+            terms.offer,
+            remaining,
+            self._budget,
+            settings.failover_seconds,
+            ledger,
+            spans,
+        ) as peers:
             emission = Emission(
                 generation.stopping,
                 target.eos_token_ids,
@@ -149,11 +159,16 @@ class Texts:
                 peers.note_lost_drafter()
                 meter.lose_drafter()
 
+            def opening_seconds() -> float:
+                length = len(generation.prompt_ids)
+                seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
+                return min(seconds, settings.draft_seconds)
+
             drafting = Drafting(
                 peers.drafter,
                 lambda: deciding.prompt,
                 ledger,
-                waits.draft_seconds,
+                opening_seconds,
                 needed_by,
                 lose_drafter,
             )
@@ -165,7 +180,7 @@ class Texts:
                 emission=emission,
                 ledger=ledger,
                 spans=spans,
-                spell=terms.codec.spell if waits.trace_text else None,
+                spell=terms.codec.spell if settings.trace_text else None,
             )
             async with aclosing(session.rounds()) as rounds:
                 async for round_ in rounds:

@@ -33,6 +33,7 @@ class Pod:
     Attributes:
         role: "drafter", "target" or "orchestrator".
         pid: of its process.
+        log: gets what it says.
         proxy: that the orchestrator sees; None of an orchestrator.
     """
 
@@ -45,7 +46,7 @@ class Pod:
         self.address = ""
         self._nursery = nursery
         self._settings = settings
-        self._log = log
+        self.log = log
 
     def start(self) -> None:
         """Start a process at a fresh port; the proxy leads to it."""
@@ -55,7 +56,7 @@ class Pod:
         module = "orchestrator" if self.role == "orchestrator" else f"{self.role}_svc"
         own = {**self._settings, "LISTEN": self.address}
         environment = {f"TANDEM_{self.role.upper()}_{name}": value for name, value in own.items()}
-        self.pid = self._nursery.start(module, environment, self._log)
+        self.pid = self._nursery.start(module, environment, self.log)
         if self.proxy is not None:
             self.proxy.upstream = self.address
 
@@ -63,10 +64,15 @@ class Pod:
         """Send a signal to its process."""
         os.kill(self.pid, number)
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of its process; None while it runs."""
+        return self._nursery.exit_code(self.pid)
+
     async def ended(self, seconds: float = 60.0) -> int:
         """Wait for its process's exit code."""
         async with asyncio.timeout(seconds):
-            while (code := self._nursery.exit_code(self.pid)) is None:  # noqa: ASYNC110
+            while (code := self.exit_code) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return code
 
@@ -113,8 +119,10 @@ class Fleet:
         self.stub = stub
 
     async def leaked(self, seconds: float = 5.0) -> int:
-        """Sequences that are still open some time after the last text."""
+        """Sequences that are still open some time after the last text; all are to live."""
         pods = [pod for role in ROLES for pod in self.pods[role]]
+        for pod in (*pods, self.orchestrator):
+            assert pod.exit_code is None, f"a {pod.role} has ended with {pod.exit_code}: {pod.log}"
         until = time.monotonic() + seconds
         while True:
             held = sum([await pod.open_sequences() for pod in pods])

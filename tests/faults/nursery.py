@@ -1,13 +1,14 @@
-"""Services as processes that start within a second: forked off one that has imported torch already.
+"""Services as processes that start within a second: forked off one that has imported torch.
 
 It is told on standard input what to start, a JSON object a line, and says on standard output who
-was born (its pid) and who has ended (its pid and exit code), likewise. It ends with its input, and all
-of its children with it.
+was born (its pid) and who has ended (its pid and exit code), likewise. It ends with its input, and
+all of its children with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import runpy
@@ -22,6 +23,11 @@ from queue import Queue
 from typing import Any
 
 _POLL_SECONDS = 0.02
+_IMPORTED = (
+    "drafter_svc.servicer",
+    "target_svc.servicer",
+    "transformers.models.llama.modeling_llama",
+)
 
 
 class Nursery:
@@ -73,10 +79,8 @@ class Nursery:
 
 def _main() -> None:
     """The nursery's own process."""
-    import drafter_svc.servicer
-    import target_svc.servicer
-    import transformers.models.llama.modeling_llama  # noqa: F401
-
+    for module in _IMPORTED:
+        importlib.import_module(module)
     children: set[int] = set()
     orders = b""
     while True:
