@@ -37,7 +37,7 @@ class Deciding:
         self._generation = generation
         self._peers = peers
         self._vocab_size = vocab_size
-        self._emitted: list[int] = []
+        self._emitted = list(generation.received_ids)
         self._carry: Any = None
         self._target: Target
 

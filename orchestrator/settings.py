@@ -76,8 +76,8 @@ class OrchestratorSettings(ServiceSettings):
     stage_floor_seconds: float = Field(
         2.0,
         gt=0,
-        description="shortest deadline of a stage: each gets five times what the longest of late has"
-        " taken, at least this and at most the bounds above",
+        description="shortest deadline of a stage: each gets five times what the longest of late"
+        " has taken, at least this and at most the bounds above",
     )
     failover_seconds: float = Field(
         5.0,

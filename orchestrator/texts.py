@@ -152,6 +152,7 @@ class Texts:
                 target.eos_token_ids,
                 terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
             )
+            emission.resume(generation.received_ids)
             deciding = Deciding(generation, peers, target.vocab_size)
             needed_by = rule.name if rule.fixed_gamma else ""
 
@@ -182,10 +183,11 @@ class Texts:
                 spans=spans,
                 spell=terms.codec.spell if settings.trace_text else None,
             )
-            async with aclosing(session.rounds()) as rounds:
-                async for round_ in rounds:
-                    meter.commit(round_, emission.tally)
-                    yield round_
+            if emission.finish_reason is None:
+                async with aclosing(session.rounds()) as rounds:
+                    async for round_ in rounds:
+                        meter.commit(round_, emission.tally)
+                        yield round_
         assert emission.finish_reason is not None
         tally = emission.tally
         spans.describe(
