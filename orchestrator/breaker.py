@@ -24,9 +24,7 @@ class Breaker:
         self._hold = 0.0
 
     def open(self) -> None:
-        """A text has failed. Of several that fail together the first one counts."""
-        if self.is_open:
-            return
+        """A text has failed."""
         now = time.monotonic()
         again = now - self._failed_at < _AGAIN_SECONDS
         doubled = min(max(2 * self._hold, _FIRST_HOLD_SECONDS), _LONGEST_HOLD_SECONDS)

@@ -127,6 +127,8 @@ class Replica(Generic[C]):
 
     def note_failure(self) -> None:
         """Have texts go elsewhere until it has answered a probe."""
+        if self._breaker.is_open:  # others have failed with this one, and it is being asked
+            return
         self._breaker.open()
         if self._task is not None and self.serving and not self._checking:
             self._task.cancel()

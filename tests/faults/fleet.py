@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.faults.nursery import Nursery
 from tests.faults.proxy import Proxy, proxied
@@ -109,19 +110,19 @@ class Fleet:
 
     Attributes:
         pods: drafters and targets, by role.
-        orchestrator: over their proxies.
-        stub: of its public calls.
+        orchestrators: over their proxies.
+        stub: of the public calls, of all orchestrators in turn.
     """
 
-    def __init__(self, pods: dict[str, list[Pod]], orchestrator: Pod, stub: Any) -> None:
+    def __init__(self, pods: dict[str, list[Pod]], orchestrators: list[Pod], stub: Any) -> None:
         self.pods = pods
-        self.orchestrator = orchestrator
+        self.orchestrators = orchestrators
         self.stub = stub
 
     async def leaked(self, seconds: float = 5.0) -> int:
         """Sequences that are still open some time after the last text; all are to live."""
         pods = [pod for role in ROLES for pod in self.pods[role]]
-        for pod in (*pods, self.orchestrator):
+        for pod in (*pods, *self.orchestrators):
             assert pod.exit_code is None, f"a {pod.role} has ended with {pod.exit_code}: {pod.log}"
         until = time.monotonic() + seconds
         while True:
@@ -133,15 +134,16 @@ class Fleet:
 
 @asynccontextmanager
 async def fleet_of(
-    models: Mapping[str, Path], logs: Path, each: int = 2, **orchestrator: str
+    models: Mapping[str, Path], logs: Path, each: int = 2, fronts: int = 1, **settings: str
 ) -> AsyncIterator[Fleet]:
-    """Drafters and targets, so many of each, and an orchestrator that is ready.
+    """Drafters and targets, so many of each, and orchestrators that are ready.
 
     Args:
         models: checkpoints by role.
         logs: gets each service's log.
         each: how many of a role.
-        orchestrator: its settings, without their prefix.
+        fronts: how many orchestrators.
+        settings: theirs, without their prefix.
     """
     async with AsyncExitStack() as stack:
         nursery = await asyncio.to_thread(stack.enter_context, Nursery())
@@ -149,8 +151,8 @@ async def fleet_of(
         for role in ROLES:
             for number in range(each):
                 proxy = await stack.enter_async_context(proxied(role, ""))
-                settings = {**_SETTINGS, "MODEL": str(models[role])}
-                pod = Pod(nursery, role, settings, logs / f"{role}-{number}.log", proxy)
+                own = {**_SETTINGS, "MODEL": str(models[role])}
+                pod = Pod(nursery, role, own, logs / f"{role}-{number}.log", proxy)
                 await asyncio.to_thread(pod.start)
                 pods[role].append(pod)
         for role in ROLES:
@@ -159,12 +161,17 @@ async def fleet_of(
             f"{role.upper()}S": ",".join(pod.proxy.address for pod in pods[role] if pod.proxy)
             for role in ROLES
         }
-        settings = {"LOG_FORMAT": "json", "GAMMA": "4", **places, **orchestrator}
-        front = Pod(nursery, "orchestrator", settings, logs / "orchestrator.log")
-        await asyncio.to_thread(front.start)
-        await front.ready()
-        channel = await stack.enter_async_context(grpc.aio.insecure_channel(front.address))
-        yield Fleet(pods, front, orchestrator_pb2_grpc.OrchestratorServiceStub(channel))
+        chosen = {"LOG_FORMAT": "json", "GAMMA": "4", **places, **settings}
+        orchestrators = [
+            Pod(nursery, "orchestrator", chosen, logs / f"orchestrator-{number}.log")
+            for number in range(fronts)
+        ]
+        for front in orchestrators:
+            await asyncio.to_thread(front.start)
+        await asyncio.gather(*(front.ready() for front in orchestrators))
+        addresses = ",".join(front.address for front in orchestrators)
+        channel = await stack.enter_async_context(connect(f"ipv4:{addresses}"))
+        yield Fleet(pods, orchestrators, orchestrator_pb2_grpc.OrchestratorServiceStub(channel))
 
 
 def free_port() -> int:
