@@ -140,7 +140,10 @@ class Load:
         tokens: list[int] = []
         summary = pb.Summary()
         self._last_round[client] = time.monotonic()
-        call = self._stub.Generate(pb.GenerateRequest(generation=asked), timeout=_TEXT_SECONDS)
+        # Between two orchestrators that restart after each other a client may have no connection.
+        call = self._stub.Generate(
+            pb.GenerateRequest(generation=asked), timeout=_TEXT_SECONDS, wait_for_ready=True
+        )
         async for event in call:
             self._note_round(client)
             tokens += [token.id for token in event.round.tokens]

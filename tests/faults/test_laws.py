@@ -27,7 +27,7 @@ from tests.laws import chi_square_p_value
 from tests.processes import generation
 from tests.service.conftest import address_of, connect, start
 
-TEXTS = {"target": 2_000, "drafter": 2_000, "orchestrator": 1_000}
+TEXTS = {"target": 2_000, "drafter": 1_000, "orchestrator": 1_000}
 CONCURRENT = 16
 # A sound service fails one of the four cases in 1,000 runs.
 SMALLEST_P = 0.001 / 4
@@ -136,7 +136,7 @@ async def test_the_law_holds_where_each_text_loses_one(
 ) -> None:
     # What fails each text is held off ever longer: here it is to go on failing them.
     monkeypatch.setattr("orchestrator.breaker._AGAIN_SECONDS", 0.0)
-    texts = TEXTS[victim] if verifier == "block" else 1_000
+    texts = TEXTS[victim] if verifier == "block" else 500
     deaths = Deaths(monkeypatch, {"target": VerifiedSequence, "drafter": DraftedSequence}[victim])
     async with served(random_pair) as stub:
         counts = await counted(stub, verifier, texts)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
-from tests.faults.fleet import Fleet, Pod, fleet_of
+from tests.faults.fleet import Pod, fleet_of
 from tests.faults.load import Load
 from tests.faults.walk import Moment, Walk
 from tests.tiny import save_random_llama
@@ -24,15 +22,6 @@ MOMENTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        role: save_random_llama(folder / role, seed, VOCAB_SIZE)
-        for role, seed in (("drafter", 2), ("target", 1))
-    }
-
-
 async def restart(pod: Pod) -> None:
     """As a rolling update does it."""
     pod.signal(signal.SIGTERM)
@@ -41,41 +30,30 @@ async def restart(pod: Pod) -> None:
     await pod.ready()
 
 
-async def sound(fleet: Fleet, load: Load) -> None:
-    outcome = load.outcome
-    assert not outcome.failed, outcome.failed[:5]
-    assert not outcome.wrong, outcome.wrong[:5]
-    assert await fleet.leaked() == 0
-
-
-async def test_no_signal_at_any_state_fails_a_text_or_changes_one(
-    models: dict[str, Path], tmp_path: Path
+async def test_no_signal_at_any_state_nor_a_restart_of_all_fails_a_text_or_changes_one(
+    tmp_path: Path,
 ) -> None:
-    async with fleet_of(models, tmp_path) as fleet:
+    """Two of each service; texts go on elsewhere, or wait for nobody."""
+    models = {
+        role: save_random_llama(tmp_path / role, seed, VOCAB_SIZE)
+        for role, seed in (("drafter", 2), ("target", 1))
+    }
+    async with fleet_of(models, tmp_path, fronts=2) as fleet:
         load = Load(fleet.stub)
         await load.learn()
         walk = Walk(fleet, load)
+        pods = [*fleet.pods["drafter"], *fleet.pods["target"], *fleet.orchestrators]
         async with load.running():
             for moment in MOMENTS:
                 await walk.step(moment)
             await walk.settle()
-            await load.more(8)
-        await sound(fleet, load)
-
-
-async def test_every_service_restarts_under_load_and_no_text_fails(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
-    """Two of each; texts go on elsewhere, or wait for nobody."""
-    async with fleet_of(models, tmp_path, fronts=2) as fleet:
-        load = Load(fleet.stub)
-        await load.learn()
-        pods = [*fleet.pods["drafter"], *fleet.pods["target"], *fleet.orchestrators]
-        before = [pod.pid for pod in pods]
-        async with load.running():
+            before = [pod.pid for pod in pods]
             for pod in pods:
                 await load.more(4)
                 await restart(pod)
             await load.more(8)
         assert all(pod.pid != pid for pod, pid in zip(pods, before, strict=True))
-        await sound(fleet, load)
+        outcome = load.outcome
+        assert not outcome.failed, outcome.failed[:5]
+        assert not outcome.wrong, outcome.wrong[:5]
+        assert await fleet.leaked() == 0
