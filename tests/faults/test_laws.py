@@ -27,7 +27,7 @@ from tests.laws import chi_square_p_value
 from tests.processes import generation
 from tests.service.conftest import address_of, connect, start
 
-TEXTS = {"target": 2_000, "drafter": 1_000, "orchestrator": 1_000}
+TEXTS = {"target": 2_000, "drafter": 1_000, "orchestrator": 500}
 CONCURRENT = 16
 # A sound service fails one of the four cases in 1,000 runs.
 SMALLEST_P = 0.001 / 4
