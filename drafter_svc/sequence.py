@@ -29,6 +29,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         self._drafter = drafter
         self._max_length = info.max_length
         self._fingerprint = info.fingerprint
+        self._incarnation = info.incarnation
         self._max_gamma = info.max_gamma
         self._sequence: DraftSequence | None = None
         self._progress: Progress
@@ -67,6 +68,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
                 opened=drafter_pb2.OpenedSequence(
                     times=messages.times_to(times),
                     open_sequences=self._engine.admission.open_sequences,
+                    incarnation=self._incarnation,
                 )
             ),
             "prefill",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from orchestrator.deadlines import Waits
 from orchestrator.handshake import AROUND_BYTES
 from orchestrator.peers import Decided, Drafted, DraftSize, Prompt
 from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
+from tandem.errors import Unavailable
 from tandem.rpc import messages
 from tandem.rpc.call import SequenceCall
 from tandem.speculation.nodes import depth_of
@@ -21,17 +23,6 @@ DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
 VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 
 
-class Waits(Protocol):
-    """How long the services may take, in seconds."""
-
-    @property
-    def open_seconds(self) -> float: ...
-    @property
-    def draft_seconds(self) -> float: ...
-    @property
-    def verify_seconds(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class CountingOn:
     """The replica that a sequence is meant for, which may be another by now.
@@ -39,10 +30,22 @@ class CountingOn:
     Attributes:
         fingerprint: that it has to have.
         note_load: takes how many sequences it says it has open.
+        incarnation: of the process that was asked what it serves; 0 compares nothing.
     """
 
     fingerprint: str
     note_load: Callable[[int], None]
+    incarnation: int = 0
+
+    def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
+        """Refuse an opening by a process that nobody has asked yet.
+
+        Raises:
+            Unavailable: it is another one.
+        """
+        self.note_load(opened.open_sequences)
+        if self.incarnation not in (0, opened.incarnation):
+            raise Unavailable("a service has restarted; try again")
 
 
 class DraftCall:
@@ -50,7 +53,7 @@ class DraftCall:
 
     Args:
         call: carries it.
-        waits: bounds on every wait.
+        waits: its deadlines.
         spans: the text's.
         max_bytes: that the target takes in a message.
         replica: that it is for.
@@ -88,8 +91,10 @@ class DraftCall:
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
         span = self._spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
-        reply = await self._call.open(message, "opened", self._waits.open_seconds, span)
-        self._replica.note_load(reply.opened.open_sequences)
+        tokens = len(prompt.token_ids)
+        reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
+        self._replica.require_same(reply.opened)
+        self._waits.opened(tokens)
         return messages.times_from(reply.opened.times)
 
     async def draft(
@@ -106,7 +111,8 @@ class DraftCall:
         )
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._spans.call("draft", DRAFT_METHOD, self._call.address)
-        reply = await self._call.ask(message, "drafted", self._waits.draft_seconds, span)
+        reply = await self._call.ask(message, "drafted", self._waits.step(), span)
+        self._waits.stepped()
         drafted, expect = reply.drafted, self._call.expect
         self._replica.note_load(drafted.open_sequences)
         expect("drafted.round", drafted.round, round_, round_)
@@ -162,7 +168,7 @@ class VerifyCall:
 
     Args:
         call: carries it.
-        waits: bounds on every wait.
+        waits: its deadlines.
         spans: the text's.
         replica: that it is for.
     """
@@ -201,8 +207,11 @@ class VerifyCall:
         )
         message = target_pb2.SequenceRequest(open=request)
         span = self._spans.call("prefill", VERIFY_METHOD, self._call.address)
-        opened = (await self._call.open(message, "opened", self._waits.open_seconds, span)).opened
-        self._replica.note_load(opened.open_sequences)
+        tokens = len(prompt.token_ids)
+        reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
+        opened = reply.opened
+        self._replica.require_same(opened)
+        self._waits.opened(tokens)
         owes = carry is not None and len(carry.levels) > 0
         if opened.HasField("token_id") == owes:
             raise self._call.broken(f"opened.token_id must be {'unset' if owes else 'set'}")
@@ -220,7 +229,8 @@ class VerifyCall:
         )
         message = target_pb2.SequenceRequest(verify=step)
         span = self._spans.call("verify", VERIFY_METHOD, self._call.address)
-        reply = await self._call.ask(message, "verdict", self._waits.verify_seconds, span)
+        reply = await self._call.ask(message, "verdict", self._waits.step(), span)
+        self._waits.stepped()
         verdict, expect = reply.verdict, self._call.expect
         self._replica.note_load(verdict.open_sequences)
         nodes, place = len(drafted.token_ids) if drafted else 0, verdict.place

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -15,16 +16,23 @@ from orchestrator.calls import (
     CountingOn,
     DraftCall,
     VerifyCall,
-    Waits,
 )
+from orchestrator.deadlines import Waits
 from orchestrator.spans import TextSpans
+from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.errors import Unavailable
+from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.call import SequenceCall
 from tandem.rpc.channel import connect
 from tandem.rpc.link import Link
 from tandem.rpc.status import from_peer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+
+_PROBE = "probe"
+_PROBE_SAMPLING = common_pb2.Sampling(temperature=0.0, seed=0)
+
+_DraftSequence = SequenceCall[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse]
+_VerifySequence = SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse]
 
 
 class _Peer:
@@ -123,9 +131,31 @@ class DrafterClient(_Peer):
         counting_on: CountingOn,
     ) -> DraftCall:
         """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
-        close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
-        call = SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
+        call = self._sequence(seconds, max_bytes)
         return DraftCall(call, waits, spans, target_max_bytes, counting_on)
+
+    def _sequence(self, seconds: float | None, max_bytes: int) -> _DraftSequence:
+        close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
+        return SequenceCall(self._link, drafter_pb2.DraftRequest, close, seconds, max_bytes)
+
+    async def probe(self, reply: drafter_pb2.GetModelInfoResponse, seconds: float) -> None:
+        """Have it draft one token of a sequence that is nobody's; each answer may take a time.
+
+        Raises:
+            TandemError: it cannot.
+        """
+        call = self._sequence(None, reply.info.max_message_bytes)
+        opening = drafter_pb2.OpenSequence(
+            request_id=_PROBE,
+            token_ids=[0],
+            sampling=_PROBE_SAMPLING,
+            target_vocab_size=reply.info.vocab_size or 1,
+            max_new_tokens=2,
+        )
+        step = drafter_pb2.DraftStep(round=1, position=1, new_token_ids=[0], gamma=1)
+        with _answered(call):
+            await call.open(drafter_pb2.SequenceRequest(open=opening), "opened", seconds)
+            await call.ask(drafter_pb2.SequenceRequest(draft=step), "drafted", seconds)
 
 
 class TargetClient(_Peer):
@@ -171,6 +201,41 @@ class TargetClient(_Peer):
         counting_on: CountingOn,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
+        return VerifyCall(self._sequence(seconds, max_bytes), waits, spans, counting_on)
+
+    def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
-        call = SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds, max_bytes)
-        return VerifyCall(call, waits, spans, counting_on)
+        return SequenceCall(self._link, target_pb2.VerifyRequest, close, seconds, max_bytes)
+
+    async def probe(self, reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
+        """Have it make two tokens of a sequence that is nobody's; each answer may take a time.
+
+        Raises:
+            TandemError: it cannot.
+        """
+        rule = next((info.name for info in reply.verifiers if not info.fixed_gamma), None)
+        if rule is None:  # one that would need a draft: its health has to do
+            return
+        call = self._sequence(None, reply.info.max_message_bytes)
+        opening = target_pb2.OpenSequence(
+            request_id=_PROBE,
+            token_ids=[0],
+            sampling=_PROBE_SAMPLING,
+            verifier=rule,
+            max_new_tokens=2,
+        )
+        step = target_pb2.VerifyStep(round=1, position=2)
+        with _answered(call):
+            await call.open(target_pb2.SequenceRequest(open=opening), "opened", seconds)
+            await call.ask(target_pb2.SequenceRequest(verify=step), "verdict", seconds)
+
+
+@contextmanager
+def _answered(call: _DraftSequence | _VerifySequence) -> Iterator[None]:
+    """A probe, which is over with the block. That all places are taken is an answer too."""
+    try:
+        yield
+    except Exhausted:
+        pass
+    finally:
+        call.cancel()

@@ -37,9 +37,9 @@ class Deciding:
         self._generation = generation
         self._peers = peers
         self._vocab_size = vocab_size
-        self._emitted: list[int] = []
+        self._emitted = list(generation.received_ids)
         self._carry: Any = None
-        self._target: Target = peers.target()
+        self._target: Target
 
     @property
     def prompt(self) -> Prompt:
@@ -62,6 +62,14 @@ class Deciding:
     def tell(self, emitted: list[int]) -> None:
         """Note what was emitted."""
         self._emitted += emitted
+
+    async def begin(self) -> None:
+        """Choose a target.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        self._target = await self._peers.target()
 
     async def open(self) -> Decided:
         """Prefill; the target draws the first token of it.
@@ -94,7 +102,7 @@ class Deciding:
         self, lost: Unavailable, drafted: Drafted | None
     ) -> tuple[Drafted | None, Decided]:
         while True:
-            self._replace(lost)
+            await self._replace(lost)
             self.round += 1
             opened = await self._open_any()
             if opened is not None:
@@ -117,11 +125,11 @@ class Deciding:
             try:
                 return await self._target.open(self.prompt, rule.name, size, self._carry)
             except (Unavailable, Exhausted) as lost:  # nothing was emitted of it
-                self._replace(lost)
+                await self._replace(lost)
 
-    def _replace(self, lost: Unavailable | Exhausted) -> None:
+    async def _replace(self, lost: Unavailable | Exhausted) -> None:
         self._target.cancel()
-        self._target = self._peers.next_target(lost)
+        self._target = await self._peers.next_target(lost)
         _log.warning("target replaced", error=str(lost), notes=notes_of(lost), round=self.round)
 
     def _keep(self, decided: Decided) -> Decided:
@@ -133,5 +141,6 @@ class Deciding:
         await self._target.close()
 
     def cancel(self) -> None:
-        """Abort it. Never waits; harmless after the end."""
-        self._target.cancel()
+        """Abort it. Never waits; harmless before the beginning and after the end."""
+        if hasattr(self, "_target"):
+            self._target.cancel()

@@ -16,6 +16,8 @@ from tandem.rpc.status import notes_of
 _log = structlog.get_logger(__name__)
 
 
+# A text that has lost so many drafters goes on without: looking for another costs it more.
+_MOST_LOSSES = 8
 # A drafter that was not asked for so long is let go: its place and memory are others'.
 REST_SECONDS = 20.0
 
@@ -24,7 +26,8 @@ class Drafting:
     """Drafts as long as there is a drafter.
 
     It is opened beside the target, or later, when the first draft is wanted; it is let go where
-    none has been wanted for long.
+    none has been wanted for long. One that fails is left, and another one, or the same when it is
+    back, is opened behind what was emitted: rounds go on without drafts until then.
 
     Attributes:
         lost: whether a drafter failed on the way, or was wanted and not there.
@@ -33,7 +36,7 @@ class Drafting:
         make: a fresh sequence, or None where there is no drafter.
         prompt: the text so far.
         ledger: books the wait for a late opening, and rounds.
-        seconds: how long a round waits for that.
+        seconds: how long a round waits for that, by now.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
             empty where the text can.
         on_loss: called when the drafter is lost.
@@ -44,7 +47,7 @@ class Drafting:
         make: Callable[[], Drafter | None],
         prompt: Callable[[], Prompt],
         ledger: Ledger,
-        seconds: float,
+        seconds: Callable[[], float],
         needed_by: str,
         on_loss: Callable[[], None],
     ) -> None:
@@ -58,6 +61,7 @@ class Drafting:
         self._on_loss = on_loss
         self._opening: asyncio.Task[object] | None = None
         self._late = False
+        self._losses = 0
         self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
         self._news: list[int] = []
@@ -82,15 +86,16 @@ class Drafting:
             raise Unavailable(
                 f"{self._needed_by} needs a drafter, and none is available; try again"
             )
+        if not self.lost:  # else it is asked for in each round
+            self._on_loss()
         self.lost = True
-        self._on_loss()
 
     def tell(self, emitted: list[int]) -> None:
         """Have the next draft follow tokens that were emitted."""
         self._news += emitted
 
     async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
-        """A draft, or None: from the moment the drafter fails, and while it is opened late.
+        """A draft, or None: while there is no drafter, or it is opened late.
 
         Args:
             round_: number of the round.
@@ -100,7 +105,7 @@ class Drafting:
         Raises:
             DrafterLost: the rule cannot go on without.
         """
-        if self.lost or not size.gamma:
+        if not size.gamma or self._losses >= _MOST_LOSSES:
             self._rest()
             return None
         self._asked = time.monotonic()
@@ -130,9 +135,10 @@ class Drafting:
     async def _opened(self, opening: asyncio.Task[object]) -> None:
         # Meanwhile the target's stream is silent: wait no longer than for a draft.
         with self._ledger.stage("open_wait"):
-            done, _ = await asyncio.wait((opening,), timeout=self._seconds)
+            seconds = self._seconds()
+            done, _ = await asyncio.wait((opening,), timeout=seconds)
         if not done:
-            raise Unavailable(f"the drafter did not open within {self._seconds:g} s")
+            raise Unavailable(f"the drafter did not open within {seconds:g} s")
         opening.result()
         self._opening = None
 
@@ -140,6 +146,7 @@ class Drafting:
         _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=round_)
         self.cancel()
         self._drafter = self._opening = None
+        self._losses += 1
         self.lost = True
         self._on_loss()
         if self._needed_by:

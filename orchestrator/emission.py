@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from orchestrator.peers import Decided, Drafted, Expected
 from orchestrator.request import Stopping
@@ -10,6 +10,7 @@ from orchestrator.round import EmittedToken, Origin, Round
 from orchestrator.summary import FinishReason
 from orchestrator.tally import Tally
 from orchestrator.text import TextStream
+from tandem.errors import InvalidRequest
 
 
 class Emission:
@@ -33,6 +34,7 @@ class Emission:
         self._stopping = stopping
         self._eos_token_ids = frozenset() if stopping.ignore_eos else frozenset(eos_token_ids)
         self._text = text
+        self._received = 0
 
     @property
     def stop_string(self) -> str:
@@ -42,7 +44,21 @@ class Emission:
     @property
     def left(self) -> int:
         """Tokens that may still be emitted."""
-        return self._stopping.max_new_tokens - self.tally.new_tokens
+        return self._stopping.max_new_tokens - self._received - self.tally.new_tokens
+
+    def resume(self, received: Sequence[int]) -> None:
+        """Begin behind tokens that the client has, with the text that they released.
+
+        Raises:
+            InvalidRequest: one of them ends the text, and is not the last.
+        """
+        for place, token in enumerate(received, 1):
+            self._release(token)
+            if self.finish_reason is not None and place < len(received):
+                raise InvalidRequest(
+                    f"received_token_ids: the text ends with token {place} of them"
+                )
+        self._received, self.tally.new_tokens = self.tally.new_tokens, 0
 
     def commit(
         self,

@@ -182,6 +182,7 @@ def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelIn
     info.CopyFrom(replicas[0])
     for name in ("max_length", "max_gamma", "max_nodes", "max_sequences", "max_message_bytes"):
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
+    info.ClearField("incarnation")  # nobody's of several, and no part of what is offered
     return info
 
 

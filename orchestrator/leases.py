@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from orchestrator.calls import CountingOn, Waits
+from orchestrator.budget import RetryBudget
+from orchestrator.calls import CountingOn
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.offer import Offer
@@ -17,6 +19,9 @@ from orchestrator.replica import Replica
 from orchestrator.spans import TextSpans
 from tandem.errors import DrafterLost, TandemError, Unavailable
 
+# Of one text. Whatever loses its target so often may be the text itself.
+_MOST_MOVES = 16
+
 
 class LeasedPeers:
     """Makes sequences on the replicas with the fewest texts; use it as a context manager.
@@ -25,7 +30,8 @@ class LeasedPeers:
         pool: picks them.
         offer: that the text counts on.
         remaining: seconds until the caller's deadline; None for none.
-        waits: bounds on every wait.
+        budget: allows moves to other targets.
+        failover_seconds: to wait for a target.
         ledger: books them.
         spans: the text's.
     """
@@ -35,21 +41,25 @@ class LeasedPeers:
         pool: Pool,
         offer: Offer,
         remaining: float | None,
-        waits: Waits,
+        budget: RetryBudget,
+        failover_seconds: float,
         ledger: Ledger,
         spans: TextSpans,
     ) -> None:
         self._pool = pool
         self._offer = offer
         self._deadline = None if remaining is None else time.monotonic() + remaining
-        self._waits = waits
+        self._budget = budget
+        self._failover_seconds = failover_seconds
         self._ledger = ledger
         self._spans = spans
         # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
         # when it is lost, a target when its failure ends the text.
         self._targets, self._drafters = ExitStack(), ExitStack()
         self._drafting: Replica[DrafterClient] | None = None
-        self._used: list[Replica[TargetClient]] = []
+        self._target: Replica[TargetClient] | None = None
+        self._left: dict[tuple[Replica[TargetClient], int], float] = {}
+        self._moves = 0
 
     def __enter__(self) -> Self:
         return self
@@ -66,35 +76,55 @@ class LeasedPeers:
         else:
             self._targets.__exit__(kind, error, traceback)
 
-    def target(self) -> Target:
+    async def target(self) -> Target:
         """See `peers.Peers`."""
-        targets = self._pool.targets(self._offer)
-        if not targets:
+        self._budget.note_text()
+        replica = await self._pool.next_target(self._offer, self._left, self._failover_seconds)
+        if replica is None:
             raise Unavailable("no target is available; try again")
-        return self._target_on(targets[0])
+        return self._target_on(replica)
 
-    def next_target(self, lost: TandemError) -> Target:
+    async def next_target(self, lost: TandemError) -> Target:
         """See `peers.Peers`."""
+        assert self._target is not None
+        self._leave(self._target)
+        seconds = 0.0  # one without room is no reason to wait for others
         if isinstance(lost, Unavailable):
-            self._used[-1].note_failure()
-        others = self._pool.targets(self._offer, self._used)
-        if not others:
-            raise lost
+            self._target.note_failure()
+            seconds = self._failover_seconds
         self._targets.close()
-        return self._target_on(others[0])
+        self._moves += 1
+        if self._moves > _MOST_MOVES or not self._budget.take():
+            lost.add_note("it was moved too often, or too many texts were")
+            raise lost
+        if (left := self._remaining) is not None:
+            seconds = min(seconds, left)
+        replica = await self._pool.next_target(self._offer, self._left, seconds)
+        if replica is None:
+            raise lost
+        return self._target_on(replica)
+
+    def _leave(self, replica: Replica[TargetClient]) -> None:
+        """Come back to this process at most once."""
+        left = replica, replica.reply.info.incarnation
+        self._left[left] = math.inf if left in self._left else time.monotonic()
 
     def _target_on(self, replica: Replica[TargetClient]) -> Target:
-        self._used.append(replica)
+        self._target = replica
         client = self._targets.enter_context(replica.lease())
         limit = self._offer.target.max_message_bytes
         call = client.sequence(
-            self._remaining, self._waits, self._spans, limit, _counting_on(replica)
+            self._remaining,
+            self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
+            self._spans,
+            limit,
+            _counting_on(replica),
         )
         return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
         """See `peers.Peers`."""
-        zone = self._used[-1].reply.info.zone if self._used else ""
+        zone = self._target.reply.info.zone if self._target is not None else ""
         self._drafters.close()  # of one that was let go
         replica = self._drafting = self._pool.pick_drafter(zone)
         if replica is None or self._offer.drafter is None:
@@ -102,7 +132,12 @@ class LeasedPeers:
         client = self._drafters.enter_context(replica.lease())
         limit, own = self._offer.target.max_message_bytes, self._offer.drafter.max_message_bytes
         call = client.sequence(
-            self._remaining, self._waits, self._spans, own, limit, _counting_on(replica)
+            self._remaining,
+            self._pool.drafter_deadlines.of(lambda: False),  # a text goes on without
+            self._spans,
+            own,
+            limit,
+            _counting_on(replica),
         )
         return TimedDrafter(call, self._ledger)
 
@@ -118,4 +153,5 @@ class LeasedPeers:
 
 
 def _counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
-    return CountingOn(replica.reply.info.fingerprint, replica.note_load)
+    info = replica.reply.info
+    return CountingOn(info.fingerprint, replica.note_load, info.incarnation)

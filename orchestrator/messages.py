@@ -46,6 +46,7 @@ def request_from(message: pb.Generation) -> Request:
         gamma=speculation.gamma if speculation.HasField("gamma") else None,
         nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
         first_round=message.first_round,
+        received_ids=message.received_token_ids,
     )
 
 

@@ -195,17 +195,21 @@ class Target(Protocol):
 class Peers(Protocol):
     """Makes sequences for a text, at its start and in its middle."""
 
-    def target(self) -> Target:
-        """A fresh sequence on a target."""
+    async def target(self) -> Target:
+        """A fresh sequence on a target.
 
-    def next_target(self, lost: TandemError) -> Target:
-        """A fresh sequence on a target that this text has not used yet.
+        Raises:
+            Unavailable: there is none.
+        """
+
+    async def next_target(self, lost: TandemError) -> Target:
+        """A fresh sequence on another target, or on the last one where it is back.
 
         Args:
             lost: what the last one failed with.
 
         Raises:
-            TandemError: that, where there is no other.
+            TandemError: that, where there is none, or not in time.
         """
 
     def drafter(self) -> Drafter | None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import structlog
 
 from orchestrator.agreement import Agreement, agree
 from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.deadlines import Deadlines
 from orchestrator.handshake import Law, law_of
+from orchestrator.news import News
 from orchestrator.offer import Offer, offer_of
 from orchestrator.places import Room
 from orchestrator.replica import Replica
@@ -29,6 +33,9 @@ _log = structlog.get_logger(__name__)
 # a process that restarts with the same model is back by then.
 _HELD_SECONDS = 60.0
 
+# When a text left a process on a target, by time.monotonic().
+Left = Mapping[tuple[Replica[TargetClient], int], float]
+
 
 class Pool:
     """The replicas that this orchestrator uses.
@@ -36,6 +43,9 @@ class Pool:
     All targets that texts go to have one law. A target with another one waits, and serves
     nothing, until no target with the present law is left; then its own becomes the present.
     What is offered follows who serves: all is compared anew whenever a replica changes.
+
+    Attributes:
+        target_deadlines, drafter_deadlines: of their stages.
 
     Args:
         settings: name the services.
@@ -56,6 +66,10 @@ class Pool:
             "drafter", settings.drafters, DrafterClient, self._compare, seconds, again
         )
         self._changed = changed
+        self._news = News()
+        floor = settings.stage_floor_seconds
+        self.target_deadlines = Deadlines(settings.open_seconds, settings.verify_seconds, floor)
+        self.drafter_deadlines = Deadlines(settings.open_seconds, settings.draft_seconds, floor)
         self._begun = False
         self._agreed = Agreement(None)
         # What the drafters said that fitted last: it holds for what is offered while all are away.
@@ -98,6 +112,7 @@ class Pool:
             self._offer, self._obstacle = None, error
         if self._offer is not before:
             self._changed()
+        self._news.tell()
 
     def _is_held(self, law: Law) -> bool:
         """Whether a target of a law serves, or was there a moment ago."""
@@ -142,32 +157,50 @@ class Pool:
         }
 
     def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
-        """The drafter for a text; None where none serves.
+        """The drafter for a text; None where none serves that has not just failed one.
 
-        One that has just failed comes last, then one without room, then one in another zone than
-        the text's target; of the others the one with the smallest load, and of several the one
-        whose turn it is.
+        One without room comes last, then one in another zone than the text's target; of the others
+        the one with the smallest load, and of several the one whose turn it is.
         """
-        return min(self._agreed.drafters, key=lambda replica: _order(replica, zone), default=None)
+        sound = [replica for replica in self._agreed.drafters if not replica.shunned]
+        return min(sound, key=lambda replica: _order(replica, zone), default=None)
 
     def targets(
-        self, offer: Offer, used: Sequence[Replica[TargetClient]] = ()
+        self, offer: Offer, left: Left = MappingProxyType({})
     ) -> list[Replica[TargetClient]]:
         """The targets for a text, the one to pick first.
 
         Args:
             offer: that the text began with.
-            used: that it has left already.
+            left: that the text has left. It may come back to one that has been asked anew since.
         """
-        fresh = [r for r in self._agreed.targets if r not in used and offer.takes(r.reply)]
+        fresh = [
+            replica
+            for replica in self._agreed.targets
+            if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
+            and offer.takes(replica.reply)
+        ]
         return sorted(fresh, key=_order)
 
     @property
     def room(self) -> Room:
-        """What the targets of the offer can hold for us."""
+        """What the targets of the offer can hold for us; without any a text is not held up, since
+        whoever makes it knows better what to wait for."""
         targets = self._agreed.targets
+        if not targets:
+            return Room(sys.maxsize)
         tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
         return Room(sum(target.places for target in targets), sum(tokens))
+
+    async def next_target(
+        self, offer: Offer, left: Left, seconds: float
+    ) -> Replica[TargetClient] | None:
+        """The target for a text, as soon as there is one; None where that takes too long."""
+        return await self._news.find(lambda: next(iter(self.targets(offer, left)), None), seconds)
+
+    def is_alone(self, target: Replica[TargetClient]) -> bool:
+        """Whether no other target could go on with its texts now."""
+        return all(other is target or other.shunned for other in self._agreed.targets)
 
     async def tokenizer_json(self, seconds: float) -> bytes:
         """The tokenizer of what is offered; empty where it has none.

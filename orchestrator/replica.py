@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
+from orchestrator.breaker import Breaker
 from orchestrator.clients import DrafterClient, TargetClient
 from tandem.errors import TandemError, Unavailable
 from tandem.rpc.status import notes_of
@@ -22,8 +23,6 @@ _log = structlog.get_logger(__name__)
 # Between two looks at a replica that is away: the pause doubles from the first to the last.
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
-# How long others are preferred to one that has failed a text: its health may say nothing of it.
-_SHUNNED_SECONDS = 5.0
 # How long a reply's count of other callers' sequences is believed: they come and go.
 _TOLD_SECONDS = 5.0
 
@@ -34,7 +33,8 @@ class Replica(Generic[C]):
     """A replica, followed for as long as its address is known.
 
     Its health is watched on the connection that texts go over. A connection that breaks ends the
-    watch, and whoever listens on the next one is asked anew what it serves.
+    watch, and whoever listens on the next one is asked anew what it serves. One that has failed a
+    text is asked anew too, and has to answer a probe: its health may say nothing of its engine.
 
     Attributes:
         client: its channel.
@@ -44,6 +44,7 @@ class Replica(Generic[C]):
         active: texts that it serves for us.
         begun_at: when it was given its last one, by time.monotonic().
         lost_at: when it was last seen to serve no more, by time.monotonic().
+        answered_at: when it last said what it serves, and answered a probe where one was due.
         obstacle: why it does not serve; None where it does, or has never been asked.
         asked: set when it has been asked once, whatever came of it, or never will be.
         idle: set while it serves no text for us.
@@ -62,13 +63,14 @@ class Replica(Generic[C]):
         self.active = 0
         self.begun_at = -math.inf
         self.lost_at = math.inf
+        self.answered_at = -math.inf
         self.obstacle: TandemError | None = None
         self.asked = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
         self._changed = changed
         self._seconds = seconds
-        self._failed_at = -math.inf
+        self._breaker = Breaker()
         self._others = 0
         self._told_at = -math.inf
         self._checking = False
@@ -88,7 +90,7 @@ class Replica(Generic[C]):
                 async with aclosing(self.client.health(self._seconds)) as health:
                     async for serving in health:
                         if serving:
-                            self.reply = await self.client.model_info(self._seconds)
+                            await self._ask()
                             pause = _FIRST_PAUSE
                         self._note(serving, None)
                 self._note(False, Unavailable(f"the {self.client.role} is stopping"))
@@ -97,6 +99,19 @@ class Replica(Generic[C]):
             # Not all orchestrators at once, when a replica is back.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _ask(self) -> None:
+        """Ask what it serves, and whether it does, if there is a doubt."""
+        client: Any = self.client
+        reply = await client.model_info(self._seconds)
+        if self.reply is None or reply.info.incarnation != self.reply.info.incarnation:
+            self._breaker.forget()
+        self.reply = reply
+        while self._breaker.is_open:
+            await asyncio.sleep(self._breaker.hold_seconds)
+            await client.probe(reply, self._seconds)
+            self._breaker.close()
+        self.answered_at = time.monotonic()
 
     def _note(self, serving: bool, obstacle: TandemError | None) -> None:
         address, role = self.client.address, self.client.role
@@ -111,8 +126,10 @@ class Replica(Generic[C]):
         self._changed()
 
     def note_failure(self) -> None:
-        """Prefer others for a while, and ask again whether it serves."""
-        self._failed_at = time.monotonic()
+        """Have texts go elsewhere until it has answered a probe."""
+        if self._breaker.is_open:  # others have failed with this one, and it is being asked
+            return
+        self._breaker.open()
         if self._task is not None and self.serving and not self._checking:
             self._task.cancel()
             self.follow()
@@ -124,8 +141,8 @@ class Replica(Generic[C]):
 
     @property
     def shunned(self) -> bool:
-        """Whether it has just failed a text."""
-        return time.monotonic() - self._failed_at < _SHUNNED_SECONDS
+        """Whether it has failed a text, and has not answered a probe since."""
+        return self._breaker.is_open
 
     @property
     def places(self) -> int:

@@ -26,6 +26,7 @@ class Request:
         gamma: draft length; 0 decodes plainly.
         nodes: tokens of a draft that is a tree.
         first_round: number of the first round.
+        received_ids: of a text that is resumed, what came of it.
     """
 
     sampling: Sampling
@@ -40,6 +41,7 @@ class Request:
     gamma: int | None = None
     nodes: int | None = None
     first_round: int = 0
+    received_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Generation:
         nodes: tokens of a draft that is a tree; 0 where drafts are chains, None as for gamma.
         sizes: that drafts may have: one where nothing is left open.
         first_round: number of the first round.
+        received_ids: tokens of the text that the client has already.
     """
 
     request_id: str
@@ -101,6 +104,7 @@ class Generation:
     nodes: int | None
     sizes: tuple[DraftSize, ...]
     first_round: int = 0
+    received_ids: tuple[int, ...] = ()
 
     @property
     def drafts(self) -> bool:

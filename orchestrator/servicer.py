@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -15,6 +16,7 @@ from orchestrator import messages
 from orchestrator.encoder import PromptEncoder
 from orchestrator.ledger import Ledger
 from orchestrator.meter import Meters, TextMeter
+from orchestrator.news import News
 from orchestrator.offer import Offer
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
@@ -22,7 +24,7 @@ from orchestrator.summary import Summary
 from orchestrator.terms import Terms
 from orchestrator.text import TextCodec
 from orchestrator.texts import Texts
-from tandem.errors import IdleTimeout, StartupError, TandemError, Unavailable
+from tandem.errors import Exhausted, IdleTimeout, StartupError, TandemError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import ConnectionAge
@@ -53,6 +55,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._pool = Pool(settings, self._renew)
         self._begun = False
         self._changed = asyncio.Event()
+        self._news = News()
+        self._lost_at = -math.inf
+        self._waiting = 0
         self._texts: Texts | None = None
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self._meters = Meters(self.metering.instruments) if self.metering else None
@@ -110,9 +115,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         try:
             offer = self._pool.offer
         except Unavailable:
+            self._lost_at = time.monotonic()
             return
         if texts is not None and texts.terms.offer.law == offer.law:
             texts.terms = replace(texts.terms, offer=offer)
+        self._news.tell()
 
     async def _adopt(self, offer: Offer) -> None:
         """Serve a model that was not served before."""
@@ -172,6 +179,30 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             raise Unavailable("not ready: reading the target's tokenizer")
         return self._texts
 
+    async def _texts_soon(self, remaining: float | None) -> Texts:
+        """Who makes texts, waited for where there was somebody a moment ago.
+
+        Args:
+            remaining: seconds until the caller's deadline; None for none.
+
+        Raises:
+            Unavailable: the pair is not ready, or not in time.
+            Exhausted: as many wait already as texts may be made.
+        """
+        seconds = self._settings.failover_seconds - (time.monotonic() - self._lost_at)
+        if remaining is not None:
+            seconds = min(seconds, remaining)
+        if self.is_ready or seconds <= 0:
+            return self.texts
+        if self._waiting >= self._settings.max_requests:
+            raise Exhausted(f"{self._waiting} texts wait for a target; try again later")
+        self._waiting += 1
+        try:
+            await self._news.find(lambda: self.is_ready or None, seconds)
+        finally:
+            self._waiting -= 1
+        return self.texts
+
     async def stop(self) -> None:
         """Close the channels."""
         if self._texts is not None:
@@ -184,7 +215,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         patience, seconds = Patience(), self._settings.idle_seconds
         patient = self._settings.reading_seconds  # in all
-        async with status_boundary(context), aclosing(self._events(request, context)) as events:
+        async with (
+            status_boundary(context),
+            aclosing(await self._events(request, context)) as events,
+        ):
             try:
                 async for event in events:
                     if isinstance(event, Summary):
@@ -209,7 +243,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         reply = pb.CompleteResponse()
         texts: list[str] = []
-        async with status_boundary(context), aclosing(self._events(request, context)) as events:
+        async with (
+            status_boundary(context),
+            aclosing(await self._events(request, context)) as events,
+        ):
             async for event in events:
                 if isinstance(event, Summary):
                     reply.summary.CopyFrom(messages.summary_to(event))
@@ -231,11 +268,14 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             reply.active_requests = texts.active
         return reply
 
-    def _events(self, request: pb.GenerateRequest | pb.CompleteRequest, context: _Context) -> Any:
+    async def _events(
+        self, request: pb.GenerateRequest | pb.CompleteRequest, context: _Context
+    ) -> Any:
         """The text that a call asks for."""
         metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
         try:
-            texts, asked = self.texts, messages.request_from(request.generation)
+            asked = messages.request_from(request.generation)
+            texts = await self._texts_soon(context.time_remaining())
         except TandemError as error:
             model = self._texts.terms.offer.target.model if self._texts else ""
             meter = TextMeter(self._meters, Ledger(), model)

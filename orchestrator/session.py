@@ -65,6 +65,7 @@ class Session:
         """
         try:
             with self._spans.child("open"):
+                await self._deciding.begin()
                 if self._policy.begins_drafting:
                     self._drafting.begin()
                 decided = await self._deciding.open()

@@ -100,6 +100,24 @@ class OrchestratorSettings(ServiceSettings):
         10.0, gt=0, description="how long a draft may take before the text goes on without"
     )
     verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
+    stage_floor_seconds: float = Field(
+        2.0,
+        gt=0,
+        description="shortest deadline of a stage: each gets five times what the longest of late"
+        " has taken, at least this and at most the bounds above",
+    )
+    failover_seconds: float = Field(
+        5.0,
+        ge=0,
+        description="how long a text waits for a target, where none serves that did a moment ago",
+    )
+    retry_share: float = Field(
+        1.0,
+        ge=0,
+        description="texts that may be moved to another target, as a share of those of the last ten"
+        " seconds, and 16 more: one target of two that dies moves half of them, and targets that"
+        " all fail are not asked for more than twice the load",
+    )
 
     trace_text: bool = Field(
         False, description="write the texts of drafted and emitted tokens into spans"

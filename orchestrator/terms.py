@@ -63,8 +63,9 @@ class Terms:
         self._check_stopping(request)
         with ledger.stage("tokenize"):
             prompt_ids = await self._prompt(request)
+        max_new_tokens = self._max_new_tokens(request, len(prompt_ids), gamma)
         stopping = Stopping(
-            self._max_new_tokens(request, len(prompt_ids), gamma),
+            max_new_tokens,
             request.ignore_eos,
             tuple(request.stop_token_ids),
             tuple(request.stop_strings),
@@ -81,6 +82,7 @@ class Terms:
             nodes,
             sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes),
             request.first_round,
+            tuple(self._received(request, max_new_tokens)),
         )
 
     def _speculation(self, request: Request) -> tuple[str, int | None]:
@@ -158,6 +160,16 @@ class Terms:
         encoded = await self.encoder.encode(text)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
+
+    def _received(self, request: Request, most: int) -> list[int]:
+        if not request.received_ids:
+            return []
+        if not request.first_round:
+            raise InvalidRequest(
+                "received_token_ids needs first_round, behind the last one received"
+            )
+        vocab_size = self.offer.target.vocab_size
+        return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)
 
     def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int | None) -> int:
         limit = self.offer.target.max_length

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from orchestrator.adaptive import Adaptation
+from orchestrator.budget import RetryBudget
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
@@ -59,6 +60,7 @@ class Texts:
         self._settings = settings
         self._pool = pool
         self._meters = meters
+        self._budget = RetryBudget(settings.retry_share, lambda: self.active)
         self._adaptation: tuple[Any, Adaptation] | None = None
         limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
         self.places = Places(lambda: pool.room, limits)
@@ -174,14 +176,23 @@ class Texts:
         meter: TextMeter,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        waits, rule, target = self._settings, generation.rule, terms.offer.target
+        settings, rule, target = self._settings, generation.rule, terms.offer.target
 
-        with LeasedPeers(self._pool, terms.offer, remaining, waits, ledger, spans) as peers:
+        with LeasedPeers(
+            self._pool,
+            terms.offer,
+            remaining,
+            self._budget,
+            settings.failover_seconds,
+            ledger,
+            spans,
+        ) as peers:
             emission = Emission(
                 generation.stopping,
                 target.eos_token_ids,
                 terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
             )
+            emission.resume(generation.received_ids)
             deciding = Deciding(generation, peers, target.vocab_size)
             needed_by = rule.name if rule.fixed_gamma else ""
 
@@ -189,11 +200,16 @@ class Texts:
                 peers.note_lost_drafter()
                 meter.lose_drafter()
 
+            def opening_seconds() -> float:
+                length = len(generation.prompt_ids)
+                seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
+                return min(seconds, settings.draft_seconds)
+
             drafting = Drafting(
                 peers.drafter,
                 lambda: deciding.prompt,
                 ledger,
-                waits.draft_seconds,
+                opening_seconds,
                 needed_by,
                 lose_drafter,
             )
@@ -205,12 +221,13 @@ class Texts:
                 emission=emission,
                 ledger=ledger,
                 spans=spans,
-                spell=terms.codec.spell if waits.trace_text else None,
+                spell=terms.codec.spell if settings.trace_text else None,
             )
-            async with aclosing(session.rounds()) as rounds:
-                async for round_ in rounds:
-                    meter.commit(round_, emission.tally)
-                    yield round_
+            if emission.finish_reason is None:
+                async with aclosing(session.rounds()) as rounds:
+                    async for round_ in rounds:
+                        meter.commit(round_, emission.tally)
+                        yield round_
         assert emission.finish_reason is not None
         tally = emission.tally
         spans.describe(

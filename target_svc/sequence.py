@@ -37,6 +37,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         self._vocab_size = info.vocab_size
         self._max_length = info.max_length
         self._fingerprint = info.fingerprint
+        self._incarnation = info.incarnation
         self._max_gamma = info.max_gamma
         self._sequence: TargetSequence
         self._progress: Progress
@@ -67,6 +68,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             carry=request.carry if decision is None else carry_to(decision.levels),
             times=messages.times_to(times),
             open_sequences=self._engine.admission.open_sequences,
+            incarnation=self._incarnation,
         )
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),

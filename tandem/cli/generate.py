@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.cli.exit_codes import reported
-from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
-from tandem.cli.terminal import write_exactly
+from tandem.cli.options import DEFAULT_ADDRESS, AddressesOption
+from tandem.cli.terminal import err, write_exactly
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
+    from tandem.load.resuming import Resuming
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 _SAMPLING = "Sampling"
@@ -31,6 +32,15 @@ _Json = Annotated[
 ]
 _Timeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", min=0, help="Give up after this long.")
+]
+_ResumeSeconds = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Go on with a streamed text whose orchestrator is lost, if one is there again within"
+        " this long.",
+    ),
 ]
 _Temperature = Annotated[
     float | None,
@@ -126,10 +136,11 @@ _Nodes = Annotated[
 
 def generate(
     prompt: _Prompt = None,
-    address: AddressOption = DEFAULT_ADDRESS,
+    address: AddressesOption = DEFAULT_ADDRESS,
     token_ids: _TokenIds = None,
     json: _Json = False,
     timeout: _Timeout = None,
+    resume_seconds: _ResumeSeconds = 30.0,
     temperature: _Temperature = None,
     top_k: _TopK = None,
     top_p: _TopP = None,
@@ -149,6 +160,7 @@ def generate(
     piped, the text comes plain.
     """
     from tandem.common.v1 import common_pb2
+    from tandem.load.resuming import Resuming
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     text, ids = _prompt(prompt, token_ids)
@@ -170,7 +182,8 @@ def generate(
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None
-        _run(address, generation, timeout, json)
+        resuming = Resuming(address.split(","), resume_seconds, _tell)
+        _run(resuming, generation, timeout, json)
 
 
 def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list[int]]:
@@ -189,13 +202,18 @@ def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list
         raise typer.BadParameter(f"--token-ids: {token_ids!r} is no list of numbers") from None
 
 
-def _run(address: str, generation: pb.Generation, timeout_s: float | None, json: bool) -> None:
+def _tell(sentence: str) -> None:
+    err.out(f"tandem: {sentence}", style="dim", highlight=False)
+
+
+def _run(
+    resuming: Resuming, generation: pb.Generation, timeout_s: float | None, json: bool
+) -> None:
     from google.protobuf.json_format import MessageToJson
 
     from tandem.cli.rendering import render
-    from tandem.load.client import Client
 
-    with Client(address) as client:
+    with resuming.connected() as client:
         if json:
             reply = client.complete(generation, timeout_s)
             text = MessageToJson(
@@ -207,4 +225,4 @@ def _run(address: str, generation: pb.Generation, timeout_s: float | None, json:
             write_exactly(f"{text}\n")
             return
         has_text = generation.HasField("prompt") or client.info().target.tokenizer_fingerprint
-        render(generation.prompt, client.generate(generation, timeout_s), bool(has_text))
+    render(generation.prompt, resuming.generate(generation, timeout_s), bool(has_text))

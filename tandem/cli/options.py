@@ -30,6 +30,25 @@ AddressOption = Annotated[
     ),
 ]
 
+
+def _addresses(value: str) -> str:
+    for part in value.split(","):
+        _address(part)
+    return value
+
+
+AddressesOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="TANDEM_ADDRESS",
+        metavar="HOST:PORT,...",
+        help="The orchestrator to talk to, and others of the same target to go on at.",
+        callback=_addresses,
+    ),
+]
+
 _OBJECTIVE = "Objective"
 
 SloTtftOption = Annotated[

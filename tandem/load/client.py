@@ -20,7 +20,20 @@ from tandem.rpc.channel import CLIENT_OPTIONS
 CONNECT_SECONDS = 5.0
 INFO_SECONDS = 10.0
 
+# After these the same call may go well, here a moment later or at another orchestrator.
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,  # a connection that broke, in gRPC's words
+)
+
 _Metadata = Sequence[tuple[str, str]]
+
+
+class Lost(Failure):
+    """Nobody answers, or nobody any more; a moment later, or elsewhere, somebody may."""
 
 
 class Client:
@@ -39,7 +52,7 @@ class Client:
         """Connect.
 
         Raises:
-            Failure: nobody answers at the address.
+            Lost: nobody answers at the address.
         """
         try:
             self._connect()
@@ -70,7 +83,7 @@ class Client:
         finally:
             self._channel.unsubscribe(states.put)
         if state is not grpc.ChannelConnectivity.READY:
-            raise Failure(
+            raise Lost(
                 f"no orchestrator answers at {self._address}: start one with `tandem up`,"
                 " or name another with --address"
             )
@@ -93,7 +106,7 @@ class Client:
         """A whole text.
 
         Raises:
-            Failure: the call's status, in one sentence.
+            Failure: the call's status, in one sentence; Lost, where another call may go well.
         """
         with self._readable():
             reply: pb.CompleteResponse = self._stub.Complete(
@@ -110,7 +123,7 @@ class Client:
         """A text, round by round, then its summary. The call is cancelled if not used up.
 
         Raises:
-            Failure: the call's status, in one sentence.
+            Failure: the call's status, in one sentence; Lost, where another call may go well.
         """
         request = pb.GenerateRequest(generation=generation)
         call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
@@ -127,4 +140,5 @@ class Client:
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             details = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise Failure(sentence(code, details)) from error
+            kind = Lost if code in _PASSING else Failure
+            raise kind(sentence(code, details)) from error

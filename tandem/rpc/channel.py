@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import grpc
 
-# A peer that vanished without a word is noticed after at most 30 + 10 seconds. It is the ping's own
+# A peer that vanished without a word is noticed after at most 10 + 5 seconds. It is the ping's own
 # time-out that ends the wait for its answer, and that has 60 seconds where nobody sets it.
-KEEPALIVE_TIME_MS = 30_000
-KEEPALIVE_TIMEOUT_MS = 10_000
+KEEPALIVE_TIME_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
 # Of an answer, from a peer that we chose: a tokenizer has some tens of megabytes.
 MAX_ANSWER_BYTES = 64 << 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ class EngineServicer(ABC, Generic[M, L]):
 
     async def become_ready(self) -> None:
         """Load, and start the engine."""
-        self._loaded = await in_daemon_thread(self._load)
+        loaded = await in_daemon_thread(self._load)
+        loaded.info.incarnation = secrets.randbits(64) or 1  # 0 is nobody's
+        self._loaded = loaded
         self._loaded.engine.on_device_lost = self.lost.set
         if self.metering is not None:
             from tandem.serving.meter import EngineMeter

@@ -66,6 +66,8 @@ class Fake(ABC):
         interfere: called before each answer, with its round (None for the open's) and a
             context; may raise, abort or hang.
         alter: called with each answer; may change it.
+        probed: sequences that were an orchestrator's probes, and are no others.
+        answers_probes: whether they are answered, plainly.
         health: of its server.
     """
 
@@ -87,7 +89,8 @@ class Fake(ABC):
             "fingerprint": "fake",
         }
         self.info = common_pb2.ModelInfo(**(fields | changes))
-        self.opened = self.ended = self.streams = 0
+        self.opened = self.ended = self.streams = self.probed = 0
+        self.answers_probes = True
         self.interfere: Callable[[int | None, FakeContext], Awaitable[None]] = _go_on
         self.alter: Callable[[Any], None] = _leave
         self._writing = asyncio.Lock()
@@ -143,6 +146,11 @@ class Fake(ABC):
     ) -> None:
         tokens: list[int] = []
         last = -1
+        first = await inbox.get()
+        inbox.put_nowait(first)
+        if first.open.request_id == "probe":
+            await self._answer_probe(number, inbox, context)
+            return
         self.opened += 1
 
         async def end(code: grpc.StatusCode, sentence: str) -> None:
@@ -167,6 +175,17 @@ class Fake(ABC):
             raise
         finally:
             self.ended += 1
+
+    async def _answer_probe(self, number: int, inbox: asyncio.Queue[Any], context: Any) -> None:
+        """Answer whatever comes, without interference."""
+        tokens: list[int] = []
+        self.probed += 1
+        while True:
+            request = await inbox.get()
+            if self.answers_probes:
+                reply = self.answer_to(request, tokens)
+                reply.sequence = number
+                await self._write(context, reply)
 
     async def _say(self, context: Any, number: int, **result: Any) -> None:
         await self._write(context, self.answer(sequence=number, **result))

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.calls import CountingOn
+from orchestrator.deadlines import Deadlines
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
@@ -24,6 +25,8 @@ from tests.service.fake_carrier import VOCAB_SIZE, Fake
 
 # A sequence may go to whoever listens.
 ANYBODY = CountingOn("", lambda _: None)
+# Long enough for models.
+PATIENT = Deadlines(30.0, 30.0, 30.0).of(lambda: True)
 CHAIN = common_pb2.DRAFT_SHAPE_CHAIN
 RULES = {
     "block": target_pb2.VerifierInfo(name="block", lossless=True, takes=CHAIN, resumable=True),
@@ -134,7 +137,8 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self, request: target_pb2.SequenceRequest, tokens: list[int]
     ) -> target_pb2.SequenceResponse:
         tokens += request.open.token_ids
-        self.openings.append(request.open)
+        if request.open.request_id != "probe":
+            self.openings.append(request.open)
         if request.open.carry.levels:
             return target_pb2.SequenceResponse(opened=target_pb2.OpenedSequence())
         tokens.append(self.follow(tokens[-1]))
@@ -210,6 +214,7 @@ async def serve_fakes(
         addresses = [(fake, await _serve(stack, fake)) for fake in fakes]
         peers: dict[str, Any] = {
             "gamma": 4,  # so that a seed repeats its text
+            "failover_seconds": 0.0,  # what fails, fails at once
             "drafters": tuple(at for fake, at in addresses if isinstance(fake, FakeDrafter)),
             "targets": tuple(at for fake, at in addresses if isinstance(fake, FakeTarget)),
         }

@@ -18,13 +18,12 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.calls import DraftCall
 from orchestrator.clients import DrafterClient
 from orchestrator.peers import Prompt
-from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, connect, start
-from tests.service.fakes import ANYBODY, FakeDrafter, FakeTarget, orchestrate, request
+from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 from tests.service.talk import Talk
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -187,7 +186,7 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
 
         async def one() -> None:
             call: DraftCall = client.sequence(
-                None, OrchestratorSettings(), TextSpans({}), 1 << 20, 1 << 20, ANYBODY
+                None, PATIENT, TextSpans({}), 1 << 20, 1 << 20, ANYBODY
             )
             with pytest.raises(Unavailable, match="is not available"):
                 await call.open(prompt)

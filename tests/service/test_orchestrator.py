@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.budget import RetryBudget
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.pool import Pool
@@ -81,15 +82,18 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
     async with serve_fakes(FakeDrafter(), FakeTarget()) as settings:
         pool = Pool(settings)
         await pool.begin()
-        peers = LeasedPeers(pool, pool.offer, None, settings, Ledger(), TextSpans({}))
-        for sequence in (peers.target(), peers.drafter()):
+        budget = RetryBudget(1.0, lambda: 1)
+        peers = LeasedPeers(pool, pool.offer, None, budget, 0.0, Ledger(), TextSpans({}))
+        drafter = pool.pick_drafter("")
+        for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
             sequence.cancel()
         peers.note_lost_drafter()
         with pytest.raises(Unavailable), peers:
             raise error
-        target, drafter = pool.targets(pool.offer)[0], pool.pick_drafter("")
         assert drafter is not None
+        assert pool.pick_drafter("") is None
+        target = pool.targets(pool.offer)[0]
         assert (target.shunned, drafter.shunned) == (shunned, True)
         assert (target.load, drafter.load) == (0, 0)
         await pool.close()
@@ -108,7 +112,8 @@ async def test_a_drafter_that_never_answers_is_given_up(silent_at: int | None) -
         reply = await stub.Complete(request(), timeout=10)
         assert reply.summary.drafter_lost
         assert list(reply.token_ids) == target.text(20)
-    assert (drafter.ended, target.ended) == (1, 1)
+    assert drafter.ended == drafter.opened
+    assert target.ended == 1
 
 
 async def test_an_eos_ends_the_text_and_ignore_eos_does_not() -> None:

@@ -90,7 +90,7 @@ async def test_tokens_of_the_cache_are_places_as_well() -> None:
 async def test_clients_are_told_apart_by_the_header_that_names_them() -> None:
     target = FakeTarget(max_sequences=1)
     gate = Gate(target)
-    settings = {"client_header": "x-client", "max_client_requests": 2}
+    settings: dict[str, Any] = {"client_header": "x-client", "max_client_requests": 2}
     async with orchestrate(FakeDrafter(), target, **settings) as stub:
         greedy = (("x-client", "greedy"),)
         calls = [asyncio.ensure_future(stub.Complete(request(), metadata=greedy)) for _ in range(2)]

@@ -74,6 +74,7 @@ class Fleet:
         targets = (f"dns://127.0.0.1:{self.names.port}/{NAME}:{self.port}",)
         fields: dict[str, Any] = {"targets": targets, "drafters": (), "resolve_seconds": 0.1}
         fields["gamma"] = 4  # so that rounds are what they are
+        fields["failover_seconds"] = 0.0  # what fails, fails at once
         self.server = RunningServer(
             "127.0.0.1:0", make_service(OrchestratorSettings(**(fields | settings)))
         )

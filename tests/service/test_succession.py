@@ -22,7 +22,7 @@ from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
 from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import ANYBODY, FakeDrafter, FakeTarget, orchestrate, request
+from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 
 GREEDY_BLOCK = {"verifier": "greedy_block", "gamma": 4}
 
@@ -118,7 +118,7 @@ async def test_without_another_target_the_text_fails() -> None:
     assert (tries, target.opened) == (1, 1)
 
 
-async def test_each_target_is_tried_once() -> None:
+async def test_each_target_is_tried_twice_at_most() -> None:
     targets = FakeTarget(), FakeTarget(), FakeTarget()
 
     async def lose(round_: int | None, context: FakeContext) -> None:
@@ -131,7 +131,7 @@ async def test_each_target_is_tried_once() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await stub.Complete(request())
         assert failed.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert [target.opened for target in targets] == [1, 1, 1]
+    assert all(1 <= target.opened <= 2 for target in targets)
 
 
 async def test_a_target_that_finds_fault_is_not_replaced() -> None:
@@ -207,12 +207,6 @@ async def test_a_successor_that_does_not_heed_the_carry_is_not_believed(owes: bo
     assert f"opened.token_id must be {'unset' if owes else 'set'}" in str(failed.value.details())
 
 
-class Waits:
-    """Long enough for models."""
-
-    open_seconds = draft_seconds = verify_seconds = 30.0
-
-
 def levels_of(carry: Any) -> list[tuple[float, int]]:
     """Of a verdict's carry, which may be none."""
     return [(level.log_ratio, level.count) for level in carry.levels] if carry else []
@@ -241,8 +235,8 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 left = 30 - (len(tokens) - 2)
                 return Prompt("r", list(tokens), Sampling(seed=seed), at, left, 5)
 
-            target = first.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
-            drafter = drafters.sequence(None, Waits, TextSpans({}), limit, limit, ANYBODY)
+            target = first.sequence(None, PATIENT, TextSpans({}), limit, ANYBODY)
+            drafter = drafters.sequence(None, PATIENT, TextSpans({}), limit, limit, ANYBODY)
             await drafter.open(prompt(0))
             decided = await target.open(prompt(0), "greedy_block", DraftSize(4), None)
             assert decided is not None
@@ -255,7 +249,7 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 carry, other = decided.carry, None
                 if carry is not None:
                     carries += 1
-                    successor = second.sequence(None, Waits, TextSpans({}), limit, ANYBODY)
+                    successor = second.sequence(None, PATIENT, TextSpans({}), limit, ANYBODY)
                     assert (
                         await successor.open(
                             prompt(round_ + 2), "greedy_block", DraftSize(4), carry

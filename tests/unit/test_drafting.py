@@ -53,7 +53,7 @@ class Text:
         self.round = 0
         self.drafters = drafters
         self.drafting = Drafting(
-            lambda: self.drafters.pop(0), self.prompt, Ledger(), 1.0, needed_by, self.lose
+            lambda: self.drafters.pop(0), self.prompt, Ledger(), lambda: 1.0, needed_by, self.lose
         )
 
     def prompt(self) -> Prompt:

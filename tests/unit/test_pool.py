@@ -110,16 +110,12 @@ async def test_texts_of_other_callers_count_for_a_while(
         assert first(busy, free) is busy
 
 
-async def test_one_that_has_failed_does_not_attract_all_texts(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_that_has_failed_does_not_attract_all_texts(made: Made) -> None:
     gone, other = made.target(), made.target()
     with pytest.raises(Unavailable), gone.lease():
         raise Unavailable("gone")
     with other.lease():
         assert first(gone, other) is other
-        monkeypatch.setattr("orchestrator.replica._SHUNNED_SECONDS", 0.0)
-        assert first(gone, other) is gone
 
 
 async def test_a_bad_request_is_not_the_replicas_failure(made: Made) -> None:

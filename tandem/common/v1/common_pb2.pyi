@@ -318,6 +318,7 @@ class ModelInfo(google.protobuf.message.Message):
     IMPROVING_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     ZONE_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
@@ -375,6 +376,10 @@ class ModelInfo(google.protobuf.message.Message):
     """
     zone: builtins.str
     """zone that the service runs in, as its operator calls it; empty where nobody said so."""
+    incarnation: builtins.int
+    """incarnation is a number that the process drew at its start, not 0. Two processes that listen at
+    one address after each other have different ones: who restarted is not the one that was asked.
+    """
     cache_tokens: builtins.int
     """cache_tokens is how many tokens all sequences together may hold, each for as many as it may
     grow to; 0 where nothing but max_sequences bounds them.
@@ -403,9 +408,10 @@ class ModelInfo(google.protobuf.message.Message):
         improving: builtins.bool = ...,
         fingerprint: builtins.str = ...,
         zone: builtins.str = ...,
+        incarnation: builtins.int = ...,
         cache_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "incarnation", b"incarnation", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

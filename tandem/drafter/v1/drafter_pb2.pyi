@@ -276,8 +276,13 @@ class OpenedSequence(google.protobuf.message.Message):
 
     TIMES_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
+    incarnation: builtins.int
+    """incarnation as in ModelInfo, of the process that holds the sequence: where it is not the one
+    that the caller was told, who answers has restarted since, and is to be asked what it serves.
+    """
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the prefill."""
@@ -287,9 +292,10 @@ class OpenedSequence(google.protobuf.message.Message):
         *,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         open_sequences: builtins.int = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times"]) -> None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
 

@@ -97,6 +97,7 @@ class Generation(google.protobuf.message.Message):
     SPECULATION_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     FIRST_ROUND_FIELD_NUMBER: builtins.int
+    RECEIVED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """prompt as text; the target's tokenizer encodes it. Exactly one of prompt and
     prompt_token_ids must be given, and it must not be empty.
@@ -127,6 +128,15 @@ class Generation(google.protobuf.message.Message):
     def speculation(self) -> Global___Speculation:
         """speculation says how it is drafted and verified. Changes the speed, not the law."""
 
+    @property
+    def received_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """received_token_ids resumes a text: all ids that came of it so far, in order, each below the
+        target's vocabulary size. All other fields stay those of the first call: max_new_tokens counts
+        these tokens too, and text and stop strings go on as if there had been no break. Where they
+        end the text already, the summary comes at once. Needs first_round. INVALID_ARGUMENT where
+        they are more than max_new_tokens, or an id that ends the text is not their last.
+        """
+
     def __init__(
         self,
         *,
@@ -137,9 +147,10 @@ class Generation(google.protobuf.message.Message):
         speculation: Global___Speculation | None = ...,
         request_id: builtins.str = ...,
         first_round: builtins.int | None = ...,
+        received_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
     @typing.overload
@@ -462,7 +473,7 @@ class Summary(google.protobuf.message.Message):
     prompt_tokens: builtins.int
     """prompt_tokens is the number of tokens of the prompt."""
     new_tokens: builtins.int
-    """new_tokens is the number of tokens emitted."""
+    """new_tokens is the number of tokens emitted, by this call: received_token_ids not among them."""
     rounds: builtins.int
     """rounds is the number of target calls, the prefill included."""
     drafted_tokens: builtins.int
@@ -487,7 +498,7 @@ class Summary(google.protobuf.message.Message):
     """draft_bytes is the size of the drafts' distributions on the wire."""
     drafter_lost: builtins.bool
     """drafter_lost: drafts were wanted, and the drafter failed, or none was there: the text went on
-    undrafted.
+    undrafted, until there was another one, or the same one again.
     """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

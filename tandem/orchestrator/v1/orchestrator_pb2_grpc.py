@@ -66,10 +66,13 @@ class OrchestratorServiceServicer:
         if that one is lost; all are freed when the call ends, however it ends. Cancel it to stop.
         Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
         models gives the same tokens, unless a service is lost on the way. Safe to retry while no
-        message has come; after that, resume: prompt_token_ids = the prompt's and all received ids,
-        first_round = last received round + 1, the same seed. A text of a verifier that is not
-        resumable (greedy_block) cannot be: what its last rounds owe to the law is not in its
-        tokens.
+        message has come; after that, resume, here or at another orchestrator of the same target: the
+        same request with its seed, received_token_ids = all ids that came, first_round = last
+        received round + 1. The text goes on where it broke off and follows the same law; at
+        temperature 0, and with gamma 0 for a given seed, it is the one that would have come (float32).
+        With drafts other tokens may follow than would have, since the rounds are others. A text of a
+        verifier that is not resumable (greedy_block) cannot be resumed: what its last rounds owe to
+        the law is not in its tokens.
         Deadline: yours to set; it is passed on to both services. DEADLINE_EXCEEDED
         leaves what was received intact.
 

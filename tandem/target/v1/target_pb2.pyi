@@ -282,12 +282,17 @@ class OpenedSequence(google.protobuf.message.Message):
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the numbers of first_round. Unset where
     open brought a carry with levels.
     """
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
+    incarnation: builtins.int
+    """incarnation as in ModelInfo, of the process that holds the sequence: where it is not the one
+    that the caller was told, who answers has restarted since, and is to be asked what it serves.
+    """
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
         """carry to give to another target, should this one die."""
@@ -303,9 +308,10 @@ class OpenedSequence(google.protobuf.message.Message):
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         open_sequences: builtins.int = ...,
+        incarnation: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence

@@ -1,0 +1,59 @@
+"""Real services as processes, under load: a stretch of `make faults`, and restarts one by one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.faults.fleet import Pod, fleet_of
+from tests.faults.load import Load
+from tests.faults.walk import Moment, Walk
+from tests.tiny import save_random_llama
+
+VOCAB_SIZE = 31
+# Each signal to each service, in a state of its own.
+MOMENTS = [
+    Moment("target", "verifying", signal.SIGKILL, 0.0, 0.001, 0),
+    Moment("drafter", "replying", signal.SIGKILL, 0.0, 0.0, 0),
+    Moment("target", "opening", signal.SIGSTOP, 0.5, 0.0, 1),
+    Moment("drafter", "drafting", signal.SIGSTOP, 0.5, 0.001, 1),
+    Moment("target", "prefilling", signal.SIGTERM, 0.0, 0.001, 0),
+    Moment("drafter", "closing", signal.SIGTERM, 0.0, 0.0, 0),
+]
+
+
+async def restart(pod: Pod) -> None:
+    """As a rolling update does it."""
+    pod.signal(signal.SIGTERM)
+    assert await pod.ended() == 0
+    pod.start()
+    await pod.ready()
+
+
+async def test_no_signal_at_any_state_nor_a_restart_of_all_fails_a_text_or_changes_one(
+    tmp_path: Path,
+) -> None:
+    """Two of each service; texts go on elsewhere, or wait for nobody."""
+    models = {
+        role: save_random_llama(tmp_path / role, seed, VOCAB_SIZE)
+        for role, seed in (("drafter", 2), ("target", 1))
+    }
+    async with fleet_of(models, tmp_path, fronts=2) as fleet:
+        load = Load(fleet.stub)
+        await load.learn()
+        walk = Walk(fleet, load)
+        pods = [*fleet.pods["drafter"], *fleet.pods["target"], *fleet.orchestrators]
+        async with load.running():
+            for moment in MOMENTS:
+                await walk.step(moment)
+            await walk.settle()
+            before = [pod.pid for pod in pods]
+            for pod in pods:
+                await load.more(4)
+                await restart(pod)
+            await load.more(8)
+        assert all(pod.pid != pid for pod, pid in zip(pods, before, strict=True))
+        outcome = load.outcome
+        assert not outcome.failed, outcome.failed[:5]
+        assert not outcome.wrong, outcome.wrong[:5]
+        assert await fleet.leaked() == 0
