@@ -56,6 +56,7 @@ BRIEF = {
     ("detokenize", "round"),
     ("detokenize", "generate"),  # the token of the prefill
     ("send", "generate"),
+    ("wait", "generate"),
 }
 PARENTS = SURE | BRIEF | {(stage, stage.split(".")[0]) for stage in STAGES}
 CALL = {"rpc.system.name", "rpc.method", "server.address", "server.port"}
