@@ -25,10 +25,12 @@ from tandem.errors import IdleTimeout, StartupError, TandemError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import ConnectionAge
+from tandem.rpc.named_file import NamedFile
 from tandem.rpc.patience import Patience
 from tandem.rpc.server import Service
 from tandem.rpc.status import notes_of, status_boundary
-from tandem.settings import MIB
+from tandem.rpc.tokens import Tokens
+from tandem.settings import MIB, variable_of
 from tandem.telemetry import metrics
 from tandem.telemetry.readers import metering_of
 
@@ -236,6 +238,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 def make_service(settings: OrchestratorSettings) -> Service:
     """The orchestrator as `tandem.rpc.server` runs it."""
+    file = settings.token_file
+    name = variable_of(OrchestratorSettings, "token_file")
+    tokens = None if file is None else Tokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
     age = ConnectionAge(settings.connection_seconds, settings.connection_grace_seconds)
     return Service(
@@ -250,4 +255,5 @@ def make_service(settings: OrchestratorSettings) -> Service:
         unready=servicer.unready,
         connection_age=age if age.seconds else None,
         metering=servicer.metering,
+        tokens=tokens,
     )
