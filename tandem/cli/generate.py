@@ -9,10 +9,20 @@ import typer
 
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
+from tandem.cli.place import (
+    CaOption,
+    CertOption,
+    KeyOption,
+    PlaintextOption,
+    Security,
+    TlsNameOption,
+    TokenFileOption,
+)
 from tandem.cli.terminal import write_exactly
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
+    from tandem.load.place import Place
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 _SAMPLING = "Sampling"
@@ -142,6 +152,12 @@ def generate(
     verifier: _Verifier = None,
     gamma: _Gamma = None,
     nodes: _Nodes = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    token_file: TokenFileOption = None,
+    tls_name: TlsNameOption = "",
+    plaintext: PlaintextOption = False,
 ) -> None:
     """Continue a prompt, and show as it comes which tokens the drafter guessed.
 
@@ -152,7 +168,9 @@ def generate(
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     text, ids = _prompt(prompt, token_ids)
+    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
+        place = security.at(address)
         try:
             generation = pb.Generation(
                 prompt=text,
@@ -170,7 +188,7 @@ def generate(
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None
-        _run(address, generation, timeout, json)
+        _run(place, generation, timeout, json)
 
 
 def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list[int]]:
@@ -189,13 +207,13 @@ def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list
         raise typer.BadParameter(f"--token-ids: {token_ids!r} is no list of numbers") from None
 
 
-def _run(address: str, generation: pb.Generation, timeout_s: float | None, json: bool) -> None:
+def _run(place: Place, generation: pb.Generation, timeout_s: float | None, json: bool) -> None:
     from google.protobuf.json_format import MessageToJson
 
     from tandem.cli.rendering import render
     from tandem.load.client import Client
 
-    with Client(address) as client:
+    with Client(place) as client:
         if json:
             reply = client.complete(generation, timeout_s)
             text = MessageToJson(
