@@ -12,10 +12,10 @@ from tandem.cli.terminal import err, tell
 from tandem.load.client import Client
 from tandem.load.generator import LoadGenerator
 from tandem.load.objective import Objective
-from tandem.load.place import Place
 from tandem.load.sweep import Level, OpenLoop, sweep
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from tandem.cli.terminal import write_exactly
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
-    from tandem.load.place import Place
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+    from tandem.rpc.place import Place
 
 _SAMPLING = "Sampling"
 _STOPPING = "Stopping"

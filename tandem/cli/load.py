@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from tandem.load.ghz.outcome import Outcome
     from tandem.load.ghz.scenario import Scenario
     from tandem.load.objective import Objective
-    from tandem.load.place import Place
     from tandem.load.sweep import Level
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+    from tandem.rpc.place import Place
 
 _RUNNING = "Running"
 # Texts before the first scenario, where the services are ours.

@@ -11,7 +11,7 @@ import typer
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
-    from tandem.load.place import Place
+    from tandem.rpc.place import Place
 
 _SECURITY = "Security"
 
@@ -68,8 +68,8 @@ class Security:
             Misconfigured: options do not go together, or a file is unfit.
         """
         from tandem.errors import StartupError
-        from tandem.load.place import Place
         from tandem.rpc.named_file import NamedFile
+        from tandem.rpc.place import Place
         from tandem.rpc.plaintext import stays_here
         from tandem.rpc.tokens import read_token
 

@@ -11,10 +11,10 @@ from typing import Any, Self
 import grpc
 
 from tandem.failure import Failure
-from tandem.load.place import Place, place_at
 from tandem.load.status import sentence
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.place import Place, place_at
 
 # How long a host may take to accept a connection, and to say what it serves.
 CONNECT_SECONDS = 5.0

@@ -12,11 +12,11 @@ from typing import Any, Self
 import grpc
 
 from tandem.load.limits import MAX_IN_FLIGHT
-from tandem.load.place import Place, place_at
 from tandem.load.status import sentence
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.place import Place, place_at
 
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
