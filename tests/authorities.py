@@ -35,12 +35,22 @@ class Authority:
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         self.cert = _written(folder / f"{name}.pem", own.sign(self._key, hashes.SHA256()))
 
-    def sign(self, name: str, *, days: float = 1, key: Key | None = None, file: str = "") -> Pair:
-        """A certificate for a name and 127.0.0.1; of negative days it has expired."""
+    def sign(
+        self,
+        name: str,
+        *,
+        days: float = 1,
+        key: Key | None = None,
+        file: str = "",
+        bare: bool = False,
+    ) -> Pair:
+        """A certificate for a name and 127.0.0.1; of negative days it has expired, and a bare one
+        has a common name only."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
         builder = _builder(_named(name), self._name, key, days)
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if not bare:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         cert = builder.sign(self._key, hashes.SHA256())
         stem = self._folder / (file or name)
         secret = key.private_bytes(

@@ -228,7 +228,7 @@ def _run(
         watch = Watch(endpoints) if endpoints else None
         if watch is not None:
             watch.require()
-        campaign = Campaign(ghz, place.address, watch, folder, wanted.flags)
+        campaign = Campaign(ghz, place, watch, folder, wanted.flags)
         try:
             if are_ours:
                 asyncio.run(_warm_up(place))

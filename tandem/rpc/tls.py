@@ -80,7 +80,7 @@ class ClientTls:
     gRPC's own client credentials are those of a channel for its life. Whoever keeps a channel
     asks here whether another one would have others.
 
-    Args:
+    Attributes:
         authorities: who signs servers' certificates.
         certificate: to show; None where servers ask for none.
         key: of it.
@@ -95,6 +95,7 @@ class ClientTls:
         certificate: NamedFile | None = None,
         key: NamedFile | None = None,
     ) -> None:
+        self.authorities, self.certificate, self.key = authorities, certificate, key
         files = [file for file in (authorities, certificate, key) if file is not None]
 
         def read() -> tuple[bytes, KeyPair | None]:

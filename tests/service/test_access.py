@@ -242,6 +242,15 @@ async def test_a_certificate_of_another_name_may_not_call(
     assert server.handlers.reached == []
 
 
+async def test_the_common_name_counts_where_there_is_no_other(
+    serve: Callable[..., Any], authority: Authority
+) -> None:
+    server = await serve(tls_of_server(authority, clients=("old",)))
+    old = tls_of_client(authority, authority.sign("old", bare=True))
+    assert await server.call(old) == [None] * _ALL
+    assert server.handlers.reached == [Caller("old", "certificate")] * 3
+
+
 @pytest.mark.parametrize("token", ["", _TOKEN[:-1], f"{_TOKEN}0", secrets.token_hex(16)])
 async def test_without_a_good_token_nothing_is_handled(
     token: str, serve: Callable[..., Any], tmp_path: Path

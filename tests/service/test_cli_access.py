@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.servicer import make_service
+from tandem.failure import Failure
+from tandem.load.ghz import tool as ghz
+from tandem.load.ghz.scenario import scenarios
 from tandem.rpc.named_file import NamedFile
+from tandem.rpc.place import Place
 from tandem.rpc.server import RunningServer
-from tandem.rpc.tls import server_tls
+from tandem.rpc.tls import ClientTls, server_tls
 from tests.authorities import Authority
+from tests.manifests import tool
 from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 _TOKEN = secrets.token_hex(16)
@@ -85,6 +92,34 @@ async def test_commands_show_what_they_are_given(tmp_path: Path) -> None:
         del environment["TANDEM_CERT"], environment["TANDEM_KEY"]
         code, out, errors = await tandem(*text, **environment)
         assert (code, "no orchestrator answers" in errors) == (1, True)
+
+
+@pytest.mark.skipif(
+    tool("ghz") is None, reason="ghz is not installed; deploy/ghz/fetch.sh builds it"
+)
+async def test_ghz_is_let_in_and_its_token_is_no_word_of_its_command(tmp_path: Path) -> None:
+    config = {
+        "insecure": True,
+        "call": "tandem.orchestrator.v1.OrchestratorService.Complete",
+        "data": {"generation": {"prompt_token_ids": [1], "stopping": {"max_new_tokens": 4}}},
+        "total": 4,
+        "concurrency": 1,
+    }
+    (tmp_path / "few.json").write_text(json.dumps(config))
+    (scenario,) = scenarios(tmp_path, ["few"])
+    named = {
+        name: NamedFile(name, tmp_path / name) for name in ("authority.pem", "me.crt", "me.key")
+    }
+    async with served(tmp_path) as address:
+        for token, status in ((_TOKEN, "OK"), (_TOKEN[::-1], None)):
+            place = Place(address, ClientTls(*named.values()), "server", token)
+            run = partial(ghz.run, str(tool("ghz")), scenario, place, tmp_path / "report", {})
+            if status is None:
+                # It asks by reflection what it is to send, which needs a token as well.
+                with pytest.raises(Failure):
+                    await asyncio.to_thread(run)
+            else:
+                assert (await asyncio.to_thread(run)).statuses == {status: 4}
 
 
 @pytest.mark.parametrize(
