@@ -122,8 +122,7 @@ def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> N
     ghz = tmp_path / "ghz"
     ghz.write_text(f"#!/bin/sh\nwhile [ $1 != --output ]; do shift; done\necho '{report}' > $2\n")
     ghz.chmod(0o755)
-    ran = Scenario("name", tmp_path / "name.json", {"call": "a.B.Generate"})
-    ran.path.write_text(json.dumps(ran.config))
+    ran = Scenario("name", tmp_path / "own.json", {"call": "a.B.Generate"})
     ran.path.write_text(json.dumps(ran.config))
     outcome = Campaign(str(ghz), Place("a:1"), Died([]), tmp_path, {}).run(ran)
     assert outcome.faults == [
