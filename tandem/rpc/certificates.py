@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
@@ -37,12 +38,12 @@ def read_pair(certificate: NamedFile, key: NamedFile) -> KeyPair:
         private = serialization.load_pem_private_key(secret, password=None)
     except TypeError:
         raise key.unfit("has a passphrase; give a key without one") from None
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         raise key.unfit("holds no PEM private key") from None
     if not isinstance(private, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
         # The handshake would find no signature that both sides know.
         raise key.unfit("is of a kind that gRPC does not take; use ECDSA (P-256) or RSA")
-    if private.public_key() != own.public_key():
+    if private.public_key() != _public_key(certificate, own):
         raise key.unfit(f"does not fit the certificate in {certificate.path}")
     return KeyPair(chain, secret)
 
@@ -65,6 +66,13 @@ def _certificates(file: NamedFile, content: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
         raise file.unfit("holds no PEM certificate") from None
+
+
+def _public_key(file: NamedFile, certificate: x509.Certificate) -> object:
+    try:
+        return certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise file.unfit("is for a kind of key that is not known") from None
 
 
 def _out_of_force(certificate: x509.Certificate) -> str:

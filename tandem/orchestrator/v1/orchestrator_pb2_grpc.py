@@ -76,6 +76,9 @@ class OrchestratorServiceServicer:
         Errors:
         INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
         are no message. Do not retry.
+        UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
+        PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
+        retry.
         RESOURCE_EXHAUSTED   every place is taken, here or on the target, or too many prompts
         wait to be encoded: retry later, with backoff. Or the request
         is larger than the service takes (MAX_MESSAGE_MIB).
