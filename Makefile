@@ -16,7 +16,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up load test faults lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers observability-check kubernetes-check
+.PHONY: help setup demo up load test faults lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -79,6 +79,17 @@ requirements: setup ## Pin all dependencies anew, with hashes and without addres
 	echo 'torch==2.13.0' | $(BIN)/uv pip compile pyproject.toml --extra inference --group dev \
 	  --constraint - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --quiet --output-file requirements.txt
+
+# Tools of their own environments, so that the product's stays as it is. What could not be looked up
+# is no pass (--strict).
+audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilities of all that is pinned
+	@mkdir -p out
+	$(BIN)/uv pip compile pyproject.toml --extra inference --constraint requirements.txt --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file out/product.txt
+	$(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements out/product.txt \
+	  --output-reproducible --output-format JSON --output-file out/sbom.json
+	$(BIN)/uv tool run --quiet --from pip-audit==2.10.1 pip-audit --requirement requirements.txt \
+	  --require-hashes --disable-pip --strict --progress-spinner off
 
 exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped
 	$(BIN)/python -m tests.exactness

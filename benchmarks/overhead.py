@@ -34,6 +34,7 @@ from tandem.load.timeline import Timeline
 from tandem.local.process import ROOT
 from tandem.local.stack import StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
 
 SERVICES = ("drafter", "target", "orchestrator")
 _VOCAB_SIZE = 4096
@@ -150,10 +151,10 @@ def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]
 
 
 async def measure(
-    address: str, pids: dict[str, int], texts: int, gamma: int, per_client: int
+    where: Place | str, pids: dict[str, int], texts: int, gamma: int, per_client: int
 ) -> Cost:
     """A closed loop of so many clients, after a warm-up."""
-    async with LoadGenerator(address) as generator:
+    async with LoadGenerator(where) as generator:
         await generator.closed_loop(_generations(texts, gamma, 10_000), texts)
         before = {name: cpu_seconds(pid) for name, pid in pids.items()}
         started = time.perf_counter()

@@ -19,6 +19,7 @@ from orchestrator.deadlines import Deadlines
 from orchestrator.handshake import Law, law_of
 from orchestrator.news import News
 from orchestrator.offer import Offer, offer_of
+from orchestrator.peer_tls import dialers_of
 from orchestrator.places import Room
 from orchestrator.replica import Replica
 from orchestrator.replicas import Replicas
@@ -52,18 +53,29 @@ class Pool:
         changed: called when the offer is another, or is there no more.
 
     Raises:
-        StartupError: an address is malformed.
+        StartupError: an address is malformed, or may not be spoken to as the settings say.
     """
 
     def __init__(
         self, settings: OrchestratorSettings, changed: Callable[[], None] = lambda: None
     ) -> None:
         seconds, again = settings.connect_seconds, settings.resolve_seconds
+        to_drafters, to_targets = dialers_of(settings)
         self._targets = Replicas(
-            "target", settings.targets, TargetClient, self._compare, seconds, again
+            "target",
+            settings.targets,
+            lambda address, host: TargetClient(address, to_targets, host),
+            self._compare,
+            seconds,
+            again,
         )
         self._drafters = Replicas(
-            "drafter", settings.drafters, DrafterClient, self._compare, seconds, again
+            "drafter",
+            settings.drafters,
+            lambda address, host: DrafterClient(address, to_drafters, host),
+            self._compare,
+            seconds,
+            again,
         )
         self._changed = changed
         self._news = News()

@@ -27,7 +27,7 @@ class Replicas(Generic[C]):
     Args:
         role: see there.
         targets: gRPC targets; those of `dns:///` are looked up again and again.
-        make: a client for an address.
+        make: a client for an address, and the name that it was found by, if by any.
         changed: called whenever a replica may have changed.
         connect_seconds: that an answer may take.
         resolve_seconds: between two looks at a name.
@@ -40,13 +40,13 @@ class Replicas(Generic[C]):
         self,
         role: str,
         targets: Sequence[str],
-        make: Callable[[str], C],
+        make: Callable[[str, str], C],
         changed: Callable[[], None],
         connect_seconds: float,
         resolve_seconds: float,
     ) -> None:
         self.role = role
-        self._make: Callable[[str], C] = make
+        self._make: Callable[[str, str], C] = make
         self._changed = changed
         self._connect_seconds = connect_seconds
         self._resolve_seconds = resolve_seconds
@@ -93,8 +93,8 @@ class Replicas(Generic[C]):
         await asyncio.gather(*(looked.wait() for looked in first))
         await asyncio.gather(*(replica.asked.wait() for replica in self.known))
 
-    def _add(self, address: str) -> None:
-        replica = Replica(self._make(address), self._changed, self._connect_seconds)
+    def _add(self, address: str, host: str = "") -> None:
+        replica = Replica(self._make(address, host), self._changed, self._connect_seconds)
         self._replicas[address] = replica
         replica.follow()
 
@@ -111,16 +111,16 @@ class Replicas(Generic[C]):
                 self._changed()
             else:
                 self._unresolved.pop(target, None)
-                self._move(before, found)
+                self._move(before, found, self._names[target].host)
                 before = found
             looked.set()
             await asyncio.sleep(self._resolve_seconds)
 
-    def _move(self, before: set[str], found: set[str]) -> None:
+    def _move(self, before: set[str], found: set[str], host: str) -> None:
         """Add who came, and let go who went."""
         for address in sorted(found):
             if address not in self._replicas:
-                self._add(address)
+                self._add(address, host)
             self._replicas[address].leaving = False
         for address in before - found:
             replica = self._replicas.get(address)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
 
-from tandem.settings import LONGEST_DRAFT, MOST_NODES, Address, ServiceSettings
+from tandem.settings import LONGEST_DRAFT, MOST_NODES, Address, Names, ServiceSettings
 
 
 class OrchestratorSettings(ServiceSettings):
@@ -32,15 +33,42 @@ class OrchestratorSettings(ServiceSettings):
         gt=0,
         description="how long its texts may go on on the old one: longer than the longest text",
     )
-    drafters: Annotated[tuple[str, ...], NoDecode] = Field(
+    drafters: Names = Field(
         ("127.0.0.1:50051",),
         description="gRPC targets of the drafters, comma separated; each address behind a"
         " dns:///NAME:PORT is a replica; empty decodes plainly",
     )
-    targets: Annotated[tuple[str, ...], NoDecode] = Field(
+    targets: Names = Field(
         ("127.0.0.1:50052",),
         min_length=1,
         description="gRPC targets of the targets, comma separated, as for the drafters",
+    )
+    token_file: Path | None = Field(
+        None,
+        description="file of bearer tokens, of which each call then needs one: lines of a name and"
+        " a token, or sha256: and its digest; read again when it changes",
+    )
+    peer_ca: Path | None = Field(
+        None,
+        description="PEM file of who signs the drafters' and targets' certificates; they are then"
+        " spoken to by TLS only",
+    )
+    peer_cert: Path | None = Field(
+        None, description="PEM file of the certificate to show them, where they ask for one"
+    )
+    peer_key: Path | None = Field(None, description="PEM file of its key")
+    peer_plaintext: Literal["loopback", "allow"] = Field(
+        "loopback",
+        description="which of them to speak to without TLS: loopback is those of this machine,"
+        " allow is all",
+    )
+    drafter_tls_name: str = Field(
+        "",
+        description="name that every drafter's certificate has to have; empty is the host in"
+        " DRAFTERS",
+    )
+    target_tls_name: str = Field(
+        "", description="name that every target's certificate has to have, as for drafters"
     )
     verifier: str = Field("block", description="verifier of requests that name none")
     gamma: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = Field(
@@ -74,8 +102,8 @@ class OrchestratorSettings(ServiceSettings):
     client_header: str = Field(
         "",
         pattern=r"^[a-z0-9_.-]*$",
-        description="metadata that names a request's client, where a proxy sets it that clients"
-        " cannot pass by; without it all are one client",
+        description="metadata that names a request's client where no token or certificate does, and"
+        " a proxy sets it that clients cannot pass by; without it all are one client",
     )
     max_encoding: int = Field(
         2, ge=1, description="prompts turned into tokens at once, each in a thread"
@@ -122,10 +150,3 @@ class OrchestratorSettings(ServiceSettings):
     trace_text: bool = Field(
         False, description="write the texts of drafted and emitted tokens into spans"
     )
-
-    @field_validator("drafters", "targets", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value

@@ -4,6 +4,8 @@ TandemError
 ├── InvalidRequest     a field is out of range; retrying cannot help
 ├── WrongState         a well-formed message at the wrong time
 ├── Unsupported        a mode this service does not have
+├── Unauthenticated    the caller has not proved who it is
+├── Forbidden          the caller is known, and may not
 ├── NotFound           there is no such thing here
 ├── Exhausted          every place is taken; later may help
 ├── Unavailable        the service, or one it needs, is not there; another may be
@@ -32,6 +34,14 @@ class WrongState(TandemError):
 
 class Unsupported(TandemError):
     """A mode that this service does not have."""
+
+
+class Unauthenticated(TandemError):
+    """The caller has not proved who it is; the sentence says what to send."""
+
+
+class Forbidden(TandemError):
+    """The caller is known, and may not call."""
 
 
 class NotFound(TandemError):

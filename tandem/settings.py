@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tandem.errors import StartupError
 
@@ -24,6 +24,14 @@ def _with_real_port(address: str) -> str:
     return address
 
 
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+# Comma separated in the environment.
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_with_real_port)]
 
 
@@ -63,6 +71,32 @@ class ServiceSettings(BaseSettings):
         None,
         description="host:port to serve metrics on for Prometheus; port 0 takes a free one, and"
         " without it there is no endpoint",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of the certificate to serve with, and those that it hangs from; read"
+        " again when it changes, as are all files of TLS",
+    )
+    tls_key: Path | None = Field(None, description="PEM file of its key")
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file of who signs clients' certificates: without one of theirs nobody gets"
+        " a connection",
+    )
+    tls_clients: Names = Field(
+        (),
+        description="names that clients' certificates may have (subject alternative names, else the"
+        " common name), comma separated; empty takes every one",
+    )
+    plaintext: Literal["loopback", "allow"] = Field(
+        "loopback",
+        description="where to listen without TLS: loopback is this machine only, allow is wherever"
+        " LISTEN says",
+    )
+    admin_listen: Address | None = Field(
+        None,
+        description="host:port of a second server, in plaintext, with health checks and reflection"
+        " only: for probes that have no certificate; port 0 takes a free one",
     )
 
 
@@ -141,6 +175,11 @@ class ModelSettings(ServiceSettings):
 S = TypeVar("S", bound=ServiceSettings)
 
 MIB = 1 << 20
+
+
+def variable_of(kind: type[ServiceSettings], name: str) -> str:
+    """The environment's name of a setting."""
+    return f"{kind.model_config.get('env_prefix', '')}{name.upper()}"
 
 
 def read_settings(kind: type[S]) -> S:

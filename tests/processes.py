@@ -29,19 +29,19 @@ class Trio:
     """
 
     def __init__(self, stack: Stack) -> None:
-        self._stack = stack
+        self.stack = stack
 
     @property
     def drafter(self) -> ServiceProcess:
-        return self._stack.processes["drafter"]
+        return self.stack.processes["drafter"]
 
     @property
     def target(self) -> ServiceProcess:
-        return self._stack.processes["target"]
+        return self.stack.processes["target"]
 
     @property
     def orchestrator(self) -> ServiceProcess:
-        return self._stack.processes["orchestrator"]
+        return self.stack.processes["orchestrator"]
 
     @property
     def processes(self) -> list[ServiceProcess]:
@@ -49,7 +49,7 @@ class Trio:
 
     def restart(self, name: str) -> None:
         """Start a service that has ended again, and wait until a text can be had."""
-        self._stack.restart(name)
+        self.stack.restart(name)
         deadline = time.monotonic() + READY_SECONDS
         # The orchestrator's channel to a peer that was away is waiting to try again.
         while not self._serves():

@@ -80,6 +80,8 @@ files stages sigs.k8s.io/kwok 0.8.0 kustomize/stage node/fast/node-initialize.ya
 files crds github.com/prometheus-operator/prometheus-operator 0.85.0 example/prometheus-operator-crd \
   monitoring.coreos.com_podmonitors.yaml monitoring.coreos.com_prometheusrules.yaml
 files crds github.com/kedacore/keda/v2 2.20.2 config/crd/bases keda.sh_scaledobjects.yaml
+files crds github.com/cert-manager/cert-manager 1.19.1 deploy/crds cert-manager.io_certificates.yaml \
+  cert-manager.io_issuers.yaml
 
 # Not every proxy serves its vanity path: it is built in its own source, from where it is developed.
 kube_linter=0.8.3

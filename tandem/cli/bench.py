@@ -17,6 +17,15 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
+from tandem.cli.place import (
+    CaOption,
+    CertOption,
+    KeyOption,
+    PlaintextOption,
+    Security,
+    TlsNameOption,
+    TokenFileOption,
+)
 from tandem.failure import Misconfigured
 from tandem.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
@@ -172,6 +181,12 @@ def bench(
     slo_latency_ms: SloLatencyOption = 0.0,
     slo_share: SloShareOption = 0.99,
     json: _Json = False,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    token_file: TokenFileOption = None,
+    tls_name: TlsNameOption = "",
+    plaintext: PlaintextOption = False,
 ) -> None:
     """Load running services and report rates and latencies.
 
@@ -189,7 +204,9 @@ def bench(
     from tandem.load.requests import requests
     from tandem.load.sweep import require_rate
 
+    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
+        place = security.at(address)
         load = Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
         request = requests(
             data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
@@ -201,7 +218,7 @@ def bench(
             if texts is not None:
                 raise Misconfigured("--sweep takes --seconds instead of --texts")
             require_rate(rate or 1.0, seconds or 20.0)
-            levels, interrupted = run_sweep(address, request, load, objective, seconds or 20.0)
+            levels, interrupted = run_sweep(place, request, load, objective, seconds or 20.0)
             with so_far(interrupted):
                 report_sweep(levels, objective, json)
             return
@@ -209,6 +226,6 @@ def bench(
             raise Misconfigured("--seconds is for --sweep; give --texts here")
         count = texts or 32
         generations = [request(number) for number in range(count + warm_up)]
-        timelines, interrupted = run(address, generations, load)
+        timelines, interrupted = run(place, generations, load)
         with so_far(interrupted):
             report(timelines, f"{len(timelines)} texts, {load}", objective, json)

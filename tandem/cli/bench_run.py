@@ -15,6 +15,7 @@ from tandem.load.objective import Objective
 from tandem.load.sweep import Level, OpenLoop, sweep
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Load:
         return f"{self.concurrency} at a time"
 
 
-def run(address: str, generations: list[pb.Generation], load: Load) -> tuple[list[Timeline], bool]:
+def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[list[Timeline], bool]:
     """Warm up, then the load, with its progress on standard error.
 
     Returns:
@@ -52,7 +53,7 @@ def run(address: str, generations: list[pb.Generation], load: Load) -> tuple[lis
             done.append(text)
             tick()
 
-        async with LoadGenerator(address, load.timeout_s) as generator:
+        async with LoadGenerator(place, load.timeout_s) as generator:
             await generator.closed_loop(warm_up, load.concurrency)
             if load.rate is None:
                 return await generator.closed_loop(counted, load.concurrency, ended)
@@ -60,7 +61,7 @@ def run(address: str, generations: list[pb.Generation], load: Load) -> tuple[lis
                 counted, load.rate, load.seed, ended, load.max_in_flight
             )
 
-    with Client(address) as client:
+    with Client(place) as client:
         client.info()
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("texts", total=len(counted))
@@ -74,7 +75,7 @@ def run(address: str, generations: list[pb.Generation], load: Load) -> tuple[lis
 
 
 def run_sweep(
-    address: str,
+    place: Place,
     request: Callable[[int], pb.Generation],
     load: Load,
     objective: Objective,
@@ -95,13 +96,13 @@ def run_sweep(
         tell(level)
 
     async def rates() -> list[Level]:
-        async with LoadGenerator(address, load.timeout_s) as generator:
+        async with LoadGenerator(place, load.timeout_s) as generator:
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
             return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, ended)
 
-    with Client(address) as client:
+    with Client(place) as client:
         client.info()
     try:
         return asyncio.run(rates()), False

@@ -70,7 +70,7 @@ def demo(
                 stack.start(progress=status.update)
                 status.update("finding what computes the models fastest")
                 stack.settle()
-            with Client(stack.addresses["orchestrator"]) as client:
+            with Client(stack.place("orchestrator")) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)
             codes = stack.drain()

@@ -9,6 +9,15 @@ import typer
 
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressesOption
+from tandem.cli.place import (
+    CaOption,
+    CertOption,
+    KeyOption,
+    PlaintextOption,
+    Security,
+    TlsNameOption,
+    TokenFileOption,
+)
 from tandem.cli.terminal import err, write_exactly
 from tandem.failure import Misconfigured
 
@@ -153,6 +162,12 @@ def generate(
     verifier: _Verifier = None,
     gamma: _Gamma = None,
     nodes: _Nodes = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    token_file: TokenFileOption = None,
+    tls_name: TlsNameOption = "",
+    plaintext: PlaintextOption = False,
 ) -> None:
     """Continue a prompt, and show as it comes which tokens the drafter guessed.
 
@@ -164,7 +179,9 @@ def generate(
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     text, ids = _prompt(prompt, token_ids)
+    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
+        places = [security.at(one) for one in address.split(",")]
         try:
             generation = pb.Generation(
                 prompt=text,
@@ -182,7 +199,7 @@ def generate(
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None
-        resuming = Resuming(address.split(","), resume_seconds, _tell)
+        resuming = Resuming(places, resume_seconds, _tell)
         _run(resuming, generation, timeout, json)
 
 

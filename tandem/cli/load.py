@@ -18,6 +18,15 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
+from tandem.cli.place import (
+    CaOption,
+    CertOption,
+    KeyOption,
+    PlaintextOption,
+    Security,
+    TlsNameOption,
+    TokenFileOption,
+)
 from tandem.cli.terminal import err, tell
 from tandem.failure import Misconfigured
 
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from tandem.load.objective import Objective
     from tandem.load.sweep import Level
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+    from tandem.rpc.place import Place
 
 _RUNNING = "Running"
 # Texts before the first scenario, where the services are ours.
@@ -129,6 +139,12 @@ def load(
     slo_share: SloShareOption = 0.99,
     out_dir: _Out = Path("out/load"),
     results: _Results = None,
+    ca: CaOption = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
+    token_file: TokenFileOption = None,
+    tls_name: TlsNameOption = "",
+    plaintext: PlaintextOption = False,
 ) -> None:
     """Load the public calls by ghz, and report what clients and services saw.
 
@@ -139,6 +155,7 @@ def load(
     from tandem.cli.load_report import finish, require
     from tandem.load.objective import Objective
 
+    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
         objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         if results:
@@ -150,7 +167,7 @@ def load(
             return
         wanted = _wanted(names or [], configs, ghz or [], sweep, rate, seconds)
         require(out_dir)
-        _run(wanted, address, metrics, objective, out_dir)
+        _run(wanted, security.at(address), metrics, objective, out_dir)
 
 
 def _judged(results: Sequence[Path]) -> list[Outcome]:
@@ -186,7 +203,11 @@ def _wanted(
 
 
 def _run(
-    wanted: _Wanted, address: str, metrics: Sequence[str] | None, objective: Objective, folder: Path
+    wanted: _Wanted,
+    place: Place,
+    metrics: Sequence[str] | None,
+    objective: Objective,
+    folder: Path,
 ) -> None:
     import asyncio
 
@@ -203,27 +224,27 @@ def _run(
     outcomes: list[Outcome] = []
     levels: list[Level] = []
     interrupted = False
-    with services(address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
+    with services(place.address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
         watch = Watch(endpoints) if endpoints else None
         if watch is not None:
             watch.require()
-        campaign = Campaign(ghz, address, watch, folder, wanted.flags)
+        campaign = Campaign(ghz, place, watch, folder, wanted.flags)
         try:
             if are_ours:
-                asyncio.run(_warm_up(address))
+                asyncio.run(_warm_up(place))
             for scenario in wanted.scenarios:
                 with err.status(f"{scenario.name}: {scenario.loop}"):
                     outcomes.append(campaign.run(scenario))
                 tell(outcomes[-1])
             if request:
-                asyncio.run(_sweep(wanted, address, request, objective, levels))
+                asyncio.run(_sweep(wanted, place, request, objective, levels))
         except KeyboardInterrupt:
             if not outcomes:
                 raise
             interrupted = True
             tell(f"interrupted: the report is of {_done(outcomes, levels)}. Again to end at once")
     with so_far(interrupted):
-        finish(outcomes, levels, objective, address, folder)
+        finish(outcomes, levels, objective, place.address, folder)
 
 
 def _done(outcomes: Sequence[Outcome], levels: Sequence[Level]) -> str:
@@ -248,19 +269,19 @@ def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
     return RequestFile(first.path.parent / str(name)).generation
 
 
-async def _warm_up(address: str) -> None:
+async def _warm_up(place: Place) -> None:
     """What has just started makes some things at their first use."""
     from tandem.load.generator import LoadGenerator
     from tandem.load.requests import requests
 
     request = requests(None, None, None, None, 0, verifier=None, gamma=None)
-    async with LoadGenerator(address) as generator:
+    async with LoadGenerator(place) as generator:
         await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
 
 
 async def _sweep(
     wanted: _Wanted,
-    address: str,
+    place: Place,
     request: Callable[[int], pb.Generation],
     objective: Objective,
     levels: list[Level],
@@ -273,6 +294,6 @@ async def _sweep(
         levels.append(level)
         tell(level)
 
-    async with LoadGenerator(address) as generator:
+    async with LoadGenerator(place) as generator:
         loop = OpenLoop(generator, request, wanted.seconds, objective)
         await sweep(loop.level, wanted.rate, loop.lowest, loop.highest, ended)

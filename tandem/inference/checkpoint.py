@@ -15,6 +15,9 @@ from tandem.errors import StartupError, first_line
 
 # transformers patches its own classes while it loads, which two threads must not do at once.
 _LOADING = threading.Lock()
+# A checkpoint is data: code that comes with it is never run, and nobody is asked on a terminal
+# whether it may.
+_AS_DATA = {"trust_remote_code": False}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,10 +45,15 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
             " there, or set MODEL to where it is"
         )
     try:
-        config = AutoConfig.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model, **_AS_DATA)
         with _LOADING:
             loaded, report = AutoModelForCausalLM.from_pretrained(
-                model, config=config, dtype=wanted, output_loading_info=True
+                model,
+                config=config,
+                dtype=wanted,
+                output_loading_info=True,
+                use_safetensors=True,  # the other format is a pickle, a program that is run
+                **_AS_DATA,
             )
         loaded = loaded.to(place)
     except Exception as error:  # transformers raises whatever its readers raise
@@ -76,7 +84,7 @@ def read_tokenizer(model: str) -> Any:
     if Path(model).is_dir() and not list(Path(model).glob("tokenizer*")):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer = AutoTokenizer.from_pretrained(model, **_AS_DATA)
     except Exception as error:
         raise StartupError(
             f"cannot load the tokenizer of {model!r}: {first_line(error)}"

@@ -14,7 +14,7 @@ from tandem.failure import Failure
 from tandem.load.status import sentence
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.rpc.place import Place, place_at
 
 # How long a host may take to accept a connection, and to say what it serves.
 CONNECT_SECONDS = 5.0
@@ -40,12 +40,14 @@ class Client:
     """A connection to an orchestrator; use it as a context manager.
 
     Args:
-        address: gRPC target, such as "127.0.0.1:50050".
+        where: it is.
     """
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._channel = grpc.insecure_channel(address, options=list(CLIENT_OPTIONS))
+    def __init__(self, where: Place | str) -> None:
+        place = place_at(where)
+        self._address = place.address
+        self._metadata = place.metadata
+        self._channel = place.connect_blocking()
         self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -96,7 +98,7 @@ class Client:
         """
         with self._readable():
             reply: pb.GetModelInfoResponse = self._stub.GetModelInfo(
-                pb.GetModelInfoRequest(), timeout=INFO_SECONDS
+                pb.GetModelInfoRequest(), timeout=INFO_SECONDS, metadata=self._metadata
             )
         return reply
 
@@ -110,7 +112,9 @@ class Client:
         """
         with self._readable():
             reply: pb.CompleteResponse = self._stub.Complete(
-                pb.CompleteRequest(generation=generation), timeout=timeout_s
+                pb.CompleteRequest(generation=generation),
+                timeout=timeout_s,
+                metadata=self._metadata,
             )
         return reply
 
@@ -126,7 +130,9 @@ class Client:
             Failure: the call's status, in one sentence; Lost, where another call may go well.
         """
         request = pb.GenerateRequest(generation=generation)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        call = self._stub.Generate(
+            request, timeout=timeout_s, metadata=(*self._metadata, *metadata)
+        )
         try:
             with self._readable():
                 yield from call

@@ -16,7 +16,7 @@ from tandem.load.status import sentence
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.rpc.place import Place, place_at
 
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
@@ -26,17 +26,17 @@ class LoadGenerator:
     """A connection to an orchestrator; use it as an async context manager.
 
     Args:
-        address: gRPC target, such as "127.0.0.1:50050".
+        where: it is.
         timeout_s: how long a text may take: a service that hangs is an error, not a load
             without an end.
     """
 
-    def __init__(self, address: str, timeout_s: float = 600.0) -> None:
-        self._address = address
+    def __init__(self, where: Place | str, timeout_s: float = 600.0) -> None:
+        self._place = place_at(where)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:
-        self._channel = grpc.aio.insecure_channel(self._address, options=list(CLIENT_OPTIONS))
+        self._channel = self._place.connect()
         self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
         return self
 
@@ -60,7 +60,10 @@ class LoadGenerator:
         asked = time.perf_counter()
         request = pb.GenerateRequest(generation=generation)
         try:
-            async for event in self._stub.Generate(request, timeout=self._timeout_s):
+            call = self._stub.Generate(
+                request, timeout=self._timeout_s, metadata=self._place.metadata
+            )
+            async for event in call:
                 if event.HasField("round"):
                     arrivals.append((time.perf_counter(), len(event.round.tokens)))
                 else:

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from tandem.failure import Failure
 from tandem.load.client import Client, Lost
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
 
 # Between two attempts: the pause doubles from the first to the last.
 _FIRST_PAUSE = 0.1
@@ -24,18 +25,18 @@ class Resuming:
     in orchestrator.proto.
 
     Args:
-        addresses: gRPC targets, tried in turn.
+        places: of orchestrators, tried in turn.
         seconds: how long to look for an orchestrator when the one of a text is lost; 0 never does.
         note: is told of each loss, in a sentence.
     """
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        places: Sequence[Place | str],
         seconds: float,
         note: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        self._addresses = deque(addresses)
+        self._places = deque(places)
         self._seconds = seconds
         self._note = note
         self._rounds = 0
@@ -55,12 +56,12 @@ class Resuming:
             yield self._connect(stack)
 
     def _connect(self, stack: ExitStack) -> Client:
-        for tried in range(1, len(self._addresses) + 1):
+        for tried in range(1, len(self._places) + 1):
             try:
-                return stack.enter_context(Client(self._addresses[0]))
+                return stack.enter_context(Client(self._places[0]))
             except Lost:
-                self._addresses.rotate(-1)
-                if tried == len(self._addresses):
+                self._places.rotate(-1)
+                if tried == len(self._places):
                     raise
         raise AssertionError("there is at least one address")
 
@@ -117,7 +118,7 @@ class Resuming:
         if self._loss is None:
             self._loss, self._lost_at = failure, now
             self._note(f"the orchestrator was lost ({failure}); going on")
-        self._addresses.rotate(-1)
+        self._places.rotate(-1)
         if now - self._lost_at + self._pause > self._seconds:
             raise self._loss
         time.sleep(self._pause)

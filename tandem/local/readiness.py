@@ -8,11 +8,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.place import Place
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _CALL_SECONDS = 2.0
-# One look must not wait for what the one before it met: see `tandem.rpc.channel`.
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 _HEALTH_NAMES = {
     "drafter": "tandem.drafter.v1.DrafterService",
     "target": "tandem.target.v1.TargetService",
@@ -20,9 +19,9 @@ _HEALTH_NAMES = {
 }
 
 
-def is_ready(name: str, address: str) -> bool:
+def is_ready(name: str, place: Place) -> bool:
     """Whether a service has loaded its model, or an orchestrator has matched its pair."""
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with place.connect_blocking() as channel:
         request = health_pb2.HealthCheckRequest(service=_HEALTH_NAMES[name])
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_CALL_SECONDS)
@@ -31,9 +30,9 @@ def is_ready(name: str, address: str) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def is_improving(name: str, address: str) -> bool:
+def is_improving(name: str, place: Place) -> bool:
     """Whether a drafter or a target still looks for what computes its model fastest."""
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with place.connect_blocking() as channel:
         try:
             if name == "drafter":
                 drafter = drafter_pb2_grpc.DrafterServiceStub(channel)
@@ -46,12 +45,14 @@ def is_improving(name: str, address: str) -> bool:
             return False
 
 
-def refusal(address: str) -> str | None:
+def refusal(place: Place) -> str | None:
     """Why an orchestrator does not take its pair; None if it does."""
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with place.connect_blocking() as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         try:
-            stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=_CALL_SECONDS)
+            stub.GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=_CALL_SECONDS, metadata=place.metadata
+            )
         except grpc.RpcError as error:
             return error.details() if isinstance(error, grpc.Call) else str(error)
     return None

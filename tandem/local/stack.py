@@ -12,8 +12,10 @@ from pathlib import Path
 from threading import Event
 
 from tandem.failure import Failure, Misconfigured
+from tandem.local.places import place_of
 from tandem.local.process import ServiceProcess
 from tandem.local.readiness import is_improving, is_ready, refusal
+from tandem.rpc.place import Place
 
 _POLL_SECONDS = 0.1
 # A ready pair that the orchestrator still refuses after this long does not fit.
@@ -73,6 +75,11 @@ class Stack:
         """Each service's process."""
         return self._processes
 
+    def place(self, name: str) -> Place:
+        """Where a service is reached, and how."""
+        settings, orchestrator = self._settings_of(name), self._settings_of("orchestrator")
+        return place_of(name, self._processes[name].address, settings, orchestrator)
+
     def start(
         self,
         stopping: Event | None = None,
@@ -115,11 +122,10 @@ class Stack:
         settled_by = time.monotonic() + _SETTLE_SECONDS
         for name in _MODELS:
             if name in self._processes:
-                address = self._processes[name].address
                 self._wait(
                     stopping or Event(),
-                    lambda name=name, address=address: (  # type: ignore[misc]
-                        time.monotonic() > settled_by or not is_improving(name, address)
+                    lambda name=name: (  # type: ignore[misc]
+                        time.monotonic() > settled_by or not is_improving(name, self.place(name))
                     ),
                 )
 
@@ -193,7 +199,7 @@ class Stack:
 
     def _is_ready(self, name: str) -> bool:
         process = self._processes[name]
-        return process.port is not None and is_ready(name, process.address)
+        return process.port is not None and is_ready(name, self.place(name))
 
     def _is_matched(self, fit_by: float) -> bool:
         """Whether the orchestrator takes the pair.
@@ -205,7 +211,7 @@ class Stack:
             return True
         if time.monotonic() < fit_by:
             return False
-        if reason := refusal(self._processes["orchestrator"].address):
+        if reason := refusal(self.place("orchestrator")):
             raise Misconfigured(f"orchestrator: {reason}")
         return False
 

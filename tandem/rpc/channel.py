@@ -12,6 +12,8 @@ import grpc
 # time-out that ends the wait for its answer, and that has 60 seconds where nobody sets it.
 KEEPALIVE_TIME_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+# Of one attempt to connect. As long as an orchestrator by default waits for a first answer.
+CONNECT_TIMEOUT_MS = 5_000
 # Of an answer, from a peer that we chose: a tokenizer has some tens of megabytes.
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -57,8 +59,14 @@ CLIENT_OPTIONS: _Options = (
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # The first pause, doubling up to the last: a replica is back within moments, or for long gone.
+    ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    # What bounds an attempt, handshake of TLS included, whatever its name says: it is given up
+    # after this, or at the next one's turn if that is later. Unset it is 20 s, for which a host
+    # that swallows packets would hide another behind the same name; where it is the first pause,
+    # a busy machine's handshakes are cut off, and begin anew while it is as busy.
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
     # Channels of a process share connections by address, and their waits for the next attempt: one
     # to a replica that is back would fail for what another one met before, even one that is closed.
     ("grpc.use_local_subchannel_pool", 1),
@@ -66,6 +74,34 @@ CLIENT_OPTIONS: _Options = (
 )
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to a gRPC target ("host:port", "dns:///name:port")."""
-    return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+def connect(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    name: str = "",
+) -> grpc.aio.Channel:
+    """A channel to a gRPC target ("host:port", "dns:///name:port").
+
+    Args:
+        address: see there.
+        credentials: for TLS; None is plaintext.
+        name: that the server's certificate has to have; empty is the address's host.
+    """
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.aio.secure_channel(address, credentials, options=_options_for(name))
+
+
+def connect_blocking(
+    address: str,
+    credentials: grpc.ChannelCredentials | None = None,
+    name: str = "",
+) -> grpc.Channel:
+    """The same for callers without an event loop."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+    return grpc.secure_channel(address, credentials, options=_options_for(name))
+
+
+def _options_for(name: str) -> _Options:
+    """Options of a channel to a server whose certificate has a name; empty is the address's."""
+    return (*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CLIENT_OPTIONS

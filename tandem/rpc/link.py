@@ -89,6 +89,13 @@ class Link(Generic[R]):
         self._streams.append(stream)
         return stream
 
+    async def drain(self) -> None:
+        """Return when the last sequence has left; nobody is to join any more."""
+        while streams := [stream for stream in self._streams if not stream.ended]:
+            for stream in streams:
+                stream.retire()
+            await asyncio.sleep(_END_SECONDS)
+
     async def close(self) -> None:
         """End all streams, those too that are kept for later."""
         streams, self._streams = self._streams, []
@@ -125,6 +132,11 @@ class SharedStream(Generic[R]):
     def goes_on(self) -> bool:
         """Whether another sequence may join."""
         return self._failure is None and not self._retired
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes on it any more."""
+        return self._tasks[0].done()
 
     @property
     def age(self) -> float:

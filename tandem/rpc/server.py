@@ -17,13 +17,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
+from tandem.rpc.access import AccessInterceptor
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
+from tandem.rpc.security import tls_of
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing
 
 if TYPE_CHECKING:
+    from tandem.rpc.tls import ServerTls
+    from tandem.rpc.tokens import Tokens
     from tandem.telemetry.metering import Metering
 
 _log = structlog.get_logger(__name__)
@@ -53,6 +57,7 @@ class Service:
         unready: returns when requests can be answered no more; they can again when
             `become_ready` has returned another time. None where that does not happen.
         connection_age: how long a client may stay on one connection; None is for ever.
+        tokens: one of which each call has to bring; None asks for none.
     """
 
     name: str
@@ -66,6 +71,7 @@ class Service:
     metering: Metering | None = None
     unready: Callable[[], Awaitable[object]] | None = None
     connection_age: ConnectionAge | None = None
+    tokens: Tokens | None = None
 
 
 class RunningServer:
@@ -75,25 +81,35 @@ class RunningServer:
     are NOT_SERVING when the service is lost, so that a supervisor restarts the process.
     """
 
-    def __init__(self, listen: str, service: Service) -> None:
+    def __init__(
+        self,
+        listen: str,
+        service: Service,
+        tls: ServerTls | None = None,
+        admin_listen: str | None = None,
+    ) -> None:
         self._service = service
         most = service.max_message_bytes
         limits = {f"/{service.name}/{method}": most for method in service.large_methods}
         self._server = grpc.aio.server(
-            interceptors=[DecodingInterceptor(limits, _SMALL_MESSAGE_BYTES)],
+            interceptors=[
+                *_access(service, tls),
+                DecodingInterceptor(limits, _SMALL_MESSAGE_BYTES),
+            ],
             options=server_options(most, service.connection_age),
         )
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         service.add_to(self._server)
         reflection.enable((service.name, _HEALTH), self._server)
-        try:
-            self.port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
-            raise StartupError(
-                f"cannot listen on {listen}: the port is taken or the address is not ours;"
-                " choose another with LISTEN"
-            ) from error
+        self.port = _bind(self._server, listen, "LISTEN", tls)
+        self._admin: grpc.aio.Server | None = None
+        self.admin_port: int | None = None
+        if admin_listen is not None:
+            self._admin = grpc.aio.server(options=server_options(_SMALL_MESSAGE_BYTES))
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._admin)
+            reflection.enable((service.name, _HEALTH), self._admin)
+            self.admin_port = _bind(self._admin, admin_listen, "ADMIN_LISTEN")
         self._ready: asyncio.Task[None] | None = None
         self._loss: asyncio.Task[None] | None = None
         self._readiness: asyncio.Task[None] | None = None
@@ -108,6 +124,8 @@ class RunningServer:
             self._service.metering.start()
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
+        if self._admin is not None:
+            await self._admin.start()
         self._ready = asyncio.create_task(self._become_ready())
 
     async def _become_ready(self) -> None:
@@ -154,6 +172,8 @@ class RunningServer:
         if self._service.drain is not None:
             self._service.drain()
         await self._server.stop(grace_seconds)
+        if self._admin is not None:
+            await self._admin.stop(None)
         await self._service.stop()
         if self._service.metering is not None:
             await self._service.metering.stop()
@@ -161,6 +181,30 @@ class RunningServer:
     async def end_grace(self) -> None:
         """End what a `stop` in progress still waits for."""
         await self._server.stop(None)
+
+
+def _access(service: Service, tls: ServerTls | None) -> list[grpc.aio.ServerInterceptor]:
+    """Who asks for callers' names, where they have to prove any."""
+    if service.tokens is None and not (tls and tls.mutual):
+        return []
+    return [AccessInterceptor(service.tokens, tls.clients if tls else ())]
+
+
+def _bind(server: grpc.aio.Server, listen: str, setting: str, tls: ServerTls | None = None) -> int:
+    """Bind an address, and return its port.
+
+    Raises:
+        StartupError: it cannot be had.
+    """
+    try:
+        if tls is None:
+            return server.add_insecure_port(listen)
+        return server.add_secure_port(listen, tls.credentials)
+    except RuntimeError as error:
+        raise StartupError(
+            f"cannot listen on {listen}: the port is taken or the address is not ours;"
+            f" choose another with {setting}"
+        ) from error
 
 
 def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) -> NoReturn:
@@ -209,16 +253,18 @@ async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
         make_service: called on the running loop, to which channels are bound for life.
 
     Raises:
-        StartupError: a port is taken, or the service cannot become ready.
+        StartupError: a port is taken, a file of TLS is unfit, or the service cannot become ready.
     """
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(
             signal_number, lambda: (hurrying if stopping.is_set() else stopping).set()
         )
-    server = RunningServer(settings.listen, make_service(settings))
+    tls = tls_of(settings)
+    server = RunningServer(settings.listen, make_service(settings), tls, settings.admin_listen)
     await server.start()
-    _log.info("listening", address=settings.listen, port=server.port)
+    where = {} if server.admin_port is None else {"admin_port": server.admin_port}
+    _log.info("listening", address=settings.listen, port=server.port, tls=tls is not None, **where)
     stop = asyncio.create_task(stopping.wait())
     ready = asyncio.create_task(server.ready())
     try:

@@ -22,6 +22,11 @@ def bind_request(request_id: str) -> None:
     structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
+def bind_caller(name: str) -> None:
+    """Have a caller's name in every line that is logged for its call from now on."""
+    structlog.contextvars.bind_contextvars(caller=name)
+
+
 def bind_span(span: SpanIds) -> None:
     """Have a span's ids in every line that is logged for it from now on."""
     structlog.contextvars.bind_contextvars(**{_SPAN: span})

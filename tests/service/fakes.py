@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -195,11 +195,21 @@ async def add_fake(fake: FakeDrafter | FakeTarget, server: grpc.aio.Server) -> N
         target_pb2_grpc.add_TargetServiceServicer_to_server(fake, server)
 
 
-async def _serve(stack: AsyncExitStack, fake: FakeDrafter | FakeTarget) -> str:
+async def _serve(
+    stack: AsyncExitStack,
+    fake: FakeDrafter | FakeTarget,
+    credentials: Callable[[], grpc.ServerCredentials] | None,
+) -> str:
     """The address of a fake on a free port, until the stack ends."""
     server = grpc.aio.server()
     await add_fake(fake, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    here = "127.0.0.1:0"
+    port = (
+        server.add_secure_port(here, credentials())
+        if credentials is not None
+        else server.add_insecure_port(here)
+    )
+    address = f"127.0.0.1:{port}"
     await server.start()
     stack.push_async_callback(server.stop, 0)
     return address
@@ -207,11 +217,13 @@ async def _serve(stack: AsyncExitStack, fake: FakeDrafter | FakeTarget) -> str:
 
 @asynccontextmanager
 async def serve_fakes(
-    *fakes: FakeDrafter | FakeTarget, **settings: Any
+    *fakes: FakeDrafter | FakeTarget,
+    credentials: Callable[[], grpc.ServerCredentials] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[OrchestratorSettings]:
     """Fakes on free ports, and the settings of an orchestrator over them."""
     async with AsyncExitStack() as stack:
-        addresses = [(fake, await _serve(stack, fake)) for fake in fakes]
+        addresses = [(fake, await _serve(stack, fake, credentials)) for fake in fakes]
         peers: dict[str, Any] = {
             "gamma": 4,  # so that a seed repeats its text
             "failover_seconds": 0.0,  # what fails, fails at once

@@ -75,6 +75,7 @@ class Fleet:
         fields: dict[str, Any] = {"targets": targets, "drafters": (), "resolve_seconds": 0.1}
         fields["gamma"] = 4  # so that rounds are what they are
         fields["failover_seconds"] = 0.0  # what fails, fails at once
+        fields["peer_plaintext"] = "allow"
         self.server = RunningServer(
             "127.0.0.1:0", make_service(OrchestratorSettings(**(fields | settings)))
         )
@@ -450,7 +451,7 @@ async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> N
 async def test_a_name_that_is_none_is_refused_at_the_start() -> None:
     for target in ("dns:targets", "dns:///targets", "dns:///:50052"):
         with pytest.raises(Exception, match="is no dns:///HOST:PORT"):
-            make_service(OrchestratorSettings(targets=(target,)))
+            make_service(OrchestratorSettings(targets=(target,), peer_plaintext="allow"))
     for target, wrong in (
         ("dns:///targets:65536", "65536 is no port"),
         ("dns://127.0.0.1:0/targets:50052", "0 is no port"),
@@ -458,7 +459,7 @@ async def test_a_name_that_is_none_is_refused_at_the_start() -> None:
         ("dns://nameserver/targets:50052", "'nameserver' is no IP address"),
     ):
         with pytest.raises(Exception, match=wrong):
-            make_service(OrchestratorSettings(targets=(target,)))
+            make_service(OrchestratorSettings(targets=(target,), peer_plaintext="allow"))
 
 
 def test_a_name_may_say_who_is_asked() -> None:

@@ -49,7 +49,11 @@ class Fleet:
             f"{role.upper()}S": f"dns://127.0.0.1:{self.names.port}/{role}s.test:{port}"
             for role, port in self._ports.items()
         }
-        self._run("orchestrator", "127.0.0.1", {"LISTEN": "127.0.0.1:0", **places})
+        self._run(
+            "orchestrator",
+            "127.0.0.1",
+            {"LISTEN": "127.0.0.1:0", "PEER_PLAINTEXT": "allow", **places},
+        )
 
     def _run(self, role: str, host: str, settings: dict[str, str]) -> None:
         module = "orchestrator" if role == "orchestrator" else f"{role}_svc"

@@ -20,6 +20,7 @@ import pytest
 from tandem.local.process import ServiceProcess
 from tandem.local.readiness import is_improving, is_ready
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
 from tests.processes import READY_SECONDS, ROOT, Trio, generation, is_serving, trio
 
 LONG = 200
@@ -108,10 +109,10 @@ def test_sigterm_while_a_faster_pass_is_looked_for(
     environment = {f"TANDEM_TARGET_{name}": value for name, value in settings.items()}
     service = ServiceProcess("target", "target_svc", "127.0.0.1", environment)
     deadline = time.monotonic() + READY_SECONDS
-    while service.port is None or not is_ready("target", service.address):
+    while service.port is None or not is_ready("target", Place(service.address)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert is_improving("target", service.address)
+    assert is_improving("target", Place(service.address))
     time.sleep(1.0)  # into the compilation
     assert service.stop(10) == 0
 

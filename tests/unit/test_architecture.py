@@ -107,7 +107,7 @@ def rooms_seen_from(room: str) -> set[str]:
 
 def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator"}
-    assert rooms_seen_from("local") <= {"failure", "rpc", "settings", *stubs}
+    assert rooms_seen_from("local") <= {"errors", "failure", "rpc", "settings", *stubs}
     seen_by_load = {"failure", "orchestrator", "common", "rpc", "telemetry", "watch"}
     assert rooms_seen_from("load") <= seen_by_load
     assert rooms_seen_from("planning") <= {"failure", "load", "traces"}

@@ -18,6 +18,7 @@ from tandem.load.ghz.outcome import Outcome
 from tandem.load.ghz.scenario import Scenario, scenarios
 from tandem.load.ghz.served import Served, Watch
 from tandem.load.objective import Objective
+from tandem.rpc.place import Place
 from tandem.telemetry import metrics
 from tandem.watch.figures import figures
 from tandem.watch.histogram import Histogram
@@ -121,8 +122,9 @@ def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> N
     ghz = tmp_path / "ghz"
     ghz.write_text(f"#!/bin/sh\nwhile [ $1 != --output ]; do shift; done\necho '{report}' > $2\n")
     ghz.chmod(0o755)
-    ran = Scenario("name", tmp_path / "name.json", {"call": "a.B.Generate"})
-    outcome = Campaign(str(ghz), "a:1", Died([]), tmp_path, {}).run(ran)
+    ran = Scenario("name", tmp_path / "own.json", {"call": "a.B.Generate"})
+    ran.path.write_text(json.dumps(ran.config))
+    outcome = Campaign(str(ghz), Place("a:1"), Died([]), tmp_path, {}).run(ran)
     assert outcome.faults == [
         "no metrics at b:2: Connection refused",
         "1 of 3 calls failed: 1 Unavailable",

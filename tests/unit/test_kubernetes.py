@@ -29,7 +29,7 @@ from tests.network_policy import selects
 VERSIONS = ("1.30", "1.33", "1.36")
 # Time to stop the engine and to write the last spans, behind preStop and drain.
 STOP_SECONDS = 10
-CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject", "Issuer", "Certificate"}
 GRPC_NAMES = {
     "drafter": drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
     "target": target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
@@ -44,7 +44,7 @@ def seconds(probe: dict[str, Any]) -> int:
 
 def grpc_port(container: dict[str, Any]) -> dict[str, Any]:
     """The port that a service serves on."""
-    (port,) = [one for one in container["ports"] if not one["name"].endswith("metrics")]
+    (port,) = [one for one in container["ports"] if one["name"] in ("grpc", "public")]
     return dict(port)
 
 
@@ -70,6 +70,7 @@ def test_an_overlay_has_what_is_needed(manifests: Manifests) -> None:
         "policy/v1",
         "networking.k8s.io/v1",
         "autoscaling/v2",
+        "cert-manager.io/v1",
         "keda.sh/v1alpha1",
         "monitoring.coreos.com/v1",
     }
@@ -113,7 +114,7 @@ def test_ports_agree(manifests: Manifests, service: str, monkeypatch: pytest.Mon
     settings = manifests.settings(service, monkeypatch)
     port = grpc_port(container)
     assert settings.listen == f"0.0.0.0:{port['containerPort']}"
-    (metrics,) = [one for one in container["ports"] if one is not port and one != port]
+    (metrics,) = [one for one in container["ports"] if one["name"].endswith("metrics")]
     assert settings.metrics_listen == f"0.0.0.0:{metrics['containerPort']}"
     (served,) = manifests.get("Service", service)["spec"]["ports"]
     assert served["port"] == port["containerPort"]
@@ -155,9 +156,17 @@ def test_selectors_select_their_pods_and_no_others(manifests: Manifests, service
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_probes_ask_for_the_right_thing(manifests: Manifests, service: str) -> None:
+def test_probes_ask_for_the_right_thing(
+    manifests: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, container = manifests.containers()[service]
     port = grpc_port(container)["containerPort"]
+    settings = manifests.settings(service, monkeypatch)
+    assert (settings.admin_listen is not None) == ("tls" in manifests.name)
+    if settings.admin_listen is not None:  # the kubelet has no certificate
+        (admin,) = [one["containerPort"] for one in container["ports"] if one["name"] == "admin"]
+        assert settings.admin_listen == f"0.0.0.0:{admin}"
+        port = admin
     ready = {"port": port, "service": GRPC_NAMES[service]}
     assert container["startupProbe"]["grpc"] == container["readinessProbe"]["grpc"] == ready
     assert container["livenessProbe"]["grpc"] == {"port": port}

@@ -38,7 +38,10 @@ def test_pods_are_confined(manifests: Manifests, service: str) -> None:
     assert account["automountServiceAccountToken"] is False
     for volume in spec["volumes"]:
         (kind,) = set(volume) - {"name"}
-        assert kind in ("emptyDir", "persistentVolumeClaim")
+        assert kind in ("emptyDir", "persistentVolumeClaim", "secret")
+        if kind == "secret":
+            assert volume[kind]["defaultMode"] == 0o444
+            continue
         assert "sizeLimit" in volume[kind] or volume[kind]["readOnly"]
 
 

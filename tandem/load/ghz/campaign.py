@@ -12,6 +12,7 @@ from tandem.load.ghz.calls import Calls
 from tandem.load.ghz.outcome import Outcome
 from tandem.load.ghz.scenario import Scenario
 from tandem.load.ghz.served import Served, Watch
+from tandem.rpc.place import Place
 
 # Cancels are heard at once, and a pass that is under way is not interrupted; a service books a text
 # when its last message has left.
@@ -24,14 +25,14 @@ class Campaign:
 
     Attributes:
         ghz: the program.
-        address: of the orchestrator.
+        place: of the orchestrator.
         watch: the services' metrics; None where nobody knows where they are.
         folder: for ghz's reports.
         flags: of ghz, over what the configurations say.
     """
 
     ghz: str
-    address: str
+    place: Place
     watch: Watch | None
     folder: Path
     flags: Mapping[str, str]
@@ -53,7 +54,7 @@ class Campaign:
         """
         report = self.folder / f"{scenario.name}.json"
         before = self.watch.look() if self.watch else {}
-        calls = tool.run(self.ghz, scenario, self.address, report, self.flags)
+        calls = tool.run(self.ghz, scenario, self.place, report, self.flags)
         if self.watch is None:
             return Outcome.of(scenario, calls)
         try:

@@ -131,6 +131,9 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     Errors:
       INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                            are no message. Do not retry.
+      UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
+      PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
+                           retry.
       RESOURCE_EXHAUSTED   every place is taken, here or on the targets, and the wait for one
                            would be too long; or the client has as many texts as it may: retry
                            after the delay in google.rpc.RetryInfo (grpc-status-details-bin),
@@ -210,6 +213,9 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         Errors:
           INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
                                are no message. Do not retry.
+          UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
+          PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
+                               retry.
           RESOURCE_EXHAUSTED   every place is taken, here or on the targets, and the wait for one
                                would be too long; or the client has as many texts as it may: retry
                                after the delay in google.rpc.RetryInfo (grpc-status-details-bin),

@@ -1,0 +1,178 @@
+"""A connection to whoever is at an address, which moves when credentials change."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import structlog
+
+from tandem.errors import TandemError
+from tandem.rpc.dialer import Dialer
+from tandem.rpc.health_watch import HealthWatch
+from tandem.rpc.link import Link
+from tandem.rpc.status import from_peer, notes_of
+
+_log = structlog.get_logger(__name__)
+
+# Between two looks at the files of TLS, where there are any.
+_LOOK_SECONDS = 1.0
+# Before credentials are tried once more that a peer has not taken.
+_AGAIN_SECONDS = 10.0
+# For which an old connection takes sequences that were asked for before it was left.
+_HANDOVER_SECONDS = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Connection:
+    """A channel, what runs over it, and the version of the dialer that made it."""
+
+    channel: grpc.aio.Channel
+    stub: Any
+    link: Link[Any]
+    version: int
+
+    async def close(self) -> None:
+        """End the streams, and close the channel."""
+        await self.link.close()
+        await self.channel.close()
+
+
+class Peer:
+    """Whoever is at an address.
+
+    Where the dialer's credentials change, what is begun from then on goes over a channel of its
+    new ones, as soon as the peer has answered on it; what is under way ends where it is.
+
+    Attributes:
+        role: what it is to be, for sentences.
+        address: see there.
+
+    Args:
+        dialer: makes its channels.
+        host: that the address was found by, if by any.
+    """
+
+    role: str
+    _service: str
+
+    def __init__(self, address: str, dialer: Dialer | None = None, host: str = "") -> None:
+        self.address = address
+        self._dialer = dialer or Dialer()
+        self._host = host
+        self._now = self._dial()
+        self._leaving: dict[_Connection, asyncio.Task[None]] = {}
+
+    def _dial(self) -> _Connection:
+        version = self._dialer.version
+        channel = self._dialer.connect(self.address, self._host)
+        return _Connection(channel, *self._over(channel), version)
+
+    def _over(self, channel: grpc.aio.Channel) -> tuple[Any, Link[Any]]:
+        """A stub and a link over a channel."""
+        raise NotImplementedError
+
+    async def health(self, seconds: float) -> AsyncGenerator[bool, None]:
+        """Whether it serves, now and whenever that changes, until it stops.
+
+        Args:
+            seconds: that the first answer may take.
+
+        Raises:
+            TandemError: it cannot be reached, or no more.
+        """
+        if self._now.version != self._dialer.version:
+            self._move_to(self._dial())
+        watch = self._watch(self._now)
+        try:
+            serving = await watch.first(seconds)
+            while serving is not None:
+                yield serving
+                news = asyncio.create_task(watch.next())
+                try:
+                    newer = await self._renewed(news, seconds)
+                    if newer is None:
+                        serving = await news
+                        continue
+                finally:
+                    news.cancel()
+                watch.end()
+                watch, serving = newer
+        finally:
+            watch.end()
+
+    def _watch(self, connection: _Connection) -> HealthWatch:
+        return HealthWatch(self.role, self.address, self._service, connection.channel)
+
+    async def _renewed(
+        self, news: asyncio.Task[bool | None], seconds: float
+    ) -> tuple[HealthWatch, bool | None] | None:
+        """Wait for news, and meanwhile move to a connection of newer credentials.
+
+        Returns:
+            The watch on such a connection, with its first answer; None when there are news.
+        """
+        tried, again_at = self._now.version, math.inf
+        while not await self._is_done(news):
+            version = self._dialer.version
+            if version == self._now.version:
+                continue
+            if version == tried and time.monotonic() < again_at:
+                continue
+            tried, again_at = version, time.monotonic() + _AGAIN_SECONDS
+            newer = self._dial()
+            watch = self._watch(newer)
+            try:
+                serving = await watch.first(seconds)
+            except BaseException as error:
+                watch.end()
+                await newer.close()
+                if not isinstance(error, TandemError):
+                    raise
+                # Files are not changed everywhere at once, and the old connection stands.
+                _log.warning(
+                    "new credentials are not taken yet",
+                    role=self.role,
+                    address=self.address,
+                    reason=f"{error}; {notes_of(error)}",
+                )
+                continue
+            self._move_to(newer)
+            return watch, serving
+        return None
+
+    async def _is_done(self, news: asyncio.Task[bool | None]) -> bool:
+        """Wait for news, but where credentials may change, look after them now and then."""
+        timeout = _LOOK_SECONDS if self._dialer.renews else None
+        done, _ = await asyncio.wait((news,), timeout=timeout)
+        return bool(done)
+
+    def _move_to(self, newer: _Connection) -> None:
+        """Begin all that is new there, and leave the old connection behind its last text."""
+        older, self._now = self._now, newer
+        self._leaving[older] = asyncio.create_task(self._leave(older))
+
+    async def _leave(self, older: _Connection) -> None:
+        # Whoever has asked for a sequence has begun it by then.
+        await asyncio.sleep(_HANDOVER_SECONDS)
+        await older.link.drain()
+        await older.close()
+        del self._leaving[older]
+
+    async def close(self) -> None:
+        """End the streams, and close the channels."""
+        leaving, self._leaving = self._leaving, {}
+        for task in leaving.values():
+            task.cancel()
+        await asyncio.gather(*(one.close() for one in (self._now, *leaving)))
+
+    async def _call(self, call: Any) -> Any:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_peer(self.role, self.address, error.code(), error.details()) from error

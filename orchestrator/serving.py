@@ -1,0 +1,209 @@
+"""What is served: the pair that replicas offer, with its tokenizer, and who makes its texts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from orchestrator.encoder import PromptEncoder
+from orchestrator.meter import Meters
+from orchestrator.news import News
+from orchestrator.offer import Offer
+from orchestrator.pool import Pool
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.terms import Terms
+from orchestrator.text import TextCodec
+from orchestrator.texts import Texts
+from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
+from tandem.rpc.status import notes_of
+from tandem.telemetry import metrics
+
+if TYPE_CHECKING:
+    from tandem.telemetry.metering import Metering
+
+_log = structlog.get_logger(__name__)
+
+# Between two questions for a tokenizer: a target that was busy may answer the next one.
+_AGAIN_SECONDS = 1.0
+
+
+class Serving:
+    """Follows what the pool offers, and adopts it where it is another model.
+
+    Attributes:
+        meters: book what becomes of requests; None where nobody reads them.
+
+    Args:
+        settings: of the orchestrator.
+        metering: its metrics; None where nobody reads them.
+    """
+
+    def __init__(self, settings: OrchestratorSettings, metering: Metering | None) -> None:
+        self._settings = settings
+        self._metering = metering
+        self._pool = Pool(settings, self._renew)
+        self._begun = False
+        self._changed = asyncio.Event()
+        self._news = News()
+        self._lost_at = -math.inf
+        self._waiting = 0
+        self._texts: Texts | None = None
+        self.meters = Meters(metering.instruments) if metering else None
+        if metering is not None:
+            for role, count in self._pool.counts.items():
+                metering.instruments.watch(metrics.REPLICAS, count, role)
+
+    @property
+    def model(self) -> str:
+        """The name of the target that was served last; empty before any was."""
+        return self._texts.terms.offer.target.model if self._texts else ""
+
+    async def become_ready(self) -> None:
+        """Wait until there is a pair that fits, with its tokenizer.
+
+        Raises:
+            StartupError: the settings ask for what the first pair cannot do.
+        """
+        if not self._begun:
+            self._begun = True
+            await self._pool.begin()
+        while not self.is_ready:
+            self._changed.clear()
+            try:
+                offer = self._pool.offer
+            except Unavailable:  # the pool has said why
+                await self._changed.wait()
+                continue
+            try:
+                await self._adopt(offer)
+            except StartupError as error:
+                if self._texts is None:
+                    raise
+                _log.error("the pair cannot be served as configured", reason=str(error))
+                await self._changed.wait()
+            except TandemError as error:
+                # Who failed may serve all the same, so that no news of it need ever come.
+                _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
+
+    async def unready(self) -> None:
+        """Wait until there is no such pair."""
+        while self.is_ready:
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a text could be begun."""
+        try:
+            return self.texts is not None
+        except Unavailable:
+            return False
+
+    def _renew(self) -> None:
+        """Keep to what the pool offers, as long as it is the same model."""
+        self._changed.set()
+        texts = self._texts
+        try:
+            offer = self._pool.offer
+        except Unavailable:
+            self._lost_at = time.monotonic()
+            return
+        if texts is not None and texts.terms.offer.law == offer.law:
+            texts.terms = replace(texts.terms, offer=offer)
+        self._news.tell()
+
+    async def _adopt(self, offer: Offer) -> None:
+        """Serve a model that was not served before."""
+        settings, known = self._settings, list(offer.rules)
+        if settings.verifier not in known:
+            raise StartupError(
+                f"TANDEM_ORCHESTRATOR_VERIFIER: {settings.verifier!r} is unknown to the target or"
+                f" does not suit the drafter; use one of {known}"
+            )
+        longest = offer.max_gamma
+        gamma = None if settings.gamma == "auto" else settings.gamma
+        if gamma is not None and 0 < longest < gamma:
+            raise StartupError(
+                f"TANDEM_ORCHESTRATOR_GAMMA: {gamma} is beyond the pair's longest draft"
+                f" of {longest}; lower it, or raise MAX_GAMMA of drafter and target"
+            )
+        tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
+        # Parsing a large vocabulary takes a second.
+        codec = await asyncio.to_thread(TextCodec, tokenizer)
+        encoder = PromptEncoder(codec, settings.max_encoding, settings.max_encoding_waiting)
+        terms = Terms(
+            offer,
+            settings.verifier,
+            gamma,
+            None if settings.nodes == "auto" else settings.nodes,
+            settings.max_new_tokens,
+            codec,
+            encoder,
+        )
+        if self._texts is None:
+            self._texts = Texts(settings, self._pool, terms, self.meters)
+            self._watch(self._texts)
+        else:
+            self._texts.terms.encoder.close()
+            self._texts.terms = terms
+        self._renew()  # the offer may have changed meanwhile
+
+    def _watch(self, texts: Texts) -> None:
+        if self._metering is not None:
+            watch, role = self._metering.instruments.watch, metrics.ORCHESTRATOR
+            watch(metrics.REQUESTS_ACTIVE, lambda: texts.active)
+            watch(
+                metrics.QUEUE_DEPTH,
+                lambda: texts.terms.encoder.waiting + texts.places.waiting,
+                role,
+            )
+
+    @property
+    def texts(self) -> Texts:
+        """Who makes texts.
+
+        Raises:
+            Unavailable: the pair is not ready.
+        """
+        offer = self._pool.offer
+        if self._texts is None or self._texts.terms.offer.law != offer.law:
+            raise Unavailable("not ready: reading the target's tokenizer")
+        return self._texts
+
+    async def texts_soon(self, remaining: float | None) -> Texts:
+        """Who makes texts, waited for where there was somebody a moment ago.
+
+        Args:
+            remaining: seconds until the caller's deadline; None for none.
+
+        Raises:
+            Unavailable: the pair is not ready, or not in time.
+            Exhausted: as many wait already as texts may be made.
+        """
+        seconds = self._settings.failover_seconds - (time.monotonic() - self._lost_at)
+        if remaining is not None:
+            seconds = min(seconds, remaining)
+        if self.is_ready or seconds <= 0:
+            return self.texts
+        if self._waiting >= self._settings.max_requests:
+            raise Exhausted(f"{self._waiting} texts wait for a target; try again later")
+        self._waiting += 1
+        try:
+            await self._news.find(lambda: self.is_ready or None, seconds)
+        finally:
+            self._waiting -= 1
+        return self.texts
+
+    async def stop(self) -> None:
+        """Close the channels."""
+        if self._texts is not None:
+            self._texts.terms.encoder.close()
+        await self._pool.close()

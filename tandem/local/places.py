@@ -1,0 +1,67 @@
+"""How we reach services of ours that ask for TLS: as the one that they are there for does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.errors import StartupError
+from tandem.failure import Misconfigured
+from tandem.rpc.named_file import NamedFile
+from tandem.rpc.place import Place
+
+if TYPE_CHECKING:
+    from tandem.rpc.tls import ClientTls
+
+_PEERS = "TANDEM_ORCHESTRATOR_PEER_"
+_FILES = ("CA", "CERT", "KEY")
+
+
+def place_of(
+    name: str, address: str, own: Mapping[str, str], orchestrator: Mapping[str, str]
+) -> Place:
+    """A service of ours: a drafter or a target as the orchestrator reaches it, the orchestrator
+    as the commands do, by TANDEM_CA and the like.
+
+    Args:
+        name: of the service.
+        address: of it.
+        own: its settings, without their prefix.
+        orchestrator: those of the orchestrator.
+
+    Raises:
+        Misconfigured: it asks for TLS, and there is nothing to speak it with; or a file is unfit.
+    """
+    try:
+        if name != "orchestrator":
+            if "TLS_CERT" not in own:
+                return Place(address)
+            tls = _tls(_PEERS, [orchestrator.get(f"PEER_{key}", "") for key in _FILES])
+            return Place(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
+        token = ""
+        if "TOKEN_FILE" in own and (file := os.environ.get("TANDEM_TOKEN_FILE")):
+            from tandem.rpc.tokens import read_token
+
+            token = read_token(NamedFile("TANDEM_TOKEN_FILE", Path(file)))
+        if "TLS_CERT" not in own:
+            return Place(address, token=token)
+        tls = _tls("TANDEM_", [os.environ.get(f"TANDEM_{key}", "") for key in _FILES])
+        return Place(address, tls, os.environ.get("TANDEM_TLS_NAME", ""), token)
+    except StartupError as error:
+        raise Misconfigured(str(error)) from None
+
+
+def _tls(prefix: str, paths: list[str]) -> ClientTls:
+    """Of three variables, of which the first has to say something."""
+    ca, cert, key = (
+        NamedFile(f"{prefix}{name}", Path(path)) if path else None
+        for name, path in zip(_FILES, paths, strict=True)
+    )
+    if ca is None:
+        raise Misconfigured(f"a service asks for TLS: set {prefix}CA too, to know it by")
+    # What reads certificates takes a tenth of a second to import.
+    from tandem.rpc.tls import ClientTls
+
+    return ClientTls(ca, cert, key)

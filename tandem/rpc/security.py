@@ -1,0 +1,51 @@
+"""What a service's settings say of TLS, for its server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.errors import StartupError
+from tandem.rpc.named_file import NamedFile
+from tandem.rpc.plaintext import check_plaintext
+from tandem.settings import ServiceSettings, variable_of
+
+if TYPE_CHECKING:
+    from tandem.rpc.tls import ServerTls
+
+
+def tls_of(settings: ServiceSettings) -> ServerTls | None:
+    """TLS of a service; None where it is to serve plaintext, and may.
+
+    Raises:
+        StartupError: which setting or file is unfit, and how.
+    """
+    cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+
+    def named(name: str) -> str:
+        return variable_of(type(settings), name)
+
+    if cert is None or key is None:
+        for given, name, lacking in (
+            (cert, "tls_cert", "tls_key"),
+            (key, "tls_key", "tls_cert"),
+            (ca, "tls_client_ca", "tls_cert"),
+            (settings.tls_clients, "tls_clients", "tls_client_ca"),
+        ):
+            if given:
+                raise StartupError(f"{named(name)} needs {named(lacking)} too")
+        instead = f"{named('tls_cert')} and {named('tls_key')}"
+        check_plaintext(
+            settings.listen, settings.plaintext, named("listen"), instead, named("plaintext")
+        )
+        return None
+    if settings.tls_clients and ca is None:
+        raise StartupError(f"{named('tls_clients')} needs {named('tls_client_ca')} too")
+    # What reads certificates takes a tenth of a second to import.
+    from tandem.rpc.tls import server_tls
+
+    return server_tls(
+        NamedFile(named("tls_cert"), cert),
+        NamedFile(named("tls_key"), key),
+        NamedFile(named("tls_client_ca"), ca) if ca else None,
+        settings.tls_clients,
+    )

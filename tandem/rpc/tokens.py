@@ -1,0 +1,118 @@
+"""Bearer tokens: a file of them, and who presents one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.errors import Unauthenticated
+from tandem.rpc.named_file import NamedFile
+from tandem.rpc.watched import Watched
+
+# What a caller is told to send.
+_HOW = "send the metadata 'authorization: Bearer TOKEN'"
+# Fewer characters could be guessed; `openssl rand -hex 32` gives 64.
+_SHORTEST = 16
+# RFC 6750's alphabet of a bearer token, which HTTP headers carry as it is.
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
+_NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
+_HASHED = re.compile(r"sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    name: str
+    digest: bytes
+
+
+class Tokens:
+    """Who may call, by a token each. The file is read again when it changes.
+
+    Args:
+        file: a line for each token: the name of its owner, a blank, and the token or
+            "sha256:" with the digest of it. Empty lines and those that begin with # say nothing.
+
+    Raises:
+        StartupError: the file is missing, unreadable, malformed or names nobody.
+    """
+
+    def __init__(self, file: NamedFile) -> None:
+        # A digest is looked up by a keyed hash of it, so that the time that a look-up takes says
+        # nothing of the digests in the file.
+        self._secret = secrets.token_bytes(32)
+        self._watched = Watched([file.path], lambda: self._table(file))
+        if not self._watched.look()[1]:
+            raise file.unfit("holds no token: nobody could call")
+
+    def owner_of(self, presented: Sequence[str]) -> str:
+        """The name behind the `authorization` values of a call.
+
+        Raises:
+            Unauthenticated: there is none, or not exactly one, or nobody's token; it says what
+                to send, and nothing of what was sent.
+        """
+        if not presented:
+            raise Unauthenticated(f"no bearer token; {_HOW}")
+        scheme, _, token = presented[0].partition(" ")
+        if len(presented) > 1 or scheme.lower() != "bearer" or not token.strip():
+            raise Unauthenticated(f"the authorization is no bearer token; {_HOW}")
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        entry = self._watched.look()[1].get(self._key(digest))
+        if entry is None or not hmac.compare_digest(entry.digest, digest):
+            raise Unauthenticated(f"the bearer token is unknown or was revoked; {_HOW}")
+        return entry.name
+
+    def _key(self, digest: bytes) -> bytes:
+        return hmac.digest(self._secret, digest, "sha256")
+
+    def _table(self, file: NamedFile) -> Mapping[bytes, _Entry]:
+        try:
+            lines = file.read().decode().splitlines()
+        except UnicodeDecodeError:
+            raise file.unfit("is no text") from None
+        table: dict[bytes, _Entry] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            entry = _entry(file, number, line.split())
+            key = self._key(entry.digest)
+            if key in table:
+                raise file.unfit(f"has the token of line {number} twice")
+            table[key] = entry
+        return table
+
+
+def _entry(file: NamedFile, number: int, words: list[str]) -> _Entry:
+    """A line's token. Its faults are told without a word of it."""
+    if len(words) != 2:
+        raise file.unfit(f"line {number} is not a name and a token")
+    name, token = words
+    if not _NAME.fullmatch(name):
+        raise file.unfit(f"line {number}: a name has letters, digits and _.@:/- only")
+    if hashed := _HASHED.fullmatch(token):
+        return _Entry(name, bytes.fromhex(hashed[1]))
+    if len(token) < _SHORTEST or not _TOKEN.fullmatch(token):
+        raise file.unfit(
+            f"line {number}: a token has at least {_SHORTEST} letters, digits and -._~+/, or is"
+            " sha256: with 64 hexadecimal digits"
+        )
+    return _Entry(name, hashlib.sha256(token.encode()).digest())
+
+
+def read_token(file: NamedFile) -> str:
+    """The one token of a caller: alone in its file.
+
+    Raises:
+        StartupError: the file is missing, unreadable, or holds no token.
+    """
+    try:
+        token = file.read().decode().strip()
+    except UnicodeDecodeError:
+        raise file.unfit("is no text") from None
+    if not _TOKEN.fullmatch(token):
+        raise file.unfit("does not hold one bearer token and nothing else")
+    return token

@@ -1,0 +1,86 @@
+"""Certificates for tests: an authority, and what it signs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import NameOID
+
+_DAY = timedelta(days=1)
+Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key, as files."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """Signs certificates; its own is `cert`."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _named(name)
+        own = _builder(self._name, self._name, self._key, 1)
+        own = own.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        self.cert = _written(folder / f"{name}.pem", own.sign(self._key, hashes.SHA256()))
+
+    def sign(
+        self,
+        name: str,
+        *,
+        days: float = 1,
+        key: Key | None = None,
+        file: str = "",
+        bare: bool = False,
+    ) -> Pair:
+        """A certificate for a name and 127.0.0.1; of negative days it has expired, and a bare one
+        has a common name only."""
+        key = key or ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
+        builder = _builder(_named(name), self._name, key, days)
+        if not bare:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        cert = builder.sign(self._key, hashes.SHA256())
+        stem = self._folder / (file or name)
+        secret = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        stem.with_suffix(".key").write_bytes(secret)
+        return Pair(_written(stem.with_suffix(".crt"), cert), stem.with_suffix(".key"))
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: Key, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - 2 * _DAY)
+        .not_valid_after(now + days * _DAY)
+    )
+
+
+def _written(path: Path, certificate: x509.Certificate) -> Path:
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return path

@@ -1,0 +1,73 @@
+"""docs/security.md: its commands make what its settings name, and services take it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tandem.load.client import Client
+from tandem.local.places import place_of
+from tests.manifests import known_variables
+from tests.processes import generation, trio
+
+DOCS = Path(__file__).parents[2] / "docs" / "security.md"
+BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
+# Of the commands; the services have known ones only.
+CLIENTS = {"TANDEM_CA", "TANDEM_CERT", "TANDEM_KEY", "TANDEM_TLS_NAME", "TANDEM_TOKEN_FILE"}
+
+
+def exported(block: str) -> dict[str, str]:
+    """The variables that a block sets."""
+    words = [word for line in re.findall(r"^export (.*)$", block, re.M) for word in line.split()]
+    return dict(word.split("=", 1) for word in words)
+
+
+def test_every_variable_is_one() -> None:
+    assert set(exported(BLOCKS[1])) <= known_variables() | CLIENTS
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+def test_its_commands_secure_the_services(
+    tmp_path: Path, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, settings = BLOCKS
+    subprocess.run(["sh", "-euc", make], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    variables = {
+        name: str(tmp_path / value) if (tmp_path / value).is_file() else value
+        for name, value in exported(settings).items()
+    }
+    # The drafter's are the target's by another name.
+    variables |= {
+        name.replace("TARGET", "DRAFTER"): value.replace("/target.", "/drafter.")
+        for name, value in variables.items()
+        if name.startswith("TANDEM_TARGET_")
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    models = dict(zip(("drafter", "target"), map(str, random_pair), strict=True))
+    with trio(
+        tmp_path / "logs",
+        drafter={"MODEL": models["drafter"]},
+        target={"MODEL": models["target"]},
+    ) as services:
+        with Client(services.stack.place("orchestrator")) as client:
+            reply = client.complete(generation([1], max_new_tokens=8, gamma=2), 30)
+        assert reply.summary.drafted_tokens
+        own = prefixed("TANDEM_ORCHESTRATOR_", variables)
+        monkeypatch.delenv("TANDEM_TOKEN_FILE")
+        place = place_of("orchestrator", services.orchestrator.address, own, own)
+        with Client(place) as client, pytest.raises(Exception, match="no bearer token"):
+            client.complete(generation([1], max_new_tokens=8, gamma=2), 30)
+
+
+def prefixed(prefix: str, variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in variables.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,100 @@
+"""The component `tls`: who shows what, who is believed, and where plaintext is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.settings import OrchestratorSettings
+from tandem.rpc.plaintext import host_of
+from tests.manifests import SERVICES, VARIANTS, Manifests, base, render, tool
+
+# What cert-manager writes into a Secret.
+_KEYS = {"tls.crt", "tls.key", "ca.crt"}
+
+
+@pytest.fixture(params=[name for name in VARIANTS if "tls" in name])
+def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Manifests:
+    if tool("kustomize") is None:
+        pytest.skip("kustomize is not installed; `make kubernetes-check` builds it")
+    return render(request.param, tmp_path_factory.mktemp("tls"))
+
+
+def certificates(manifests: Manifests) -> dict[str, Any]:
+    return {
+        name: one["spec"]
+        for name, one in manifests.all("Certificate").items()
+        if name in (*SERVICES, "client")
+    }
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_has_its_own_certificate(
+    secured: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template, container = secured.containers()[service]
+    settings = secured.settings(service, monkeypatch)
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    assert mount["readOnly"]
+    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "tls"]
+    assert volume["secret"]["secretName"] == certificates(secured)[service]["secretName"]
+    files = [settings.tls_cert, settings.tls_key, settings.tls_client_ca]
+    if isinstance(settings, OrchestratorSettings):
+        files += [settings.peer_cert, settings.peer_key, settings.peer_ca]
+    for file in files:
+        assert file is not None
+        assert file.parent == Path(mount["mountPath"])
+        assert file.name in _KEYS
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_plaintext_is_asked_for(
+    secured: Manifests, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is where this component is not."""
+    assert secured.settings(service, monkeypatch).plaintext == "loopback"
+    plain = base().settings(service, monkeypatch)
+    assert plain.plaintext == "allow"
+    if isinstance(plain, OrchestratorSettings):
+        assert plain.peer_plaintext == "allow"
+        settings = secured.settings(service, monkeypatch)
+        assert isinstance(settings, OrchestratorSettings)
+        assert settings.peer_plaintext == "loopback"
+
+
+def test_names_fit(secured: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of peers are what the orchestrator finds them by; who may call is who does."""
+    found, names = certificates(secured), {}
+    for name, spec in found.items():
+        names[name] = set(spec["dnsNames"])
+    settings = secured.settings("orchestrator", monkeypatch)
+    assert isinstance(settings, OrchestratorSettings)
+    for service, addresses in (("drafter", settings.drafters), ("target", settings.targets)):
+        assert {host_of(address) for address in addresses} <= names[service]
+        callers = set(secured.settings(service, monkeypatch).tls_clients)
+        assert callers <= names["orchestrator"]
+        assert not any(callers & names[other] for other in ("drafter", "target", "client"))
+        assert found[service]["usages"] == ["server auth"]
+    callers = set(secured.settings("orchestrator", monkeypatch).tls_clients)
+    assert callers <= names["client"]
+    assert not any(callers & names[other] for other in SERVICES)
+    assert found["orchestrator"]["usages"] == ["server auth", "client auth"]
+
+
+def test_one_authority_signs_all(secured: Manifests) -> None:
+    (authority,) = [one for one in secured.all("Certificate").values() if one["spec"].get("isCA")]
+    (issuer,) = [one for one in secured.all("Issuer").values() if "ca" in one["spec"]]
+    assert issuer["spec"]["ca"]["secretName"] == authority["spec"]["secretName"]
+    for spec in certificates(secured).values():
+        assert spec["issuerRef"] == {"name": issuer["metadata"]["name"], "kind": "Issuer"}
+        assert spec["privateKey"]["algorithm"] == "ECDSA", "what gRPC takes, beside RSA"
+        assert spec["privateKey"]["rotationPolicy"] == "Always"
+    mounted = {
+        volume["secret"]["secretName"]
+        for template in secured.templates().values()
+        for volume in template["spec"]["volumes"]
+        if "secret" in volume
+    }
+    assert authority["spec"]["secretName"] not in mounted
