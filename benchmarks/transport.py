@@ -111,7 +111,7 @@ def main() -> None:
                         count = max(_PER_CLIENT, _TEXTS // texts)
                         cost = asyncio.run(measure(place, ids, texts, _GAMMA, count))
                         found.append((way, cost))
-    Console().print(_table(found))
+    Console(width=110).print(_table(found))
     rows = [{"way": way, **asdict(cost)} for way, cost in found]
     options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
 
