@@ -10,6 +10,7 @@ import socket
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -41,7 +42,7 @@ async def test_texts_go_on_while_the_clock_jumps(monkeypatch: pytest.MonkeyPatch
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + next(jumps))
     monkeypatch.setattr(time, "time", lambda: (now_ns() + next(jumps)) / 1e9)
-    waits = {"verify_seconds": 5.0, "draft_seconds": 5.0, "idle_seconds": 5.0}
+    waits: dict[str, Any] = {"verify_seconds": 5.0, "draft_seconds": 5.0, "idle_seconds": 5.0}
     async with orchestrate(FakeDrafter(), FakeTarget(), **waits) as stub:
         for _ in range(10):
             # Without a deadline of gRPC's, whose Python makes it of the time of day.

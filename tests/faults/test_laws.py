@@ -22,10 +22,11 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
-from tests.exactness import CELLS, LENGTH, PROMPT, VOCAB_SIZE, target_law
+from tests.exactness import CELLS, LENGTH, PROMPT, target_law
 from tests.laws import chi_square_p_value
 from tests.processes import generation
 from tests.service.conftest import address_of, connect, start
+from tests.tiny import VOCAB_SIZE
 
 TEXTS = {"target": 2_000, "drafter": 1_000, "orchestrator": 500}
 CONCURRENT = 16

@@ -131,7 +131,7 @@ async def test_what_is_corrupted_ends_its_text_at_worst(role: str, kind: str) ->
     name = {"step": KINDS[role][2], "answer": KINDS[role][3]}[kind]
     async with staged() as stage:
         struck = stage.strike(role, name, GARBAGE["corrupted"])
-        (outcome,) = await asyncio.gather(stage.text(), return_exceptions=True)
+        outcome: Any = (await asyncio.gather(stage.text(), return_exceptions=True))[0]
         if isinstance(outcome, grpc.aio.AioRpcError):
             assert outcome.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
         else:

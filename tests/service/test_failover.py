@@ -58,7 +58,11 @@ async def test_of_a_drafter_that_hangs_alone_the_first_text_pays() -> None:
 async def test_a_target_that_hangs_is_left_after_what_stages_take() -> None:
     """Not after the longest that they may take; and no other text goes there."""
     targets = FakeTarget(), FakeTarget()
-    waits = {"verify_seconds": 60.0, "stage_floor_seconds": 0.1, "connect_seconds": 0.2}
+    waits: dict[str, Any] = {
+        "verify_seconds": 60.0,
+        "stage_floor_seconds": 0.1,
+        "connect_seconds": 0.2,
+    }
     async with orchestrate(FakeDrafter(), *targets, **waits) as stub:
         for _ in range(4):
             await stub.Complete(request())

@@ -102,7 +102,8 @@ def test_an_openings_deadline_follows_the_prompts_length(clock: Clock) -> None:
 
 
 async def test_news_is_looked_at_and_waiting_ends() -> None:
-    news, found = News(), []
+    news = News()
+    found: list[int] = []
     looking = asyncio.create_task(news.find(lambda: found[0] if found else None, 10.0))
     await asyncio.sleep(0)
     news.tell()
@@ -111,4 +112,5 @@ async def test_news_is_looked_at_and_waiting_ends() -> None:
     found.append(7)
     news.tell()
     assert await looking == 7
-    assert await news.find(lambda: None, 0.01) is None
+    found.clear()
+    assert await news.find(lambda: found[0] if found else None, 0.01) is None
