@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import clients
+from orchestrator import connection
 from orchestrator.clients import TargetClient
 from orchestrator.servicer import make_service
 from tandem.errors import Unavailable
@@ -33,9 +33,9 @@ _ROLES = ("server", "drafter", "target", "orchestrator")
 
 @pytest.fixture(autouse=True)
 def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(clients, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(clients, "_HANDOVER_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_HANDOVER_SECONDS", 0.05)
 
 
 class Mounted:
