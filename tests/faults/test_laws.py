@@ -28,7 +28,7 @@ from tests.processes import generation
 from tests.service.conftest import address_of, connect, start
 from tests.tiny import VOCAB_SIZE
 
-TEXTS = {"target": 2_000, "drafter": 1_000, "orchestrator": 500}
+TEXTS = {"target": 1_000, "drafter": 1_000, "orchestrator": 500}
 CONCURRENT = 16
 # A sound service fails one of the four cases in 1,000 runs.
 SMALLEST_P = 0.001 / 4
