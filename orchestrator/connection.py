@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ class _Connection:
         await self.channel.close()
 
 
-class Peer:
+class Peer(ABC):
     """Whoever is at an address.
 
     Where the dialer's credentials change, what is begun from then on goes over a channel of its
@@ -73,9 +74,9 @@ class Peer:
         channel = self._dialer.connect(self.address, self._host)
         return _Connection(channel, *self._over(channel), version)
 
+    @abstractmethod
     def _over(self, channel: grpc.aio.Channel) -> tuple[Any, Link[Any]]:
         """A stub and a link over a channel."""
-        raise NotImplementedError
 
     async def health(self, seconds: float) -> AsyncGenerator[bool, None]:
         """Whether it serves, now and whenever that changes, until it stops.

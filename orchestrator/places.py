@@ -34,10 +34,12 @@ class Room:
     Attributes:
         texts: at once.
         tokens: of them all, prompts and what follows; infinite where none says.
+        longest: tokens of one text, on the target that can hold the most.
     """
 
     texts: int
     tokens: float = math.inf
+    longest: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,9 @@ class Places:
 
     def _fits(self, tokens: int) -> bool:
         room = self._room()
-        return self._running < room.texts and self._tokens + tokens <= room.tokens
+        # A text that no target could ever hold is refused by one of them, and holds nobody up.
+        room_for_it = self._tokens + tokens <= room.tokens or tokens > room.longest
+        return self._running < room.texts and room_for_it
 
     def _ahead(self, client: str) -> int:
         """How many of those who wait come before the client's next text: by its fair share."""

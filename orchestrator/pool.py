@@ -202,7 +202,7 @@ class Pool:
         if not targets:
             return Room(sys.maxsize)
         tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
-        return Room(sum(target.places for target in targets), sum(tokens))
+        return Room(sum(target.places for target in targets), sum(tokens), max(tokens))
 
     async def next_target(
         self, offer: Offer, left: Left, seconds: float

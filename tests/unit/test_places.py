@@ -172,6 +172,19 @@ async def test_tokens_are_room_as_well() -> None:
     await asyncio.gather(*texts)
 
 
+async def test_a_text_that_no_target_could_hold_holds_nobody_up() -> None:
+    """The target that it goes to refuses it, in its own words."""
+    desk = Desk(Room(8, 200, 100))
+    texts = [desk.text("a", tokens=60), desk.text("never", tokens=201), desk.text("b", tokens=60)]
+    await start(*texts)
+    assert desk.began == ["a", "never"]
+    await desk.end("never")
+    assert desk.began == ["a", "never", "b"]
+    for name in "ab":
+        await desk.end(name)
+    await asyncio.gather(*texts)
+
+
 async def test_a_client_may_have_so_many() -> None:
     desk = Desk(Room(8), of_client=2)
     texts = [desk.text("a", "one"), desk.text("b", "one"), desk.text("c", "other")]
