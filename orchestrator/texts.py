@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
@@ -158,13 +158,10 @@ class Texts:
         """Hold a place on a target, once there is one; see `Places.place`."""
         nodes = max(size.nodes for size in generation.sizes)
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
-        place = self.places.place(client, tokens, remaining)
-        with spans.brief("wait"), ledger.stage("place_wait"):
-            await place.__aenter__()
-        try:
+        async with AsyncExitStack() as stack:
+            with spans.brief("wait"), ledger.stage("place_wait"):
+                await stack.enter_async_context(self.places.place(client, tokens, remaining))
             yield
-        finally:
-            await place.__aexit__(None, None, None)
 
     async def _rounds(
         self,
