@@ -10,106 +10,18 @@ from typing import Any, ClassVar
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from tokenizers import Tokenizer, models
 
 from orchestrator.resolver import Name, name_of
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import connect
-from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2
 from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request
-from tests.service.names import Names, serve_names
-
-SERVICE = "tandem.orchestrator.v1.OrchestratorService"
-NAME = "targets.test"
-AT_MOST_SECONDS = 10
-
-
-class Fleet:
-    """An orchestrator over a name, and the pods behind it: each has an address of its own.
-
-    Attributes:
-        names: their name server.
-        stub: of the orchestrator.
-    """
-
-    def __init__(self, names: Names, stack: AsyncExitStack) -> None:
-        self.names = names
-        self._stack = stack
-        self._servers: dict[str, grpc.aio.Server] = {}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        names.records[NAME] = []
-        self.stub: Any = None
-
-    async def start(self, *fakes: FakeTarget) -> list[str]:
-        """Pods that are in the name when they listen; their addresses."""
-        hosts = []
-        for fake in fakes:
-            host = f"127.0.0.{2 + len(self._servers)}"
-            await self.serve(host, fake)
-            hosts.append(host)
-        self.names.records[NAME] += hosts
-        return hosts
-
-    async def serve(self, host: str, fake: FakeTarget | FakeDrafter, port: int = 0) -> None:
-        """Have somebody listen at an address."""
-        server = self._servers[host] = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        await add_fake(fake, server)
-        assert server.add_insecure_port(f"{host}:{port or self.port}")
-        await server.start()
-
-    async def kill(self, host: str) -> None:
-        """A pod is gone; its name may still have it."""
-        await self._servers[host].stop(0)
-
-    async def orchestrate(self, **settings: Any) -> None:
-        """Start the orchestrator."""
-        targets = (f"dns://127.0.0.1:{self.names.port}/{NAME}:{self.port}",)
-        fields: dict[str, Any] = {"targets": targets, "drafters": (), "resolve_seconds": 0.1}
-        fields["gamma"] = 4  # so that rounds are what they are
-        fields["failover_seconds"] = 0.0  # what fails, fails at once
-        fields["peer_plaintext"] = "allow"
-        self.server = RunningServer(
-            "127.0.0.1:0", make_service(OrchestratorSettings(**(fields | settings)))
-        )
-        await self.server.start()
-        self._stack.push_async_callback(self.server.stop, 0.2)
-        channel = connect(f"127.0.0.1:{self.server.port}")
-        await self._stack.enter_async_context(channel)
-        self.stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        self._health = health_pb2_grpc.HealthStub(channel)
-
-    async def is_serving(self) -> bool:
-        reply = await self._health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
-        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
-
-    def is_of(self, fingerprint: str) -> Callable[[], Any]:
-        """Whether a model is what it serves."""
-
-        async def served() -> bool:
-            try:
-                info = await self.stub.GetModelInfo(pb.GetModelInfoRequest())
-            except grpc.aio.AioRpcError as error:  # between two models, for a moment
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
-                    raise
-                return False
-            return bool(info.target.fingerprint == fingerprint)
-
-        return served
-
-    async def text(self, **changes: Any) -> Any:
-        changes = {"speculation": {"gamma": 0}} | changes
-        return await self.stub.Complete(request(**changes), timeout=AT_MOST_SECONDS)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(server.stop(0) for server in self._servers.values()))
+from tests.service.fakes import FakeDrafter, FakeTarget
+from tests.service.fleet import AT_MOST_SECONDS, NAME, Fleet
+from tests.service.names import serve_names
 
 
 @pytest.fixture
