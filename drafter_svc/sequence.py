@@ -99,7 +99,8 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
             times,
             {
                 "tandem.round": request.round,
-                "tandem.gamma": draft.depth,
+                "tandem.gamma": request.gamma,
+                "tandem.depth": draft.depth,
                 "tandem.nodes": len(draft),
                 "tandem.batch_size": times.batch_size,
                 "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,

@@ -105,6 +105,12 @@ class Drafted:
         """The tokens on the way to a place."""
         return [self.token_ids[at - 1] for at in path_to(self.parents, place)]
 
+    def kept_first(self, place: int) -> list[int]:
+        """All tokens: those on the way to a place, then the others in their order."""
+        on_path = path_to(self.parents, place)
+        others = sorted({*range(1, len(self.token_ids) + 1)}.difference(on_path))
+        return [self.token_ids[at - 1] for at in (*on_path, *others)]
+
     def siblings_to(self, place: int) -> list[tuple[int, int]]:
         """Of each token on the way to a place: its rank among its siblings, and how many others
         there were."""

@@ -16,7 +16,7 @@ from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Decided, Drafted, Expected, Policy
+from orchestrator.peers import Choice, Decided, Drafted, Expected, Policy
 from orchestrator.request import Generation
 from orchestrator.round import Round
 from orchestrator.spans import TextSpans
@@ -79,7 +79,7 @@ class Session:
                     drafted = await self._drafting.draft(number, length, choice.size)
                     drafted, decided = await self._deciding.decide(drafted)
                     self._policy.observe(drafted, decided)
-                    self._describe(drafted, decided, choice.expected)
+                    self._describe(choice, drafted, decided)
                     emitted = self._emit(drafted, decided, choice.expected)
                 yield emitted
             with self._spans.child("close"), self._ledger.stage("close_wait"):
@@ -100,13 +100,13 @@ class Session:
         with self._spans.brief("detokenize"), self._ledger.stage("detokenize"):
             return self._emission.commit(self._deciding.round, emitted, drafted, decided, expected)
 
-    def _describe(
-        self, drafted: Drafted | None, decided: Decided, expected: Expected | None
-    ) -> None:
+    def _describe(self, choice: Choice, drafted: Drafted | None, decided: Decided) -> None:
+        expected = choice.expected
         self._spans.describe(
             {
                 "tandem.round": self._deciding.round,  # a lost target's numbers are left out
-                "tandem.gamma": drafted.gamma if drafted else 0,
+                "tandem.gamma": choice.size.gamma,
+                "tandem.depth": drafted.gamma if drafted else 0,
                 "tandem.nodes": len(drafted.token_ids) if drafted else 0,
                 "tandem.place": decided.place,
                 "tandem.accepted": decided.num_accepted,
@@ -125,7 +125,6 @@ class Session:
     def _describe_text(self, drafted: Drafted | None, decided: Decided) -> None:
         if self._spell is None:
             return
-        *texts, following = self._spell(
-            [*(drafted.token_ids if drafted else ()), decided.next_token]
-        ) or [""]
+        tokens = drafted.kept_first(decided.place) if drafted else []
+        *texts, following = self._spell([*tokens, decided.next_token]) or [""]
         self._spans.describe({"tandem.text.drafted": texts, "tandem.text.next": following})

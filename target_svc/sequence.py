@@ -143,7 +143,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
             times,
             {
                 "tandem.round": request.round,
-                "tandem.gamma": draft.depth,
+                "tandem.depth": draft.depth,
                 "tandem.nodes": len(draft),
                 "tandem.place": decision.place,
                 "tandem.accepted": decision.num_accepted,

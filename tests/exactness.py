@@ -170,7 +170,7 @@ def _run_laws(console: Console, texts: int, store: Path) -> bool:
         target = save_random_llama(folder / "target", 1)
         law = target_law(target)
         total = bar.add_task("texts", total=texts * len(cases))
-        for method, rows in product(("model", *BRANCHING), SUPPORTS):
+        for method, rows in product((*BRANCHING, "model"), SUPPORTS):
             settings = drafter_settings(method, rows, folder)
             with trio(folder, drafter=settings, target={"MODEL": str(target)}) as services:
                 for case in (c for c in cases if (c.drafter, c.rows) == (method, rows)):

@@ -257,7 +257,8 @@ def _round(
     verifier: str,
 ) -> None:
     end = at + costs.round_ms(gamma)
-    said: dict[str, Any] = {"tandem__round": number, "tandem__gamma": gamma}
+    said: dict[str, Any] = {"tandem__round": number, "tandem__depth": gamma}
+    said["tandem__nodes"] = gamma
     decided: dict[str, Any] = {"tandem__accepted": accepted, "tandem__verifier": verifier}
     round_ = tape.span("orchestrator", "round", at, end, root, trace=trace, **said, **decided)
     queue = ("queue", costs.queue)

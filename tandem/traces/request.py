@@ -21,7 +21,7 @@ class Round:
         span: the orchestrator's.
         draft: the drafter's; None without a draft, or if its file is missing.
         verify: the target's; None if its file is missing.
-        gamma: tokens drafted.
+        gamma: depth of what was drafted.
         accepted: tokens kept.
         verifier: that decided.
     """
@@ -129,7 +129,7 @@ class Request:
                 span,
                 self.server_side(span, "draft"),
                 self.server_side(span, "verify"),
-                max(span.number("tandem.gamma") or 0, 0),
+                max(span.number("tandem.depth") or 0, 0),
                 accepted,
                 span.text("tandem.verifier"),
             )

@@ -17,7 +17,7 @@ COLUMNS = (
     *("request_id", "trace_id", "span_id", "parent_id", "service", "instance", "name", "kind"),
     # Of the stage that the span's own time counts for; empty where the request never waited.
     *("stage_service", "stage", "round", "start_ns", "duration_ns", "waited_ns"),
-    *("gamma", "accepted", "verifier", "batch_size", "tokens", "error"),
+    *("gamma", "depth", "accepted", "verifier", "batch_size", "tokens", "error"),
 )
 
 
@@ -91,7 +91,7 @@ def _row(
         *(request_id, span.trace_id, span.span_id, span.parent_id, *span.process, span.name),
         *(Kind(span.kind).name.lower(), *(stage or ("", "")), round_),
         *(span.start_ns, span.duration_ns, waited_ns),
-        *(span.number(f"tandem.{key}") for key in ("gamma", "accepted")),
+        *(span.number(f"tandem.{key}") for key in ("gamma", "depth", "accepted")),
         span.text("tandem.verifier"),
         *(span.number(f"tandem.{key}") for key in ("batch_size", "tokens")),
         error,

@@ -113,7 +113,7 @@ def _rows(
 def _round(span: Span) -> dict[str, Any]:
     """What a round's row says: counts, and texts where they were recorded."""
     found: dict[str, Any] = {
-        key: span.number(f"tandem.{key}") for key in ("round", "gamma", "accepted")
+        key: span.number(f"tandem.{key}") for key in ("round", "depth", "nodes", "accepted")
     }
     texts = {k.removeprefix(_TEXT): v for k, v in span.attributes.items() if k.startswith(_TEXT)}
     return {**found, "texts": texts} if texts else found

@@ -123,8 +123,8 @@ class Waterfall:
         where = "" if span.process == self._request.root.process else f" ({span.process.service})"
         if span.name != "round":
             return span.name + (where if "." not in span.name else "")
-        accepted, gamma = span.number("tandem.accepted"), span.number("tandem.gamma")
-        kept = "" if accepted is None else f": {accepted} of {gamma or 0} kept"
+        accepted, depth = span.number("tandem.accepted"), span.number("tandem.depth")
+        kept = "" if accepted is None else f": {accepted} of {depth or 0} kept"
         return f"round {span.number('tandem.round')}{kept}"
 
 

@@ -345,7 +345,8 @@ async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> N
 
     async def is_plain() -> bool:
         summary = (await fleet.text(speculation=drafting)).summary
-        assert summary.drafter_lost is not any(summary.gammas)
+        # A drafter that comes back may draft the rest of a text that began without it.
+        assert summary.drafter_lost is not (summary.gammas[1] > 0)
         return not any(summary.gammas)
 
     await until(is_plain)

@@ -78,6 +78,7 @@ ATTRIBUTES = {
     "round": {
         "tandem.round",
         "tandem.gamma",
+        "tandem.depth",
         "tandem.nodes",
         "tandem.place",
         "tandem.accepted",
@@ -87,6 +88,7 @@ ATTRIBUTES = {
         "tandem.request_id",
         "tandem.round",
         "tandem.gamma",
+        "tandem.depth",
         "tandem.nodes",
         "tandem.batch_size",
         "tandem.draft_bytes",
@@ -94,7 +96,7 @@ ATTRIBUTES = {
     "verify": {
         "tandem.request_id",
         "tandem.round",
-        "tandem.gamma",
+        "tandem.depth",
         "tandem.nodes",
         "tandem.place",
         "tandem.accepted",

@@ -178,7 +178,7 @@ def test_a_line_a_span(recording: Callable[[], Recording]) -> None:
     waited = sum(int(row["waited_ns"]) for row in mine)
     assert waited == request_ms([(4, 2), (4, 4), (0, 0)]) * MS
     draft = next(row for row in mine if row["name"] == "draft" and row["round"] == "2")
-    assert (draft["service"], draft["kind"], draft["gamma"]) == ("drafter", "server", "4")
+    assert (draft["service"], draft["kind"], draft["depth"]) == ("drafter", "server", "4")
     forward = next(row for row in mine if row["name"] == "verify.forward")
     assert (forward["stage_service"], forward["stage"]) == ("target", "verify.forward")
     assert forward["round"] == "1"

@@ -54,8 +54,8 @@ def test_every_request_and_span_is_in_the_page(tape: Tape, tmp_path: Path) -> No
     assert all(0 < row[2] <= 5 for row in below)
     rounds = [row[6] for row in below if len(row) > 6]
     assert rounds == [
-        {"round": 1, "gamma": 4, "accepted": 2},
-        {"round": 2, "gamma": 2, "accepted": 2},
+        {"round": 1, "depth": 4, "nodes": 4, "accepted": 2},
+        {"round": 2, "depth": 2, "nodes": 2, "accepted": 2},
     ]
 
 
@@ -63,7 +63,7 @@ def test_texts_are_there_where_they_were_recorded(tmp_path: Path) -> None:
     tape = Tape()
     root = tape.span("orchestrator", "generate", 0, 9, kind="SERVER")
     said: dict[str, Any] = {"tandem__text__drafted": [" a", "<b"], "tandem__text__next": "\n"}
-    tape.span("orchestrator", "round", 1, 8, root, tandem__accepted=1, tandem__gamma=2, **said)
+    tape.span("orchestrator", "round", 1, 8, root, tandem__accepted=1, tandem__depth=2, **said)
     page, _ = page_of(tape, tmp_path)
     ((_, round_),) = [r["spans"] for r in data_in(page)["requests"]]
     assert round_[6]["texts"] == {"drafted": [" a", "<b"], "next": "\n"}

@@ -1,0 +1,25 @@
+"""A drafter's answer as the orchestrator reads it: paths, siblings, what is told first."""
+
+from __future__ import annotations
+
+from orchestrator.peers import Drafted
+from tandem.telemetry.stages import StageTimes
+
+
+def answer(token_ids: list[int], parents: list[int] | None) -> Drafted:
+    return Drafted(token_ids, parents, None, 0, StageTimes())
+
+
+def test_of_a_tree_the_kept_path_comes_first() -> None:
+    # 5 and 6 at the root, 7 behind 5, 8 and 9 behind 6.
+    tree = answer([5, 6, 7, 8, 9], [0, 0, 1, 2, 2])
+    assert tree.gamma == 2
+    assert tree.kept_first(5) == [6, 9, 5, 7, 8]
+    assert tree.kept_first(1) == [5, 6, 7, 8, 9]
+    assert tree.kept_first(0) == [5, 6, 7, 8, 9]
+    assert tree.path_to(5) == [6, 9]
+    assert tree.siblings_to(5) == [(1, 1), (1, 1)]
+
+
+def test_a_chain_stays_as_it_is() -> None:
+    assert answer([5, 6, 7], None).kept_first(2) == [5, 6, 7]
