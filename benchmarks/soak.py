@@ -1,6 +1,10 @@
-"""Thousands of short texts, one after another: whether memory returns to where it was.
+"""Thousands of short texts, some given up or late: whether all are right and all comes back.
 
-python -m benchmarks.soak [--texts 10000]
+    python -m benchmarks.soak [--texts 20000] [--clients 16] [--cancelled 0.1] [--late 0.05]
+
+Each text is one of a few whose tokens are known, since it was made alone before; a share of the
+clients cancel within their text, others have a deadline that ends most of theirs. Exit code 1 if
+one text is wrong, or if something is left open.
 """
 
 from __future__ import annotations
@@ -8,12 +12,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 
 import grpc
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -21,118 +28,248 @@ from rich.table import Table
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.services import serving
+from benchmarks.measure.vitals import Vitals, vitals_of
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.local.pair import Pair
 from tandem.local.stack import Stack
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
-_CLIENTS = 8
-_NEW_TOKENS = 8
+_KNOWN = 96
 # Allocators, caches and thread stacks have grown to their size by then.
-_WARM_UP = 1000
+_WARM_UP = 2000
+_BETWEEN = 200
+# A text takes about 0.2 s beside fifteen others.
+_LATE_SECONDS = (0.001, 0.1)
+_IDLE_SECONDS = 10.0
+
+
+@dataclass
+class Seen:
+    """What became of the texts.
+
+    Attributes:
+        ends: texts by how they ended: whole, cancelled, or a status.
+        wrong: seeds of those with another token than the same text alone.
+        samples: of each service, after so many texts.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    wrong: list[int] = field(default_factory=list)
+    samples: dict[str, list[tuple[int, Vitals]]] = field(default_factory=dict)
+
+    def take(self, stack: Stack) -> None:
+        """Sample the services."""
+        done = sum(self.ends.values())
+        for name, process in stack.processes.items():
+            self.samples.setdefault(name, []).append((done, vitals_of(process.id)))
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Resident memory of one service.
+class Growth:
+    """One service from the end of the warm-up to that of all texts.
 
     Attributes:
         service: its name.
-        before_mib: after the warm-up.
-        after_mib: after all texts.
-        bytes_a_text: growth in between.
+        before: vitals at its begin, idle.
+        after: at its end, idle.
+        bytes_a_text: slope of its memory, by least squares.
+        error: standard error of that.
     """
 
     service: str
-    before_mib: float
-    after_mib: float
+    before: Vitals
+    after: Vitals
     bytes_a_text: float
+    error: float
 
 
-def request(seed: int) -> pb.CompleteRequest:
-    """A short text."""
+def generation(seed: int) -> pb.Generation:
+    """One of the known texts: both rules, three temperatures, chains of each length."""
     message = pb.Generation(
         prompt=PROMPTS[seed % len(PROMPTS)],
-        stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
+        stopping=pb.Stopping(max_new_tokens=4 + seed % 29, ignore_eos=True),
+        speculation=pb.Speculation(gamma=seed % 7, verifier=("block", "token")[seed % 2]),
     )
     message.sampling.seed = seed
-    return pb.CompleteRequest(generation=message)
+    message.sampling.temperature = (0.0, 0.7, 1.0)[seed % 3]
+    return message
 
 
-async def run_texts(address: str, seeds: Iterator[int], progress: Progress, task: Any) -> None:
-    """All of them, by a few clients."""
+class Clients:
+    """Take texts, one after the other.
 
-    async def work(stub: Any) -> None:
-        for seed in seeds:
-            await stub.Complete(request(seed), timeout=60)
-            progress.advance(task)
+    Args:
+        address: of the orchestrator.
+        seen: what they note.
+        cancelled: share of the texts that are given up.
+        late: share with a deadline that hardly any text keeps.
+    """
 
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        await asyncio.gather(*(work(stub) for _ in range(_CLIENTS)))
+    def __init__(self, address: str, seen: Seen, cancelled: float, late: float) -> None:
+        self._address, self._seen = address, seen
+        self._cancelled, self._late = cancelled, late
+        self._random = random.Random(15)
+        self.known: list[list[int]] = []
+
+    async def learn(self) -> None:
+        """Make each known text alone."""
+        async with connect(self._address) as channel:
+            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            for seed in range(_KNOWN):
+                request = pb.CompleteRequest(generation=generation(seed))
+                self.known.append(list((await stub.Complete(request, timeout=60)).token_ids))
+
+    async def run(self, texts: Iterator[int], clients: int, after_each: Callable[[], None]) -> None:
+        """Until there are no texts left."""
+
+        async def work() -> None:
+            async with connect(self._address) as channel:
+                stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+                for text in texts:
+                    self._seen.ends[await self._one(stub, text % _KNOWN)] += 1
+                    after_each()
+
+        await asyncio.gather(*(work() for _ in range(clients)))
+
+    async def _one(
+        self, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub, seed: int
+    ) -> str:
+        drawn = self._random.random()
+        gives_up = drawn < self._cancelled
+        is_late = not gives_up and drawn < self._cancelled + self._late
+        call = stub.Generate(
+            pb.GenerateRequest(generation=generation(seed)),
+            timeout=self._random.uniform(*_LATE_SECONDS) if is_late else 60,
+        )
+        # Before its first message, or behind one of them.
+        left = self._random.randrange(4) if gives_up else None
+        got: list[int] = []
+        end = "whole"
+        try:
+            if left == 0:
+                await asyncio.sleep(self._random.uniform(0, 0.02))
+                call.cancel()
+            async for reply in call:
+                got += (token.id for token in reply.round.tokens)
+                left = None if left is None else left - 1
+                if left == 0:
+                    call.cancel()
+        except asyncio.CancelledError:
+            end = "cancelled"
+        except grpc.aio.AioRpcError as error:
+            end = error.code().name
+        known = self.known[seed]
+        if got != (known if end == "whole" else known[: len(got)]):
+            self._seen.wrong.append(seed)
+        return end
 
 
-def open_sequences(addresses: Mapping[str, str]) -> int:
-    """Of both services with a model."""
-    with (
-        grpc.insecure_channel(addresses["drafter"]) as drafter,
-        grpc.insecure_channel(addresses["target"]) as target,
+async def left_open(addresses: dict[str, str]) -> int:
+    """Sequences and texts that the services hold, once they had time to see that all have ended."""
+    async with (
+        connect(addresses["drafter"]) as drafter,
+        connect(addresses["target"]) as target,
+        connect(addresses["orchestrator"]) as orchestrator,
     ):
         drafts = drafter_pb2_grpc.DrafterServiceStub(drafter)
         verdicts = target_pb2_grpc.TargetServiceStub(target)
-        infos = (
-            drafts.GetModelInfo(drafter_pb2.GetModelInfoRequest()),
-            verdicts.GetModelInfo(target_pb2.GetModelInfoRequest()),
+        texts = orchestrator_pb2_grpc.OrchestratorServiceStub(orchestrator)
+        for _ in range(int(_IDLE_SECONDS / 0.1)):
+            draft = await drafts.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+            verdict = await verdicts.GetModelInfo(target_pb2.GetModelInfoRequest())
+            text = await texts.GetModelInfo(pb.GetModelInfoRequest())
+            held = draft.stats.open_sequences + verdict.stats.open_sequences + text.active_requests
+            if not held:
+                break
+            await asyncio.sleep(0.1)
+        return held
+
+
+def growth_of(
+    service: str, samples: list[tuple[int, Vitals]], idle: tuple[Vitals, Vitals]
+) -> Growth:
+    """The slope of a service's memory over the texts that had ended."""
+    texts, memory = np.array([(done, vitals.anonymous_bytes) for done, vitals in samples]).T
+    away = texts - texts.mean()
+    slope = float(away @ memory / (away @ away))
+    rest = memory - memory.mean() - slope * away
+    error = float(np.sqrt(rest @ rest / max(len(texts) - 2, 1) / (away @ away)))
+    return Growth(service, *idle, slope, error)
+
+
+async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Growth], int]:
+    """Warm up, run all texts, and look at what is left."""
+    seen = Seen()
+    clients = Clients(stack.addresses["orchestrator"], seen, options.cancelled, options.late)
+    texts = iter(range(_WARM_UP + options.texts))
+    with Progress() as progress:
+        task = progress.add_task("texts", total=_WARM_UP + options.texts)
+
+        def after_each() -> None:
+            progress.advance(task)
+            if sum(seen.ends.values()) % _BETWEEN == 0:
+                seen.take(stack)
+
+        await clients.learn()
+        await clients.run(islice(texts, _WARM_UP), options.clients, after_each)
+        await left_open(stack.addresses)
+        seen.samples.clear()
+        before = {name: vitals_of(process.id) for name, process in stack.processes.items()}
+        await clients.run(texts, options.clients, after_each)
+        held = await left_open(stack.addresses)
+    after = {name: vitals_of(process.id) for name, process in stack.processes.items()}
+    growths = [
+        growth_of(name, samples, (before[name], after[name]))
+        for name, samples in seen.samples.items()
+    ]
+    return seen, growths, held
+
+
+def _table(growths: list[Growth]) -> Table:
+    table = Table(
+        "service", "MiB", "after", "bytes a text", "descriptors", "after", "threads", "after"
+    )
+    for growth in growths:
+        before, after = growth.before, growth.after
+        table.add_row(
+            growth.service,
+            f"{before.anonymous_bytes / 2**20:.1f}",
+            f"{after.anonymous_bytes / 2**20:.1f}",
+            f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
+            *(str(n) for n in (before.descriptors, after.descriptors)),
+            *(str(n) for n in (before.threads, after.threads)),
         )
-        return sum(info.stats.open_sequences for info in infos)
-
-
-def resident_mib(stack: Stack) -> dict[str, float]:
-    """VmRSS of each service's process."""
-    found = {}
-    for name, process in stack.processes.items():
-        status = Path(f"/proc/{process.id}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        found[name] = int(line.split()[1]) / 1024
-    return found
+    return table
 
 
 def main() -> None:
-    """Measure, print and write benchmarks/results/soak.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=10_000)
-    texts = parser.parse_args().texts
-    with serving(Pair()) as stack, Progress() as progress:
-        task = progress.add_task("texts", total=_WARM_UP + texts)
-        orchestrator = stack.addresses["orchestrator"]
-        asyncio.run(run_texts(orchestrator, iter(range(_WARM_UP)), progress, task))
-        before = resident_mib(stack)
-        asyncio.run(run_texts(orchestrator, iter(range(texts)), progress, task))
-        after = resident_mib(stack)
-        left_open = open_sequences(stack.addresses)
-    found = [
-        Memory(name, before[name], after[name], (after[name] - before[name]) * 2**20 / texts)
-        for name in before
-    ]
-    table = Table("service", "before, MiB", "after, MiB", "bytes a text")
-    for memory in found:
-        table.add_row(
-            memory.service,
-            f"{memory.before_mib:.1f}",
-            f"{memory.after_mib:.1f}",
-            f"{memory.bytes_a_text:.0f}",
-        )
-    Console().print(table, f"sequences left open: {left_open}")
+    """Soak, print and write benchmarks/results/soak.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--texts", type=int, default=20_000, help="behind the warm-up")
+    parser.add_argument("--clients", type=int, default=16, help="at once")
+    parser.add_argument("--cancelled", type=float, default=0.1, help="share that is given up")
+    parser.add_argument("--late", type=float, default=0.05, help="share with a short deadline")
+    options = parser.parse_args()
+    with serving(Pair()) as stack:
+        stack.settle()
+        seen, growths, held = asyncio.run(soak(stack, options))
+    console = Console(width=120)
+    ends = ", ".join(f"{count} {end}" for end, count in seen.ends.most_common())
+    console.print(_table(growths), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}")
     RESULTS.mkdir(exist_ok=True)
     result = {
         "environment": describe(),
-        "texts": texts,
-        "left_open": left_open,
-        "memory": [asdict(memory) for memory in found],
+        "options": vars(options),
+        "ends": seen.ends,
+        "wrong": seen.wrong,
+        "left_open": held,
+        "growth": [asdict(growth) for growth in growths],
     }
     (RESULTS / "soak.json").write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(1 if seen.wrong or held else 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import structlog
 
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, Drafter, DraftSize, Prompt
-from tandem.errors import DrafterLost, TandemError, Unavailable
+from tandem.errors import DeadlineExceeded, DrafterLost, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -104,6 +104,7 @@ class Drafting:
 
         Raises:
             DrafterLost: the rule cannot go on without.
+            DeadlineExceeded: the text's deadline came first.
         """
         if not size.gamma or self._losses >= _MOST_LOSSES:
             self._rest()
@@ -120,6 +121,8 @@ class Drafting:
             drafted = await self._drafter.draft(
                 round_, length - len(self._news), self._news, size, bool(self._needed_by)
             )
+        except DeadlineExceeded:  # the text's own: the drafter has not failed
+            raise
         except TandemError as error:
             self._lose(error, round_)
             return None

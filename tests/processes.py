@@ -84,6 +84,13 @@ class Trio:
         """Open sequences of both services together."""
         return sum(info.stats.open_sequences for info in self.stats())
 
+    def wait_open(self, count: int, seconds: float = 10.0) -> None:
+        """So many sequences are open in time: a drafter's opens beside the target's."""
+        deadline = time.monotonic() + seconds
+        while (found := self.open_sequences()) != count and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert found == count
+
     def wait_idle(self, seconds: float = 1.0) -> None:
         """Both services are back to zero open sequences in time."""
         deadline = time.monotonic() + seconds

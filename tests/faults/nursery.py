@@ -23,6 +23,7 @@ from queue import Queue
 from typing import Any
 
 _POLL_SECONDS = 0.02
+_END_SECONDS = 60.0
 _IMPORTED = (
     "drafter_svc.servicer",
     "target_svc.servicer",
@@ -52,8 +53,8 @@ class Nursery:
     def __exit__(self, *_: object) -> None:
         assert self._popen.stdin is not None
         self._popen.stdin.close()
-        self._popen.wait(10)
-        self._reader.join(10)
+        self._popen.wait(_END_SECONDS)
+        self._reader.join(_END_SECONDS)
 
     def start(self, module: str, environment: Mapping[str, str], log: Path) -> int:
         """A service's pid. It may not listen yet."""

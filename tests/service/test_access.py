@@ -61,7 +61,10 @@ class StreamHandlers(target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         self.reached.append(caller())
-        await context.write(target_pb2.VerifyResponse())
+        async for (
+            _
+        ) in request_iterator:  # a caller that is cut off while it writes is no subject here
+            await context.write(target_pb2.VerifyResponse())
 
     async def GetModelInfo(self, request: Any, context: Any) -> target_pb2.GetModelInfoResponse:
         return target_pb2.GetModelInfoResponse()

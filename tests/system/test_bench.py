@@ -90,7 +90,9 @@ def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
     with serving(Pair(), **traces) as stack:
         load = ["bench", "-a", stack.addresses["orchestrator"], "--json"]
         data = ["--data", str(ROOT / "deploy" / "ghz" / "prompts.json")]
-        run = CliRunner().invoke(app, [*load, *data, "--texts", "12", "-c", "4"])
+        # Any text is good in time, however slow the machine.
+        patient = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "60000"]
+        run = CliRunner().invoke(app, [*load, *data, "--texts", "12", "-c", "4", *patient])
         objective = ["--slo-ttft-ms", "0", "--slo-tpot-ms", "0", "--slo-latency-ms", "1"]
         swept = CliRunner().invoke(app, [*load, "--sweep", "--seconds", "1", "-n", "8", *objective])
         both = CliRunner().invoke(app, [*load, *data, "-n", "8"])
@@ -108,7 +110,7 @@ def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
     assert [level["rate"] for level in sweep["levels"]] == [1]
     assert both.exit_code == texts.exit_code == 2
 
-    needed = ["--rate", "3", "--price-target", "4", "--json"]
+    needed = ["--rate", "3", "--price-target", "4", "--json", *patient]
     plans, speeds = [], []
     for source in (str(bench), str(tmp_path)):
         if source == str(tmp_path):

@@ -54,7 +54,7 @@ def test_a_client_that_leaves_and_a_deadline_leave_nothing_open(services: Trio) 
     with services.client() as stub:
         call = stub.Generate(long_text())
         next(iter(call))
-        assert services.open_sequences() == 2
+        services.wait_open(2)
         call.cancel()
         services.wait_idle(seconds=1.0)
         with pytest.raises(grpc.RpcError) as ended:
@@ -67,7 +67,7 @@ def test_a_killed_orchestrator_leaves_nothing_open(services: Trio) -> None:
     with services.client() as stub:
         call = stub.Generate(long_text())
         next(iter(call))
-        assert services.open_sequences() == 2
+        services.wait_open(2)
         services.orchestrator.kill()
         services.wait_idle(seconds=1.0)
     services.restart("orchestrator")

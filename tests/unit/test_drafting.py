@@ -11,7 +11,7 @@ from orchestrator import drafting as module
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, DraftSize, Prompt
-from tandem.errors import Unavailable
+from tandem.errors import DeadlineExceeded, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -134,3 +134,23 @@ async def test_a_rule_that_needs_one_says_so() -> None:
     text = Text([None], needed_by="greedy_block")
     with pytest.raises(Unavailable, match="greedy_block needs a drafter"):
         text.drafting.begin()
+
+
+async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
+    """Others would lose theirs by a client who is in a hurry."""
+
+    class Hurried(Fake):
+        async def draft(
+            self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
+        ) -> Drafted:
+            raise DeadlineExceeded("the drafter did not answer before the deadline")
+
+    hurried = Hurried()
+    hurried.may_open.set()
+    for needed_by in ("", "greedy_block"):
+        text = Text([hurried], needed_by)
+        text.drafting.begin()
+        with pytest.raises(DeadlineExceeded):
+            await text.go(TWO)
+        assert not text.drafting.lost
+        assert not text.losses
