@@ -48,6 +48,8 @@ CHAINS_VERIFIERS = (*TREE_VERIFIERS, "spectr", "gbv")
 SMALLEST_P = 0.001 / 34
 # Drafters of branches: which rules take their drafts, of 6 nodes and depth 3.
 BRANCHING = {"tree": TREE_VERIFIERS, "chains": CHAINS_VERIFIERS, "forest": TREE_VERIFIERS}
+# Of the orchestrator: a drafter that stands still on a busy machine is waited for.
+PATIENT = {"DRAFT_SECONDS": "60", "STAGE_FLOOR_SECONDS": "60"}
 _CONCURRENCY = 16
 _BATCH = 500
 
@@ -142,7 +144,7 @@ async def _count(
                 verifier=case.verifier,
                 max_nodes=case.nodes or None,
             )
-            reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=60)
+            reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)
             assert not reply.summary.drafter_lost
             counts[int(np.dot(weights, reply.token_ids[:LENGTH]))] += 1
             progress(1)
@@ -172,7 +174,8 @@ def _run_laws(console: Console, texts: int, store: Path) -> bool:
         total = bar.add_task("texts", total=texts * len(cases))
         for method, rows in product((*BRANCHING, "model"), SUPPORTS):
             settings = drafter_settings(method, rows, folder)
-            with trio(folder, drafter=settings, target={"MODEL": str(target)}) as services:
+            models = {"drafter": settings, "target": {"MODEL": str(target)}}
+            with trio(folder, **models, orchestrator=PATIENT) as services:
                 for case in (c for c in cases if (c.drafter, c.rows) == (method, rows)):
                     counts = np.array(counted.get(str(case), [0] * CELLS))
                     bar.advance(total, int(counts.sum()))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import SMALLEST_P, SUPPORTS, Case, count_texts, target_law
+from tests.exactness import PATIENT, SMALLEST_P, SUPPORTS, Case, count_texts, target_law
 from tests.laws import chi_square_p_value
 from tests.processes import trio
 
@@ -18,7 +18,9 @@ def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_p
     drafter, target = random_pair
     law = target_law(target)
     settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": SUPPORTS[rows], "DRAFT_MASS": "1.0"}
-    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+    with trio(
+        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
+    ) as services:
         for verifier, texts in TEXTS.items():
             counts = count_texts(services, Case(verifier, 3, rows), range(texts))
             assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
@@ -32,7 +34,9 @@ def test_the_law_is_the_targets_with_drafts_from_the_text_itself(
     _, target = random_pair
     law = target_law(target)
     settings = {"METHOD": "lookup"}
-    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+    with trio(
+        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
+    ) as services:
         for verifier in ("token", "block"):
             counts = count_texts(services, Case(verifier, 3, "lookup"), range(3_000))
             assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
@@ -46,6 +50,7 @@ def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_
         tmp_path,
         drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0"},
         target={"MODEL": str(target)},
+        orchestrator=PATIENT,
         target_module=f"tests.system.{mutant}",
     ) as services:
         counts = count_texts(services, Case("block", 3, "dense"), range(3_000))

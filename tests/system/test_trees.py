@@ -11,6 +11,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.exactness import (
     BRANCHING,
+    PATIENT,
     SMALLEST_P,
     Case,
     count_texts,
@@ -41,7 +42,9 @@ def test_the_law_is_the_targets(method: str, rows: str, folder: Path, tmp_path: 
     target = folder / "target"
     law = target_law(target)
     settings = drafter_settings(method, rows, folder)
-    with trio(tmp_path, drafter=settings, target={"MODEL": str(target)}) as services:
+    with trio(
+        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
+    ) as services:
         cases = [Case(verifier, 3, rows, 6, method) for verifier in BRANCHING[method]]
         if method == "tree":  # sizes that follow what was seen of other texts
             cases.append(Case("block", None, rows, drafter=method))
@@ -57,6 +60,7 @@ def test_a_mutant_server_fails(folder: Path, tmp_path: Path) -> None:
         tmp_path,
         drafter=drafter_settings("tree", "dense", folder),
         target={"MODEL": str(target)},
+        orchestrator=PATIENT,
         target_module="tests.system.mutant_tree",
     ) as services:
         counts = count_texts(services, Case("token", 3, "dense", 6, "tree"), range(TEXTS))
