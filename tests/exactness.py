@@ -174,8 +174,8 @@ def _run_laws(console: Console, texts: int, store: Path) -> bool:
         total = bar.add_task("texts", total=texts * len(cases))
         for method, rows in product((*BRANCHING, "model"), SUPPORTS):
             settings = drafter_settings(method, rows, folder)
-            models = {"drafter": settings, "target": {"MODEL": str(target)}}
-            with trio(folder, **models, orchestrator=PATIENT) as services:
+            served = {"MODEL": str(target)}
+            with trio(folder, drafter=settings, target=served, orchestrator=PATIENT) as services:
                 for case in (c for c in cases if (c.drafter, c.rows) == (method, rows)):
                     counts = np.array(counted.get(str(case), [0] * CELLS))
                     bar.advance(total, int(counts.sum()))
