@@ -1,9 +1,10 @@
 """More clients than there are places: what the texts that are made lose by it, and the others wait.
 
-    python -m benchmarks.overload [--places 8] [--times 4] [--seconds 60]
+    python -m benchmarks.overload [--places 8] [--times 4] [--seconds 60] [--simulated]
 
 Three phases of a closed loop: as many clients as places, several times as many, as many again. A
-refused client comes again when it was told to.
+refused client comes again when it was told to. Models on this machine's cores leave few of them to
+the orchestrator and the clients; with --simulated they are on devices that only take time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import numpy as np
@@ -21,14 +26,20 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
+from benchmarks.overhead import save_pair
+from benchmarks.simulated.fleet import Device, fleet
+from tandem.common.v1 import common_pb2
 from tandem.local.pair import Pair
-from tandem.local.stack import StackSettings, running
+from tandem.local.stack import Stack, StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 
 _NEW_TOKENS = 96
 _PUSHBACK = "grpc-retry-pushback-ms"
+# Of a phase: full speed is due five seconds behind the end of an overload.
+_EARLY = (5.0, 10.0)
+_DEVICES = {"target": Device(20.0, 0.05), "drafter": Device(2.0, 0.02)}
 
 
 @dataclass
@@ -39,6 +50,7 @@ class Counts:
         tokens: of texts that were made.
         texts: as many.
         lost_drafters: of them.
+        ended_s: when each ended, by time.monotonic(), and its tokens.
         text_s: from the accepted call to the end, each.
         refusal_ms: until a refusal was there, each.
         others: statuses that are neither.
@@ -47,6 +59,7 @@ class Counts:
     tokens: int = 0
     texts: int = 0
     lost_drafters: int = 0
+    ended_s: list[tuple[float, int]] = field(default_factory=list)
     text_s: list[float] = field(default_factory=list)
     refusal_ms: list[float] = field(default_factory=list)
     others: dict[str, int] = field(default_factory=dict)
@@ -61,6 +74,7 @@ class Phase:
         clients: at once.
         goodput: tokens a second of texts that were made.
         texts: as many.
+        early: tokens a second of those that ended in the fifth to the tenth second.
         text_p50_s: of a text.
         refusals: as many.
         refusal_p50_ms: until a client knew.
@@ -73,6 +87,7 @@ class Phase:
     name: str
     clients: int
     goodput: float
+    early: float
     texts: int
     text_p50_s: float
     refusals: int
@@ -83,17 +98,26 @@ class Phase:
     memory_mib: float
 
 
-async def _client(address: str, number: int, until: float, counts: Counts) -> None:
+def _generation(seed: int, in_words: bool) -> pb.Generation:
+    """A text of a seed; a model on a simulated device has no tokenizer."""
+    message = pb.Generation(
+        stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
+        sampling=common_pb2.Sampling(temperature=1.0, seed=seed),
+    )
+    if in_words:
+        message.prompt = PROMPTS[seed % len(PROMPTS)]
+    else:
+        message.prompt_token_ids.extend(1 + (seed * 7 + place) % 2000 for place in range(24))
+    return message
+
+
+async def _client(address: str, in_words: bool, number: int, until: float, counts: Counts) -> None:
     seed = 1000 * number
     async with connect(address) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         while (began := time.monotonic()) < until:
             seed += 1
-            message = pb.Generation(
-                prompt=PROMPTS[seed % len(PROMPTS)],
-                stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-            )
-            message.sampling.seed = seed
+            message = _generation(seed, in_words)
             try:
                 summary = (
                     await stub.Complete(pb.CompleteRequest(generation=message), timeout=120)
@@ -110,14 +134,16 @@ async def _client(address: str, number: int, until: float, counts: Counts) -> No
                 continue
             counts.texts += 1
             counts.tokens += summary.new_tokens
+            counts.ended_s.append((time.monotonic(), summary.new_tokens))
             counts.lost_drafters += summary.drafter_lost
             counts.text_s.append(time.monotonic() - began)
 
 
-async def _phase(name: str, address: str, clients: int, seconds: float, process: int) -> Phase:
+async def _phase(name: str, stack: Stack, in_words: bool, clients: int, seconds: float) -> Phase:
+    address, process = stack.addresses["orchestrator"], stack.processes["orchestrator"].id
     counts, began = Counts(), time.monotonic()
     await asyncio.gather(
-        *(_client(address, number, began + seconds, counts) for number in range(clients))
+        *(_client(address, in_words, number, began + seconds, counts) for number in range(clients))
     )
     took = time.monotonic() - began
     refused = np.array(counts.refusal_ms or [0.0])
@@ -125,6 +151,8 @@ async def _phase(name: str, address: str, clients: int, seconds: float, process:
         name,
         clients,
         counts.tokens / took,
+        sum(n for end, n in counts.ended_s if _EARLY[0] <= end - began < _EARLY[1])
+        / (_EARLY[1] - _EARLY[0]),
         counts.texts,
         float(np.median(counts.text_s or [0.0])),
         len(counts.refusal_ms),
@@ -144,14 +172,15 @@ def _memory_mib(process: int) -> float:
 
 def _table(phases: list[Phase]) -> Table:
     table = Table(
-        "phase", "clients", "tokens/s", "texts", "s a text", "refusals", "ms p50", "ms p99",
-        "drafters lost", "others", "MiB",
+        "phase", "clients", "tokens/s", "from 5 to 10 s", "texts", "s a text", "refusals",
+        "ms p50", "ms p99", "drafters lost", "others", "MiB",
     )  # fmt: skip
     for phase in phases:
         table.add_row(
             phase.name,
             str(phase.clients),
             f"{phase.goodput:.0f}",
+            f"{phase.early:.0f}",
             str(phase.texts),
             f"{phase.text_p50_s:.2f}",
             str(phase.refusals),
@@ -164,6 +193,26 @@ def _table(phases: list[Phase]) -> Table:
     return table
 
 
+@contextmanager
+def _serving(options: argparse.Namespace) -> Iterator[Stack]:
+    """The services, with few places."""
+    places = {"MAX_SEQUENCES": str(options.places)}
+    waiting = {"MAX_WAITING": str(options.waiting)}
+    if options.simulated:
+        settings = {"orchestrator": waiting, "target": places, "drafter": places}
+        replicas = {"target": 1, "drafter": 1}
+        with TemporaryDirectory() as scratch:
+            models = save_pair(Path(scratch))
+            with fleet(models, _DEVICES, replicas, settings=settings) as stack:
+                yield stack
+        return
+    pair = {name: settings | places for name, settings in Pair().settings().items()}
+    services = {"orchestrator": {"LISTEN": "127.0.0.1:0", **waiting}, **pair}
+    with running(StackSettings(services)) as stack:
+        stack.settle()
+        yield stack
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -171,18 +220,11 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=4, help="as many clients as places")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a phase")
     parser.add_argument("--waiting", type=int, default=8, help="texts that may wait")
+    parser.add_argument("--simulated", action="store_true", help="models on simulated devices")
     options = parser.parse_args()
-    places = str(options.places)
-    pair = Pair().settings()
-    services = {
-        "orchestrator": {"LISTEN": "127.0.0.1:0", "MAX_WAITING": str(options.waiting)},
-        **{name: {**settings, "MAX_SEQUENCES": places} for name, settings in pair.items()},
-    }
     phases: list[Phase] = []
-    console = Console(width=130)
-    with running(StackSettings(services)) as stack:
-        stack.settle()
-        address, process = stack.addresses["orchestrator"], stack.processes["orchestrator"].id
+    console = Console(width=140)
+    with _serving(options) as stack:
         many = options.times * options.places
         for name, clients in (
             ("warm-up", options.places),
@@ -192,9 +234,9 @@ def main() -> None:
         ):
             seconds = options.seconds / 4 if name == "warm-up" else options.seconds
             console.print(f"[dim]{name}: {clients} clients, {seconds:g} s[/]")
-            phases.append(asyncio.run(_phase(name, address, clients, seconds, process)))
+            phases.append(asyncio.run(_phase(name, stack, not options.simulated, clients, seconds)))
     console.print(_table(phases))
-    out = RESULTS / "overload.json"
+    out = RESULTS / ("overload-simulated.json" if options.simulated else "overload.json")
     rows = [asdict(phase) for phase in phases]
     out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
 

@@ -85,9 +85,9 @@ async def _load(address: str, clients: int) -> LoadReport:
 
 def _recorded(models: dict[str, Path], folder: Path) -> Measurement:
     replicas = {"target": 1, "drafter": 1}
-    with fleet(models, DEVICES, replicas, folder) as address:
+    with fleet(models, DEVICES, replicas, folder) as stack:
         for clients in _RECORDED_CLIENTS:
-            asyncio.run(_load(address, clients))
+            asyncio.run(_load(stack.addresses["orchestrator"], clients))
     return measured_from(Recording([str(folder)]))
 
 
@@ -100,8 +100,8 @@ def _trial(
     # Over all texts, the last ones too, as the run's own figure is.
     tokens = sum(text.shape.new_tokens for text in predicted.ended)
     wall = max(text.ended for text in predicted.ended)
-    with fleet(models, DEVICES, {"target": targets, "drafter": drafters}) as address:
-        report = asyncio.run(_load(address, clients))
+    with fleet(models, DEVICES, {"target": targets, "drafter": drafters}) as stack:
+        report = asyncio.run(_load(stack.addresses["orchestrator"], clients))
     assert report.tpot is not None
     return Trial(
         *(targets, drafters, clients, tokens / wall, report.tokens_per_s),

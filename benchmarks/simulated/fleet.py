@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.simulated.device import PASS_VARIABLE, ROW_VARIABLE
 from tandem.failure import Failure
 from tandem.local.process import ROOT, ServiceProcess
 from tandem.local.readiness import is_ready
-from tandem.local.stack import StackSettings, running
+from tandem.local.stack import Stack, StackSettings, running
+from tandem.rpc.place import Place
 
 _READY_SECONDS = 120.0
 _DRAIN_SECONDS = 10.0
@@ -37,7 +39,8 @@ def fleet(
     devices: Mapping[str, Device],
     replicas: Mapping[str, int],
     traces: Path | None = None,
-) -> Iterator[str]:
+    settings: Mapping[str, Mapping[str, str]] | None = None,
+) -> Iterator[Stack]:
     """Start the replicas and an orchestrator, and end them.
 
     Args:
@@ -45,17 +48,19 @@ def fleet(
         devices: of each.
         replicas: of each.
         traces: folder for spans, if given.
+        settings: more of a service, by its name, without their prefix.
 
     Yields:
-        The orchestrator's address.
+        The orchestrator.
 
     Raises:
         Failure: one cannot start.
     """
+    more = settings or {}
     with ExitStack() as ends:
         started = {
             name: [
-                _start(name, number, models[name], devices[name], traces, ends)
+                _start(name, number, models[name], devices[name], traces, more.get(name, {}), ends)
                 for number in range(replicas[name])
             ]
             for name in ("target", "drafter")
@@ -66,19 +71,25 @@ def fleet(
                 f"{name.upper()}S": ",".join(process.address for process in processes)
                 for name, processes in started.items()
             },
+            **more.get("orchestrator", {}),
         }
         if traces is not None:
             orchestrator["TRACE_FILE"] = str(traces / "orchestrator.jsonl")
         for name, processes in started.items():
             for process in processes:
-                _wait(lambda p=process, n=name: is_ready(n, p.address), process)
-        settings = StackSettings({"orchestrator": orchestrator}, root=ROOT)
-        with running(settings) as stack:
-            yield stack.addresses["orchestrator"]
+                _wait(partial(is_ready, name, Place(process.address)), process)
+        with running(StackSettings({"orchestrator": orchestrator}, root=ROOT)) as stack:
+            yield stack
 
 
 def _start(
-    name: str, number: int, model: Path, device: Device, traces: Path | None, ends: ExitStack
+    name: str,
+    number: int,
+    model: Path,
+    device: Device,
+    traces: Path | None,
+    more: Mapping[str, str],
+    ends: ExitStack,
 ) -> ServiceProcess:
     """A replica, once it listens."""
     settings = {
@@ -90,6 +101,7 @@ def _start(
         "ENGINE": "torch",
         "DRAIN_SECONDS": "2",
         "LOG_FORMAT": "json",
+        **more,
     }
     if traces is not None:
         settings["TRACE_FILE"] = str(traces / f"{name}-{number}.jsonl")
@@ -102,7 +114,7 @@ def _start(
     return process
 
 
-def _wait(condition, process: ServiceProcess) -> None:  # type: ignore[no-untyped-def]
+def _wait(condition: Callable[[], bool], process: ServiceProcess) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while not condition():
         if process.exit_code is not None or time.monotonic() > deadline:
