@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -16,6 +18,7 @@ from tandem.local.stack import Stack, StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tests.nursery import Forked
 
 ROOT = Path(__file__).parent.parent
 READY_SECONDS = 120
@@ -112,10 +115,12 @@ def trio(
     target: Mapping[str, str] | None = None,
     orchestrator: Mapping[str, str] | None = None,
     target_module: str = "target_svc",
+    forked: bool = True,
 ) -> Iterator[Trio]:
     """Start drafter, target and orchestrator, wait until they are ready, end them.
 
-    Settings are given without their prefixes.
+    Settings are given without their prefixes. Unless they are forked, processes begin as those of
+    users do, and take some seconds for it.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
     # A core for each model: they share two with everything else.
@@ -123,7 +128,8 @@ def trio(
         name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
         for name, settings in own.items()
     }
-    settings = StackSettings(services, logs, modules={"target": target_module}, root=ROOT)
+    start: Any = Forked if forked else subprocess.Popen
+    settings = StackSettings(services, logs, modules={"target": target_module}, start=start)
     with running(settings) as stack:
         yield Trio(stack)
 

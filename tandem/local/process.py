@@ -47,6 +47,7 @@ class ServiceProcess:
         log_file: gets every line at its end, if given.
         echo: is called with every line in a form for people, if given.
         root: of another checkout, whose packages then run, with its folder as their own.
+        start: begins a process, as `subprocess.Popen` does.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ServiceProcess:
         log_file: Path | None = None,
         echo: Callable[[str], None] | None = None,
         root: Path | None = None,
+        start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
         self.name = name
         self.port: int | None = None
@@ -66,7 +68,7 @@ class ServiceProcess:
         self._echo = echo
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         path = os.pathsep.join(filter(None, (str(root or ROOT), os.environ.get("PYTHONPATH"))))
-        self._popen = subprocess.Popen(
+        self._popen = start(
             # By its path, and -P keeps the folder that it lies in from hiding other modules.
             [sys.executable, "-P", tethered.__file__, module],
             env={**MEMORY, **os.environ, "PYTHONPATH": path, **environment},

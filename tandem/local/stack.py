@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class StackSettings:
         echo: is called with every log line, if given.
         modules: to run instead of a service's own, by its name.
         root: of another checkout, whose services then run.
+        start: begins a process, as `subprocess.Popen` does.
     """
 
     services: Mapping[str, Mapping[str, str]]
@@ -56,6 +58,7 @@ class StackSettings:
     echo: Callable[[str], None] | None = None
     modules: Mapping[str, str] = field(default_factory=dict)
     root: Path | None = None
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
 
 
 class Stack:
@@ -178,6 +181,7 @@ class Stack:
             self._log_of(name),
             self._settings.echo,
             self._settings.root,
+            self._settings.start,
         )
 
     def _log_of(self, name: str) -> Path | None:

@@ -19,8 +19,8 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tests.faults.nursery import Nursery
 from tests.faults.proxy import Proxy, proxied
+from tests.nursery import Forked
 
 READY_SECONDS = 120.0
 # Of the settings of a fleet: tiny models gain nothing from threads.
@@ -33,19 +33,17 @@ class Pod:
 
     Attributes:
         role: "drafter", "target" or "orchestrator".
-        pid: of its process.
         log: gets what it says.
         proxy: that the orchestrator sees; None of an orchestrator.
     """
 
     def __init__(
-        self, nursery: Nursery, role: str, settings: Mapping[str, str], log: Path, proxy: Any = None
+        self, role: str, settings: Mapping[str, str], log: Path, proxy: Any = None
     ) -> None:
         self.role = role
         self.proxy: Proxy | None = proxy
-        self.pid = 0
         self.address = ""
-        self._nursery = nursery
+        self._process: Forked | None = None
         self._settings = settings
         self.log = log
 
@@ -57,7 +55,9 @@ class Pod:
         module = "orchestrator" if self.role == "orchestrator" else f"{self.role}_svc"
         own = {**self._settings, "LISTEN": self.address}
         environment = {f"TANDEM_{self.role.upper()}_{name}": value for name, value in own.items()}
-        self.pid = self._nursery.start(module, environment, self.log)
+        with self.log.open("ab") as log:
+            env = {**os.environ, **environment}
+            self._process = Forked([module], env, stdout=log.fileno())
         if self.proxy is not None:
             self.proxy.upstream = self.address
 
@@ -65,10 +65,22 @@ class Pod:
         """Send a signal to its process."""
         os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """End its process, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self._process is not None
+        return self._process.pid
+
     @property
     def exit_code(self) -> int | None:
         """Of its process; None while it runs."""
-        return self._nursery.exit_code(self.pid)
+        assert self._process is not None
+        return self._process.poll()
 
     async def ended(self, seconds: float = 60.0) -> int:
         """Wait for its process's exit code."""
@@ -146,13 +158,13 @@ async def fleet_of(
         settings: theirs, without their prefix.
     """
     async with AsyncExitStack() as stack:
-        nursery = await asyncio.to_thread(stack.enter_context, Nursery())
         pods: dict[str, list[Pod]] = {role: [] for role in ROLES}
         for role in ROLES:
             for number in range(each):
                 proxy = await stack.enter_async_context(proxied(role, ""))
                 own = {**_SETTINGS, "MODEL": str(models[role])}
-                pod = Pod(nursery, role, own, logs / f"{role}-{number}.log", proxy)
+                pod = Pod(role, own, logs / f"{role}-{number}.log", proxy)
+                stack.callback(pod.kill)
                 await asyncio.to_thread(pod.start)
                 pods[role].append(pod)
         for role in ROLES:
@@ -163,10 +175,11 @@ async def fleet_of(
         }
         chosen = {"LOG_FORMAT": "json", "GAMMA": "4", **places, **settings}
         orchestrators = [
-            Pod(nursery, "orchestrator", chosen, logs / f"orchestrator-{number}.log")
+            Pod("orchestrator", chosen, logs / f"orchestrator-{number}.log")
             for number in range(fronts)
         ]
         for front in orchestrators:
+            stack.callback(front.kill)
             await asyncio.to_thread(front.start)
         await asyncio.gather(*(front.ready() for front in orchestrators))
         addresses = ",".join(front.address for front in orchestrators)

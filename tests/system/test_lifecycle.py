@@ -33,7 +33,9 @@ def services(
     """One stack for all; who ends a service starts it again."""
     drafter, target = random_pair
     logs = tmp_path_factory.mktemp("logs")
-    with trio(logs, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}) as services:
+    with trio(
+        logs, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}, forked=False
+    ) as services:
         yield services
 
 
