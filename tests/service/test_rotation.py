@@ -103,6 +103,9 @@ async def test_no_text_fails_while_everything_is_replaced(mounted: Mounted, tmp_
         credentials=lambda: mounted.server("server").credentials,
         drafter_tls_name="server",
         target_tls_name="server",
+        # A machine may stand still for some seconds; an answer that got lost never comes.
+        draft_seconds=15.0,
+        stage_floor_seconds=15.0,
         **mounted.settings(),
     ) as settings:
         server = RunningServer("127.0.0.1:0", make_service(settings), mounted.server("server"))
