@@ -28,6 +28,14 @@ def test_an_image_holds_what_it_runs_and_no_more(name: str) -> None:
     assert "inference" not in STAGES["build-base"]
 
 
+def test_every_recipe_runs_with_the_models_of_its_image() -> None:
+    """RECIPE=forest takes the second drafter from SECOND_MODEL."""
+    for model in ("drafter", "boosted"):
+        assert f"COPY models/{model}/ models/{model}/" in STAGES["drafter"]
+    assert "COPY models/target/ models/target/" in STAGES["target"]
+    assert "COPY models/" not in STAGES["orchestrator"]
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_runs_as_root_or_installs_in_the_last_stage(name: str) -> None:
     assert f"FROM runtime AS {name}\n" in CONTAINERFILE
