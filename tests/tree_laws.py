@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,16 +195,16 @@ def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Bat
         drafts += behind
         start += [index] * len(behind)
     most = max(len(draft.nodes) for draft in drafts)
-    tokens = torch.zeros(len(drafts), most, dtype=torch.int64)
-    rows = torch.zeros(len(drafts), most, models.vocab_size, dtype=torch.float64)
+    tokens = np.zeros((len(drafts), most), np.int64)
+    rows = np.zeros((len(drafts), most, models.vocab_size))
     for b, draft in enumerate(drafts):
         count = len(draft.nodes)
         if count:
-            tokens[b, :count] = torch.tensor([node.token for node in draft.nodes])
-            rows[b, :count] = torch.tensor(draft.rows, dtype=torch.float64)
+            tokens[b, :count] = [node.token for node in draft.nodes]
+            rows[b, :count] = draft.rows
     proposal = Proposal.from_dense(
-        tokens,
-        rows,
+        torch.from_numpy(tokens),
+        torch.from_numpy(rows),
         torch.tensor([len(draft.nodes) for draft in drafts]),
         [[node.place for node in draft.nodes] for draft in drafts],
         distinct=program.said,

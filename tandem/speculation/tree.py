@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -64,8 +65,8 @@ class Tree:
     ) -> Tree:
         """Lay out a batch; `parents` and `token_ids` have one entry a node of each draft."""
         batch, most = len(parents), max((len(one) for one in parents), default=0)
-        walks = [_Walk(one, tokens) for one, tokens in zip(parents, token_ids, strict=True)]
-        widest = max((len(nodes) for walk in walks for nodes in walk.children), default=0)
+        shapes = [_shape_of(tuple(one)) for one in parents]
+        widest = max((len(nodes) for shape in shapes for nodes in shape.children), default=0)
         arrays = {
             "parents": np.zeros((batch, most), np.int64),
             "home": np.zeros((batch, most), np.int64),
@@ -73,16 +74,16 @@ class Tree:
             "children": np.full((batch, most + 1, widest), -1, np.int64),
             "order": np.full((batch, most), most, np.int64),
         }
-        for b, (walk, own) in enumerate(zip(walks, parents, strict=True)):
+        for b, (shape, own, tokens) in enumerate(zip(shapes, parents, token_ids, strict=True)):
             count = len(own)
             arrays["parents"][b, :count] = own
-            arrays["home"][b, :count] = walk.home
-            arrays["depth"][b, : count + 1] = walk.depth
-            arrays["order"][b, :count] = walk.order()
-            for place, nodes in enumerate(walk.children):
+            arrays["home"][b, :count] = _homes(own, tokens)
+            arrays["depth"][b, : count + 1] = shape.depth
+            arrays["order"][b, :count] = shape.order
+            for place, nodes in enumerate(shape.children):
                 arrays["children"][b, place, : len(nodes)] = nodes
         tensors = {name: _sent(array, device) for name, array in arrays.items()}
-        return cls(**tensors, levels=_levels(walks, device))
+        return cls(**tensors, levels=_levels(shapes, device))
 
     @property
     def paths(self) -> int:
@@ -90,46 +91,69 @@ class Tree:
         return len(self.levels)
 
 
-class _Walk:
-    """One draft's tree on the host."""
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What follows from a draft's parents alone, on the host; of as many drafts as have them.
 
-    def __init__(self, parents: Sequence[int], token_ids: Sequence[int]) -> None:
-        self.children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-        self.depth = [0]
-        self.home: list[int] = []
-        first: dict[tuple[int, int], int] = {}
-        for node, (place, token_id) in enumerate(zip(parents, token_ids, strict=True)):
-            self.children[place].append(node)
-            self.depth.append(self.depth[place] + 1)
-            self.home.append(first.setdefault((place, token_id), node) + 1)
+    Attributes:
+        children: nodes at each place.
+        depth: of each place.
+        order: each node's place in the walk from the leaves.
+    """
 
-    def order(self) -> list[int]:
-        """Each node's place in the walk from the leaves."""
-        came: list[int] = [0] * len(self.home)
-        pending, count = [iter(self.children[0])], 0
-        path: list[int] = []
-        while pending:
-            node = next(pending[-1], None)
-            if node is not None:
-                path.append(node)
-                pending.append(iter(self.children[node + 1]))
-                continue
-            pending.pop()
-            if path:
-                came[path.pop()] = count
-                count += 1
-        return came
+    children: list[list[int]]
+    depth: list[int]
+    order: list[int]
+
+    @classmethod
+    def of(cls, parents: Sequence[int]) -> _Shape:
+        """Of a draft."""
+        children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+        depth = [0]
+        for node, place in enumerate(parents):
+            children[place].append(node)
+            depth.append(depth[place] + 1)
+        return cls(children, depth, _order(children))
 
 
-def _levels(walks: Sequence[_Walk], device: torch.device | str) -> list[list[Siblings]]:
+# Calibrated shapes are few, and come again in each round.
+_shape_of = lru_cache(maxsize=256)(_Shape.of)
+
+
+def _order(children: Sequence[Sequence[int]]) -> list[int]:
+    """Each node's place in the walk from the leaves."""
+    came = [0] * (len(children) - 1)
+    pending, count = [iter(children[0])], 0
+    path: list[int] = []
+    while pending:
+        node = next(pending[-1], None)
+        if node is not None:
+            path.append(node)
+            pending.append(iter(children[node + 1]))
+            continue
+        pending.pop()
+        if path:
+            came[path.pop()] = count
+            count += 1
+    return came
+
+
+def _homes(parents: Sequence[int], token_ids: Sequence[int]) -> list[int]:
+    """The place that each node leads to: a twin's is its first sibling's of the same token."""
+    first: dict[tuple[int, int], int] = {}
+    pairs = zip(parents, token_ids, strict=True)
+    return [first.setdefault(pair, node) for node, pair in enumerate(pairs, 1)]
+
+
+def _levels(shapes: Sequence[_Shape], device: torch.device | str) -> list[list[Siblings]]:
     """The nodes by the depth of their places, then by rank."""
     found: list[list[list[tuple[int, int, int]]]] = []
-    for b, walk in enumerate(walks):
-        for place, nodes in enumerate(walk.children):
+    for b, shape in enumerate(shapes):
+        for place, nodes in enumerate(shape.children):
             for rank, node in enumerate(nodes):
-                while len(found) <= walk.depth[place]:
+                while len(found) <= shape.depth[place]:
                     found.append([])
-                level = found[walk.depth[place]]
+                level = found[shape.depth[place]]
                 while len(level) <= rank:
                     level.append([])
                 level[rank].append((b, node, place))
@@ -140,7 +164,7 @@ def _levels(walks: Sequence[_Walk], device: torch.device | str) -> list[list[Sib
         for rank, triples in enumerate(ranks):
             before = [slots[draft, place] for draft, _, place in triples] if rank else []
             slots = {(draft, place): slot for slot, (draft, _, place) in enumerate(triples)}
-            earlier = [walks[draft].children[place][:rank] for draft, _, place in triples]
+            earlier = [shapes[draft].children[place][:rank] for draft, _, place in triples]
             numbers = _sent(np.array(triples, np.int64).T, device)
             done.append(
                 Siblings(
