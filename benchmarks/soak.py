@@ -77,6 +77,8 @@ class Growth:
         after: at its end, idle.
         bytes_a_text: slope of its memory, by least squares.
         error: standard error of that.
+        later_bytes_a_text: slope over the second half, when the caches have been touched.
+        later_error: likewise.
     """
 
     service: str
@@ -84,6 +86,8 @@ class Growth:
     after: Vitals
     bytes_a_text: float
     error: float
+    later_bytes_a_text: float
+    later_error: float
 
 
 def generation(seed: int) -> pb.Generation:
@@ -188,16 +192,13 @@ async def left_open(addresses: dict[str, str]) -> int:
         return held
 
 
-def growth_of(
-    service: str, samples: list[tuple[int, Vitals]], idle: tuple[Vitals, Vitals]
-) -> Growth:
-    """The slope of a service's memory over the texts that had ended."""
+def slope_of(samples: list[tuple[int, Vitals]]) -> tuple[float, float]:
+    """Bytes a text that memory grows, by least squares, and the standard error of that."""
     texts, memory = np.array([(done, vitals.anonymous_bytes) for done, vitals in samples]).T
     away = texts - texts.mean()
     slope = float(away @ memory / (away @ away))
     rest = memory - memory.mean() - slope * away
-    error = float(np.sqrt(rest @ rest / max(len(texts) - 2, 1) / (away @ away)))
-    return Growth(service, *idle, slope, error)
+    return slope, float(np.sqrt(rest @ rest / max(len(texts) - 2, 1) / (away @ away)))
 
 
 async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Growth], int]:
@@ -222,7 +223,13 @@ async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Gr
         held = await left_open(stack.addresses)
     after = {name: vitals_of(process.id) for name, process in stack.processes.items()}
     growths = [
-        growth_of(name, samples, (before[name], after[name]))
+        Growth(
+            name,
+            before[name],
+            after[name],
+            *slope_of(samples),
+            *slope_of(samples[len(samples) // 2 :]),
+        )
         for name, samples in seen.samples.items()
     ]
     return seen, growths, held
@@ -230,7 +237,15 @@ async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Gr
 
 def _table(growths: list[Growth]) -> Table:
     table = Table(
-        "service", "MiB", "after", "bytes a text", "descriptors", "after", "threads", "after"
+        "service",
+        "MiB",
+        "after",
+        "bytes a text",
+        "in the second half",
+        "descriptors",
+        "after",
+        "threads",
+        "after",
     )
     for growth in growths:
         before, after = growth.before, growth.after
@@ -239,6 +254,7 @@ def _table(growths: list[Growth]) -> Table:
             f"{before.anonymous_bytes / 2**20:.1f}",
             f"{after.anonymous_bytes / 2**20:.1f}",
             f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
+            f"{growth.later_bytes_a_text:.0f} ± {growth.later_error:.0f}",
             *(str(n) for n in (before.descriptors, after.descriptors)),
             *(str(n) for n in (before.threads, after.threads)),
         )
@@ -267,6 +283,10 @@ def main() -> None:
         "wrong": seen.wrong,
         "left_open": held,
         "growth": [asdict(growth) for growth in growths],
+        "anonymous_bytes": {
+            name: [(done, vitals.anonymous_bytes) for done, vitals in samples]
+            for name, samples in seen.samples.items()
+        },
     }
     (RESULTS / "soak.json").write_text(json.dumps(result, indent=2) + "\n")
     sys.exit(1 if seen.wrong or held else 0)
