@@ -96,8 +96,8 @@ class OrchestratorSettings(ServiceSettings):
     max_client_requests: int = Field(
         0,
         ge=0,
-        description="texts of one client that are made or wait; 0 leaves it to fair shares, by"
-        " which the client with the fewest texts is served first",
+        description="texts of one client that are made or wait, from when they come; 0 leaves it to"
+        " fair shares, by which the client with the fewest texts is served first",
     )
     client_header: str = Field(
         "",

@@ -96,10 +96,10 @@ class Texts:
             request_id = request_id_of(request)
             bind_request(request_id)
             spans.describe({"tandem.request_id": request_id})
-            with self._counted():
+            with self._counted(), self.places.presence(client):
                 self.places.check(client, remaining)
                 with spans.child("tokenize"):
-                    generation = await terms.accept(request, request_id, ledger)
+                    generation = await terms.accept(request, request_id, ledger, client, left())
                 self._describe(generation, terms.offer.target.model, spans)
                 meter.accept(len(generation.prompt_ids))
                 async with (

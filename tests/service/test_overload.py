@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
+from tandem.rpc.named_file import NamedFile
+from tandem.rpc.server import RunningServer
+from tandem.rpc.tls import ClientTls, server_tls
+from tests.authorities import Authority
+from tests.service.fakes import (
+    FakeDrafter,
+    FakeTarget,
+    generation,
+    orchestrate,
+    request,
+    serve_fakes,
+)
 from tests.service.test_requests import eventually
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -101,6 +117,65 @@ async def test_clients_are_told_apart_by_the_header_that_names_them() -> None:
         await asyncio.sleep(0.05)
         gate.open.set()
         await asyncio.gather(*calls, modest)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def test_who_has_proved_who_he_is_takes_no_share_by_the_header(tmp_path: Path) -> None:
+    """Neither another's, nor one more for each name that it thinks of."""
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    tokens = {name: secrets.token_hex(16) for name in ("greedy", "modest")}
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{name} {token}\n" for name, token in tokens.items()))
+    settings: dict[str, Any] = {"client_header": "x-client", "max_client_requests": 2}
+    async with orchestrate(FakeDrafter(), target, token_file=file, **settings) as stub:
+
+        def ask(owner: str, named: str) -> asyncio.Future[Any]:
+            metadata = (*bearer(tokens[owner]), ("x-client", named))
+            return asyncio.ensure_future(stub.Complete(request(), metadata=metadata))
+
+        calls = [ask("greedy", "modest"), ask("greedy", "someone")]
+        await eventually(lambda: gate.inside == 1)
+        with pytest.raises(grpc.aio.AioRpcError, match="a client may have 2"):
+            await ask("greedy", "another")
+        calls += [ask("modest", "greedy") for _ in range(2)]
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+async def test_a_certificate_tells_clients_apart_and_the_header_does_not(
+    nameless: bool, tmp_path: Path
+) -> None:
+    """Those whose certificates have no name are one client, whatever they say."""
+    authority = Authority(tmp_path)
+    server_pair, pair = authority.sign("server"), authority.sign("" if nameless else "greedy")
+    ca = NamedFile("CA", authority.cert)
+    tls = server_tls(NamedFile("C", server_pair.cert), NamedFile("K", server_pair.key), ca, ())
+    mine = ClientTls(ca, NamedFile("C", pair.cert), NamedFile("K", pair.key))
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    settings: dict[str, Any] = {"client_header": "x-client", "max_client_requests": 1}
+    async with serve_fakes(FakeDrafter(), target, **settings) as chosen:
+        server = RunningServer("127.0.0.1:0", make_service(chosen), tls)
+        await server.start()
+        await server.ready()
+        address = f"127.0.0.1:{server.port}"
+        async with connect(address, mine.credentials(), "server") as channel:
+            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            running = asyncio.ensure_future(
+                stub.Complete(request(), metadata=(("x-client", "one"),))
+            )
+            await eventually(lambda: gate.inside == 1)
+            with pytest.raises(grpc.aio.AioRpcError, match="a client may have 1"):
+                await stub.Complete(request(), metadata=(("x-client", "another"),))
+            gate.open.set()
+            await running
+        await server.stop(1.0)
 
 
 async def read_now_and_then(call: Any) -> None:
