@@ -95,8 +95,9 @@ class ServiceSettings(BaseSettings):
     )
     admin_listen: Address | None = Field(
         None,
-        description="host:port of a second server, in plaintext, with health checks and reflection"
-        " only: for probes that have no certificate; port 0 takes a free one",
+        description="host:port of a second server, in plaintext, with health checks, reflection and"
+        " channelz only: for probes that have no certificate, and for operators; port 0 takes a"
+        " free one",
     )
 
 
