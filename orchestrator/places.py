@@ -75,14 +75,21 @@ class Places:
     Args:
         room: asked whenever it matters.
         limits: on what runs and waits.
+        make_room: called now and then while somebody waits, to have a text end that does not use
+            its place, if there is any.
         clock: in seconds.
     """
 
     def __init__(
-        self, room: Callable[[], Room], limits: Limits, clock: Callable[[], float] = time.monotonic
+        self,
+        room: Callable[[], Room],
+        limits: Limits,
+        make_room: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._room = room
         self._limits = limits
+        self._make_room = make_room
         self._clock = clock
         self._here: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
@@ -231,6 +238,8 @@ class Places:
             self._queue.remove(first)
             self._take(first.client, first.tokens)
             first.granted.set_result(None)
+        if self._queue:
+            self._make_room()
         if self._look is not None:
             self._look.cancel()
         loop = asyncio.get_running_loop()

@@ -22,6 +22,13 @@ class OrchestratorSettings(ServiceSettings):
     idle_seconds: float = Field(
         30.0, gt=0, description="how long a client may read nothing before its text is ended"
     )
+    # Shorter than for a target's sequences: these wait for this text to be read.
+    full_idle_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="the same where every place is taken and others wait for one: the text whose"
+        " client has read nothing for the longest is ended",
+    )
     connection_seconds: float = Field(
         0.0,
         ge=0,

@@ -51,6 +51,13 @@ class ServiceSettings(BaseSettings):
         gt=0,
         description="how long a sequence or a client may be silent",
     )
+    # Longer than a draft may take by default (10 s), for which a target hears nothing of a text.
+    full_idle_seconds: float = Field(
+        15.0,
+        gt=0,
+        description="the same where every place is taken and others wait for one: who has been"
+        " silent for the longest gives way",
+    )
     max_message_mib: int = Field(
         4,
         ge=1,

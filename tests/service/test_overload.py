@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,10 @@ async def test_who_has_proved_who_he_is_takes_no_share_by_the_header(tmp_path: P
 
         def ask(owner: str, named: str) -> asyncio.Future[Any]:
             metadata = (*bearer(tokens[owner]), ("x-client", named))
-            return asyncio.ensure_future(stub.Complete(request(), metadata=metadata))
+            call: asyncio.Future[Any] = asyncio.ensure_future(
+                stub.Complete(request(), metadata=metadata)
+            )
+            return call
 
         calls = [ask("greedy", "modest"), ask("greedy", "someone")]
         await eventually(lambda: gate.inside == 1)
@@ -176,6 +180,73 @@ async def test_a_certificate_tells_clients_apart_and_the_header_does_not(
             gate.open.set()
             await running
         await server.stop(1.0)
+
+
+class Pulse:
+    """Tells when a target makes no round any more: nobody reads what its texts have."""
+
+    def __init__(self, target: FakeTarget) -> None:
+        self._rounds = 0
+        target.interfere = self._count
+
+    async def _count(self, round_: int | None, context: Any) -> None:
+        self._rounds += 1
+
+    async def stopped(self) -> None:
+        before, now = -1, 0
+        while before != now:
+            before = now
+            await asyncio.sleep(0.2)
+            now = self._rounds
+
+
+async def test_a_text_that_is_not_read_gives_way_to_one_that_waits() -> None:
+    """The one that was not read for the longest, and no more than one for each that waits."""
+    long = 10**6
+    drafter, target = FakeDrafter(max_length=long), FakeTarget(max_length=long, max_sequences=2)
+    pulse = Pulse(target)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with orchestrate(
+        drafter, target, channel_options=window, idle_seconds=60, full_idle_seconds=0.3
+    ) as stub:
+        endless = pb.GenerateRequest(generation=generation(stopping={"max_new_tokens": 10**5}))
+        first = stub.Generate(endless)
+        await eventually(lambda: target.opened == 1)
+        await pulse.stopped()
+        second = stub.Generate(endless)
+        await eventually(lambda: target.opened == 2)
+        await pulse.stopped()
+        await asyncio.sleep(0.5)
+        assert not first.done(), "nobody waits"
+        assert not second.done()
+        reply = await stub.Complete(request(), timeout=10)
+        assert list(reply.token_ids) == target.text(20)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            async for _ in first:
+                pass
+        assert ended.value.code() == grpc.StatusCode.ABORTED
+        said = re.match(
+            r"the client read nothing for ([\d.]+) s, and others wait for its place; resume",
+            str(ended.value.details()),
+        )
+        assert said is not None
+        assert float(said[1]) >= 0.3
+        for _ in range(1000):
+            assert (await second.read()) is not grpc.aio.EOF
+        second.cancel()
+
+
+async def test_a_text_that_is_read_never_gives_way() -> None:
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    async with orchestrate(FakeDrafter(), target, full_idle_seconds=0.5) as stub:
+        call = stub.Generate(pb.GenerateRequest(generation=generation()))
+        await eventually(lambda: gate.inside == 1)
+        waiting = asyncio.ensure_future(stub.Complete(request()))
+        await asyncio.sleep(1.0)  # it is the target that takes so long
+        gate.open.set()
+        assert [reply async for reply in call][-1].HasField("summary")
+        await waiting
 
 
 async def read_now_and_then(call: Any) -> None:

@@ -24,7 +24,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         limits = Limits(self.waiting, self.seconds, self.of_client)
-        self.places = Places(lambda: self.room, limits, lambda: self.now)
+        self.places = Places(lambda: self.room, limits, clock=lambda: self.now)
         self.beginning = asyncio.Event()
         self.ends: dict[str, asyncio.Event] = {}
 
