@@ -9,6 +9,7 @@ from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
+from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.stream import Streams
@@ -76,6 +77,7 @@ def service_of(servicer: DrafterServicer) -> Service:
         servicer.lost.wait,
         servicer.drain,
         servicer.metering,
+        connection_age=age_of(servicer.settings),
     )
 
 

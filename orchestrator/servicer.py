@@ -18,7 +18,7 @@ from tandem.errors import IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.access import caller
-from tandem.rpc.channel import ConnectionAge
+from tandem.rpc.channel import age_of
 from tandem.rpc.named_file import NamedFile
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
@@ -129,7 +129,6 @@ def make_service(settings: OrchestratorSettings) -> Service:
     name = variable_of(OrchestratorSettings, "token_file")
     tokens = None if file is None else Tokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
-    age = ConnectionAge(settings.connection_seconds, settings.connection_grace_seconds)
     return Service(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
@@ -140,7 +139,7 @@ def make_service(settings: OrchestratorSettings) -> Service:
         servicer.serving.become_ready,
         servicer.serving.stop,
         unready=servicer.serving.unready,
-        connection_age=age if age.seconds else None,
+        connection_age=age_of(settings),
         metering=servicer.metering,
         tokens=tokens,
     )

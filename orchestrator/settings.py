@@ -33,7 +33,7 @@ class OrchestratorSettings(ServiceSettings):
         0.0,
         ge=0,
         description="age at which a client is asked for another connection, so that it finds"
-        " replicas that came later; 0 never asks",
+        " replicas that came later, and shows its certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         600.0,
@@ -68,6 +68,13 @@ class OrchestratorSettings(ServiceSettings):
         "loopback",
         description="which of them to speak to without TLS: loopback is those of this machine,"
         " allow is all",
+    )
+    peer_connection_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="age at which a connection to one of them is left for another, so that each"
+        " side looks at the other's certificate again; texts end where they are, and one that"
+        " cannot be replaced is given up at twice the age",
     )
     drafter_tls_name: str = Field(
         "",

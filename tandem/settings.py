@@ -79,6 +79,18 @@ class ServiceSettings(BaseSettings):
         description="host:port to serve metrics on for Prometheus; port 0 takes a free one, and"
         " without it there is no endpoint",
     )
+    # Orchestrators leave theirs earlier by themselves (PEER_CONNECTION_SECONDS).
+    connection_seconds: float = Field(
+        3600.0,
+        ge=0,
+        description="age at which a caller is asked for another connection, where it shows its"
+        " certificate again; 0 never asks",
+    )
+    connection_grace_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="how long its texts may go on on the old one: longer than the longest text",
+    )
     tls_cert: Path | None = Field(
         None,
         description="PEM file of the certificate to serve with, and those that it hangs from; read"

@@ -8,6 +8,7 @@ import grpc
 
 from tandem.errors import NotFound
 from tandem.inference.decoder import Decoder
+from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.stream import Streams
@@ -108,6 +109,7 @@ def service_of(servicer: TargetServicer) -> Service:
         servicer.lost.wait,
         servicer.drain,
         servicer.metering,
+        connection_age=age_of(servicer.settings),
     )
 
 
