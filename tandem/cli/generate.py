@@ -47,8 +47,8 @@ _ResumeSeconds = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="Go on with a streamed text whose orchestrator is lost, if one is there again within"
-        " this long.",
+        help="Go on with a text whose orchestrator is lost, if one is there again within this"
+        " long.",
     ),
 ]
 _Temperature = Annotated[
@@ -230,16 +230,15 @@ def _run(
 
     from tandem.cli.rendering import render
 
+    if json:
+        text = MessageToJson(
+            resuming.complete(generation, timeout_s),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            ensure_ascii=False,
+        )
+        write_exactly(f"{text}\n")
+        return
     with resuming.connected() as client:
-        if json:
-            reply = client.complete(generation, timeout_s)
-            text = MessageToJson(
-                reply,
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
-                ensure_ascii=False,
-            )
-            write_exactly(f"{text}\n")
-            return
         has_text = generation.HasField("prompt") or client.info().target.tokenizer_fingerprint
     render(generation.prompt, resuming.generate(generation, timeout_s), bool(has_text))
