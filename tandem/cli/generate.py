@@ -9,15 +9,7 @@ import typer
 
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressesOption
-from tandem.cli.place import (
-    CaOption,
-    CertOption,
-    KeyOption,
-    PlaintextOption,
-    Security,
-    TlsNameOption,
-    TokenFileOption,
-)
+from tandem.cli.place import Security, secured
 from tandem.cli.terminal import err, write_exactly
 from tandem.failure import Misconfigured
 
@@ -143,7 +135,9 @@ _Nodes = Annotated[
 ]
 
 
+@secured
 def generate(
+    security: Security,
     prompt: _Prompt = None,
     address: AddressesOption = DEFAULT_ADDRESS,
     token_ids: _TokenIds = None,
@@ -162,12 +156,6 @@ def generate(
     verifier: _Verifier = None,
     gamma: _Gamma = None,
     nodes: _Nodes = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    token_file: TokenFileOption = None,
-    tls_name: TlsNameOption = "",
-    plaintext: PlaintextOption = False,
 ) -> None:
     """Continue a prompt, and show as it comes which tokens the drafter guessed.
 
@@ -179,7 +167,6 @@ def generate(
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     text, ids = _prompt(prompt, token_ids)
-    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
         places = [security.at(one) for one in address.split(",")]
         try:
