@@ -9,10 +9,11 @@ from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
+from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
-from tandem.rpc.stream import StreamLimits, Streams
-from tandem.serving.servicer import EngineServicer
+from tandem.rpc.stream import Streams
+from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 
 _Context = grpc.aio.ServicerContext[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse]
@@ -24,13 +25,13 @@ class DrafterServicer(
     """Serves a drafting method, once it is loaded."""
 
     def __init__(self, settings: DrafterSettings) -> None:
-        super().__init__(settings, "drafter")
-        limits = StreamLimits(
-            settings.idle_seconds, settings.empty_seconds, settings.max_empty_streams
+        streams: Streams[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse] = Streams(
+            "draft",
+            stream_limits(settings),
+            drafter_pb2.DraftResponse,
+            drafter_pb2.SequenceResponse,
         )
-        self._streams: Streams[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse] = Streams(
-            "draft", limits, drafter_pb2.DraftResponse, drafter_pb2.SequenceResponse
-        )
+        super().__init__(settings, "drafter", streams)
 
     def _load(self) -> LoadedDrafter:
         return load(self.settings)
@@ -39,13 +40,9 @@ class DrafterServicer(
         """See drafter.proto."""
         async with status_boundary(context):
             loaded = self.loaded
-            await self._streams.run(
+            await self.streams.run(
                 context, lambda: DraftedSequence(loaded.engine, loaded.drafter, loaded.info)
             )
-
-    def drain(self) -> None:
-        """Take no more sequences; those that are open go on."""
-        self._streams.drain()
 
     async def GetModelInfo(
         self,
@@ -80,6 +77,7 @@ def service_of(servicer: DrafterServicer) -> Service:
         servicer.lost.wait,
         servicer.drain,
         servicer.metering,
+        connection_age=age_of(servicer.settings),
     )
 
 

@@ -1,9 +1,10 @@
-"""A connection to whoever is at an address, which moves when credentials change."""
+"""A connection to whoever is at an address, which moves when credentials change or it is old."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
@@ -23,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 # Between two looks at the files of TLS, where there are any.
 _LOOK_SECONDS = 1.0
-# Before credentials are tried once more that a peer has not taken.
+# Before a newer connection is tried once more that a peer has not taken.
 _AGAIN_SECONDS = 10.0
 # For which an old connection takes sequences that were asked for before it was left.
 _HANDOVER_SECONDS = 1.0
@@ -31,12 +32,15 @@ _HANDOVER_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class _Connection:
-    """A channel, what runs over it, and the version of the dialer that made it."""
+    """A channel, what runs over it, the version of the dialer that made it, and when it is to be
+    left, and no longer to be used, by time.monotonic()."""
 
     channel: grpc.aio.Channel
     stub: Any
     link: Link[Any]
     version: int
+    old_at: float
+    over_at: float
 
     async def close(self) -> None:
         """End the streams, and close the channel."""
@@ -47,8 +51,9 @@ class _Connection:
 class Peer(ABC):
     """Whoever is at an address.
 
-    Where the dialer's credentials change, what is begun from then on goes over a channel of its
-    new ones, as soon as the peer has answered on it; what is under way ends where it is.
+    Where the dialer's credentials change, and where the channel is old, what is begun from then on
+    goes over a new one, as soon as the peer has answered on it; what is under way ends where it
+    is. A channel that is twice as old as it may become takes nothing more, answered or not.
 
     Attributes:
         role: what it is to be, for sentences.
@@ -72,7 +77,10 @@ class Peer(ABC):
     def _dial(self) -> _Connection:
         version = self._dialer.version
         channel = self._dialer.connect(self.address, self._host)
-        return _Connection(channel, *self._over(channel), version)
+        # Not all orchestrators, and not all connections of one, at once.
+        age = self._dialer.age_seconds * random.uniform(0.9, 1.0)
+        now = time.monotonic()
+        return _Connection(channel, *self._over(channel), version, now + age, now + 2 * age)
 
     @abstractmethod
     def _over(self, channel: grpc.aio.Channel) -> tuple[Any, Link[Any]]:
@@ -87,7 +95,7 @@ class Peer(ABC):
         Raises:
             TandemError: it cannot be reached, or no more.
         """
-        if self._now.version != self._dialer.version:
+        if self._now.version != self._dialer.version or time.monotonic() > self._now.old_at:
             self._move_to(self._dial())
         watch = self._watch(self._now)
         try:
@@ -113,16 +121,17 @@ class Peer(ABC):
     async def _renewed(
         self, news: asyncio.Task[bool | None], seconds: float
     ) -> tuple[HealthWatch, bool | None] | None:
-        """Wait for news, and meanwhile move to a connection of newer credentials.
+        """Wait for news, and meanwhile move to a newer connection when it is time to.
 
         Returns:
             The watch on such a connection, with its first answer; None when there are news.
+
+        Raises:
+            TandemError: the present one is over, and the peer has not answered on a newer one.
         """
-        tried, again_at = self._now.version, math.inf
-        while not await self._is_done(news):
+        tried, again_at = self._now.version, self._now.old_at
+        while not await self._is_done(news, again_at):
             version = self._dialer.version
-            if version == self._now.version:
-                continue
             if version == tried and time.monotonic() < again_at:
                 continue
             tried, again_at = version, time.monotonic() + _AGAIN_SECONDS
@@ -133,11 +142,11 @@ class Peer(ABC):
             except BaseException as error:
                 watch.end()
                 await newer.close()
-                if not isinstance(error, TandemError):
+                if not isinstance(error, TandemError) or time.monotonic() > self._now.over_at:
                     raise
                 # Files are not changed everywhere at once, and the old connection stands.
                 _log.warning(
-                    "new credentials are not taken yet",
+                    "a newer connection is not taken yet",
                     role=self.role,
                     address=self.address,
                     reason=f"{error}; {notes_of(error)}",
@@ -147,10 +156,12 @@ class Peer(ABC):
             return watch, serving
         return None
 
-    async def _is_done(self, news: asyncio.Task[bool | None]) -> bool:
-        """Wait for news, but where credentials may change, look after them now and then."""
-        timeout = _LOOK_SECONDS if self._dialer.renews else None
-        done, _ = await asyncio.wait((news,), timeout=timeout)
+    async def _is_done(self, news: asyncio.Task[bool | None], until: float) -> bool:
+        """Wait for news until a time, but where credentials may change, look after them now and
+        then."""
+        left = max(until - time.monotonic(), 0.0)
+        timeout = min(left, _LOOK_SECONDS) if self._dialer.renews else left
+        done, _ = await asyncio.wait((news,), timeout=None if timeout == math.inf else timeout)
         return bool(done)
 
     def _move_to(self, newer: _Connection) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
+from orchestrator.places import Limits, Places, Room
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted, Unavailable
+from tandem.errors import Unavailable
 
 
 class PromptEncoder:
-    """Encodes prompts in threads of its own.
+    """Encodes prompts in threads of its own, of the client first that has the fewest there.
 
     A prompt of half a million characters takes seconds, and other texts go on meanwhile: the
     codec gives the interpreter's lock away while it works.
@@ -18,59 +19,55 @@ class PromptEncoder:
     Args:
         codec: the target's tokenizer.
         at_once: prompts being encoded.
-        waiting: prompts that may wait for that; one more is refused.
+        limits: on those that wait for that.
     """
 
-    def __init__(self, codec: TextCodec, at_once: int, waiting: int) -> None:
+    def __init__(self, codec: TextCodec, at_once: int, limits: Limits) -> None:
         self._codec = codec
-        self._at_once = at_once
-        self._limit = at_once + waiting
-        self._pending = 0
-        self._free = asyncio.Semaphore(at_once)
+        room = Room(at_once)
+        self._places = Places(lambda: room, limits)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="encode")
 
     @property
     def waiting(self) -> int:
         """Prompts that wait for a thread."""
-        return max(self._pending - self._at_once, 0)
+        return self._places.waiting
 
-    async def encode(self, text: str) -> list[int]:
+    async def encode(
+        self, text: str, client: str = "", remaining: float | None = None
+    ) -> list[int]:
         """Token ids.
 
+        Args:
+            text: the prompt.
+            client: whose it is.
+            remaining: seconds until the caller's deadline; None for none.
+
         Raises:
-            Exhausted: too many prompts wait already.
+            Exhausted: too many prompts wait already, or one would wait for too long.
+            DeadlineExceeded: its deadline passed before its turn.
             Unavailable: it was closed before the prompt's turn.
         """
-        if self._pending >= self._limit:
-            raise Exhausted(
-                f"{self._pending} prompts are being encoded or wait for it;"
-                " try again later, with backoff"
-            )
-        self._pending += 1
+        begun = asyncio.Event()
+        work = asyncio.create_task(self._encode(text, client, remaining, begun))
         try:
-            # Who waits holds no place in the threads' queue, so whoever gives up leaves nothing.
-            await self._free.acquire()
-        except BaseException:
-            self._pending -= 1
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # Who waits leaves nothing. A thread that works is not free before it has ended.
+            if not begun.is_set():
+                work.cancel()
             raise
-        loop = asyncio.get_running_loop()
 
-        def end(work: Future[list[int]]) -> None:
-            # Also where nobody waits any more: until now the thread was not free.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._end)
-
-        try:
-            work = self._threads.submit(self._codec.encode, text)
-        except RuntimeError:
-            self._end()  # the next who waits is to hear it too
-            raise Unavailable("the model has become another one; try again") from None
-        work.add_done_callback(end)
-        return await asyncio.wrap_future(work)
-
-    def _end(self) -> None:
-        self._pending -= 1
-        self._free.release()
+    async def _encode(
+        self, text: str, client: str, remaining: float | None, begun: asyncio.Event
+    ) -> list[int]:
+        async with self._places.place(client, 0, remaining):
+            begun.set()
+            try:
+                work = self._threads.submit(self._codec.encode, text)
+            except RuntimeError:
+                raise Unavailable("the model has become another one; try again") from None
+            return await asyncio.wrap_future(work)
 
     def close(self) -> None:
         """Encode nothing more, but what is being encoded; does not wait for that."""

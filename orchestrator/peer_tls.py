@@ -32,7 +32,8 @@ def dialers_of(settings: OrchestratorSettings) -> tuple[Dialer, Dialer]:
             raise StartupError(f"{_named(name)} needs {_named(lacking)} too")
     if ca is None:
         _check_plaintext(settings)
-        return Dialer(), Dialer()
+        dialer = Dialer(age_seconds=settings.peer_connection_seconds)
+        return dialer, dialer
     # What reads certificates takes a tenth of a second to import.
     from tandem.rpc.tls import ClientTls
 
@@ -41,7 +42,9 @@ def dialers_of(settings: OrchestratorSettings) -> tuple[Dialer, Dialer]:
         NamedFile(_named("peer_cert"), cert) if cert else None,
         NamedFile(_named("peer_key"), key) if key else None,
     )
-    return Dialer(tls, settings.drafter_tls_name), Dialer(tls, settings.target_tls_name)
+    names = settings.drafter_tls_name, settings.target_tls_name
+    drafters, targets = (Dialer(tls, name, settings.peer_connection_seconds) for name in names)
+    return drafters, targets
 
 
 def _check_plaintext(settings: OrchestratorSettings) -> None:

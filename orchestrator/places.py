@@ -10,8 +10,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from tandem.errors import DeadlineExceeded, Exhausted
@@ -49,12 +49,12 @@ class Limits:
     Attributes:
         waiting: texts that may wait for a place.
         seconds: that a text may be expected to wait; one that would wait longer is refused at once.
-        of_client: texts of one client that run or wait; 0 for no bound but its fair share.
+        of_client: texts of one client that are here; 0 for no bound but its fair share.
     """
 
     waiting: int
     seconds: float
-    of_client: int
+    of_client: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -75,15 +75,23 @@ class Places:
     Args:
         room: asked whenever it matters.
         limits: on what runs and waits.
+        make_room: called now and then while somebody waits, to have a text end that does not use
+            its place, if there is any.
         clock: in seconds.
     """
 
     def __init__(
-        self, room: Callable[[], Room], limits: Limits, clock: Callable[[], float] = time.monotonic
+        self,
+        room: Callable[[], Room],
+        limits: Limits,
+        make_room: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._room = room
         self._limits = limits
+        self._make_room = make_room
         self._clock = clock
+        self._here: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
         self._running = self._tokens = 0
         self._queue: list[_Waiting] = []
@@ -102,6 +110,28 @@ class Places:
         """Texts that wait."""
         return len(self._queue)
 
+    @contextmanager
+    def presence(self, client: str) -> Iterator[None]:
+        """Count a client's text from when it comes, before it asks for a place, to its end.
+
+        Raises:
+            Exhausted: the client has as many here as it may.
+        """
+        mine, most = self._here[client], self._limits.of_client
+        if most and mine >= most:
+            raise Exhausted(
+                f"{mine} texts of yours are being made or wait, and a client may have {most};"
+                " try again when one has ended",
+                retry_seconds=self._retry(0),
+            )
+        self._here[client] += 1
+        try:
+            yield
+        finally:
+            self._here[client] -= 1
+            if not self._here[client]:
+                del self._here[client]
+
     def check(self, client: str, remaining: float | None) -> None:
         """Refuse a text that would not be let in, before any work is done for it.
 
@@ -112,14 +142,6 @@ class Places:
         Raises:
             Exhausted: with how long to wait before the next attempt.
         """
-        mine = self._held[client] + sum(waiting.client == client for waiting in self._queue)
-        most = self._limits.of_client
-        if most and mine >= most:
-            raise Exhausted(
-                f"{mine} texts of yours are being made or wait, and a client may have {most};"
-                " try again when one has ended",
-                retry_seconds=self._retry(0),
-            )
         if not self._queue and self._fits(0):
             return
         ahead = self._ahead(client)
@@ -216,6 +238,8 @@ class Places:
             self._queue.remove(first)
             self._take(first.client, first.tokens)
             first.granted.set_result(None)
+        if self._queue:
+            self._make_room()
         if self._look is not None:
             self._look.cancel()
         loop = asyncio.get_running_loop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import aclosing
 from typing import Any
 
@@ -11,6 +10,7 @@ import grpc
 from orchestrator import messages
 from orchestrator.ledger import Ledger
 from orchestrator.meter import TextMeter
+from orchestrator.reader import Reader
 from orchestrator.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.summary import Summary
@@ -18,9 +18,8 @@ from tandem.errors import IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.access import caller
-from tandem.rpc.channel import ConnectionAge
+from tandem.rpc.channel import age_of
 from tandem.rpc.named_file import NamedFile
-from tandem.rpc.patience import Patience
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.tokens import Tokens
@@ -48,11 +47,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self, request: pb.GenerateRequest, context: _Context
     ) -> None:
         """See orchestrator.proto."""
-        patience, seconds = Patience(), self._settings.idle_seconds
-        patient = self._settings.reading_seconds  # in all
+        settings = self._settings
+        reader = Reader(self._client(context), settings.idle_seconds, settings.reading_seconds)
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context)) as events,
+            aclosing(await self._events(request, context, reader)) as events,
         ):
             try:
                 async for event in events:
@@ -60,19 +59,13 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                         reply = pb.GenerateResponse(summary=messages.summary_to(event))
                     else:
                         reply = pb.GenerateResponse(round=messages.round_to(event))
-                    began = time.monotonic()
                     try:
-                        await patience.bound(context.write(reply), min(seconds, patient))
-                    except TimeoutError:
-                        sentence = f"the client read nothing for {seconds:g} s"
-                        if patient < seconds:
-                            patient = self._settings.reading_seconds
-                            sentence = f"the text waited {patient:g} s for its client in all"
+                        await reader.take(context.write(reply))
+                    except IdleTimeout as late:
                         # Into the text, so that its span and its log say why it ended.
-                        await events.athrow(IdleTimeout(f"{sentence}; resume behind what it has"))
-                    patient -= time.monotonic() - began
+                        await events.athrow(late)
             finally:
-                patience.close()
+                reader.close()
 
     async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
         """See orchestrator.proto."""
@@ -80,7 +73,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         texts: list[str] = []
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context)) as events,
+            aclosing(await self._events(request, context, Reader(self._client(context)))) as events,
         ):
             async for event in events:
                 if isinstance(event, Summary):
@@ -103,11 +96,18 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             reply.active_requests = texts.active
         return reply
 
+    def _client(self, context: _Context) -> str:
+        """Whose a call is: by what was proved, else by what a proxy says."""
+        known = caller()
+        return known.name if known else _metadata(context).get(self._settings.client_header, "")
+
     async def _events(
-        self, request: pb.GenerateRequest | pb.CompleteRequest, context: _Context
+        self,
+        request: pb.GenerateRequest | pb.CompleteRequest,
+        context: _Context,
+        reader: Reader,
     ) -> Any:
         """The text that a call asks for."""
-        metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
         try:
             asked = messages.request_from(request.generation)
             texts = await self.serving.texts_soon(context.time_remaining())
@@ -116,9 +116,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             meter.fail(error)
             meter.end(None)
             raise
-        known = caller()
-        client = known.name if known else metadata.get(self._settings.client_header, "")
-        return texts.generate(asked, context.time_remaining(), metadata, client)
+        return texts.generate(asked, context.time_remaining(), _metadata(context), reader)
+
+
+def _metadata(context: _Context) -> dict[str, str]:
+    return {str(key): str(value) for key, value in context.invocation_metadata() or ()}
 
 
 def make_service(settings: OrchestratorSettings) -> Service:
@@ -127,7 +129,6 @@ def make_service(settings: OrchestratorSettings) -> Service:
     name = variable_of(OrchestratorSettings, "token_file")
     tokens = None if file is None else Tokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
-    age = ConnectionAge(settings.connection_seconds, settings.connection_grace_seconds)
     return Service(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
@@ -138,7 +139,7 @@ def make_service(settings: OrchestratorSettings) -> Service:
         servicer.serving.become_ready,
         servicer.serving.stop,
         unready=servicer.serving.unready,
-        connection_age=age if age.seconds else None,
+        connection_age=age_of(settings),
         metering=servicer.metering,
         tokens=tokens,
     )

@@ -15,6 +15,7 @@ from orchestrator.encoder import PromptEncoder
 from orchestrator.meter import Meters
 from orchestrator.news import News
 from orchestrator.offer import Offer
+from orchestrator.places import Limits
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.terms import Terms
@@ -138,7 +139,8 @@ class Serving:
         tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
         # Parsing a large vocabulary takes a second.
         codec = await asyncio.to_thread(TextCodec, tokenizer)
-        encoder = PromptEncoder(codec, settings.max_encoding, settings.max_encoding_waiting)
+        limits = Limits(settings.max_encoding_waiting, settings.queue_seconds)
+        encoder = PromptEncoder(codec, settings.max_encoding, limits)
         terms = Terms(
             offer,
             settings.verifier,

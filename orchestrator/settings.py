@@ -22,11 +22,18 @@ class OrchestratorSettings(ServiceSettings):
     idle_seconds: float = Field(
         30.0, gt=0, description="how long a client may read nothing before its text is ended"
     )
+    # Shorter than for a target's sequences: these wait for this text to be read.
+    full_idle_seconds: float = Field(
+        10.0,
+        gt=0,
+        description="the same where every place is taken and others wait for one: the text whose"
+        " client has read nothing for the longest is ended",
+    )
     connection_seconds: float = Field(
         0.0,
         ge=0,
         description="age at which a client is asked for another connection, so that it finds"
-        " replicas that came later; 0 never asks",
+        " replicas that came later, and shows its certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         600.0,
@@ -62,6 +69,13 @@ class OrchestratorSettings(ServiceSettings):
         description="which of them to speak to without TLS: loopback is those of this machine,"
         " allow is all",
     )
+    peer_connection_seconds: float = Field(
+        300.0,
+        gt=0,
+        description="age at which a connection to one of them is left for another, so that each"
+        " side looks at the other's certificate again; texts end where they are, and one that"
+        " cannot be replaced is given up at twice the age",
+    )
     drafter_tls_name: str = Field(
         "",
         description="name that every drafter's certificate has to have; empty is the host in"
@@ -96,8 +110,8 @@ class OrchestratorSettings(ServiceSettings):
     max_client_requests: int = Field(
         0,
         ge=0,
-        description="texts of one client that are made or wait; 0 leaves it to fair shares, by"
-        " which the client with the fewest texts is served first",
+        description="texts of one client that are made or wait, from when they come; 0 leaves it to"
+        " fair shares, by which the client with the fewest texts is served first",
     )
     client_header: str = Field(
         "",

@@ -44,12 +44,27 @@ class Terms:
     codec: TextCodec
     encoder: PromptEncoder
 
-    async def accept(self, request: Request, request_id: str, ledger: Ledger) -> Generation:
+    async def accept(
+        self,
+        request: Request,
+        request_id: str,
+        ledger: Ledger,
+        client: str,
+        remaining: float | None,
+    ) -> Generation:
         """A request, validated, with every default filled in.
+
+        Args:
+            request: what was asked.
+            request_id: of it.
+            ledger: books the time.
+            client: whose it is, for fair shares of the encoder.
+            remaining: seconds until the caller's deadline; None for none.
 
         Raises:
             InvalidRequest: a field is out of range; the sentence begins with its name.
             Exhausted: too many prompts are being encoded.
+            DeadlineExceeded: the deadline passed before the prompt's turn to be encoded.
         """
         if request.first_round > MAX_FIRST_ROUND:
             raise InvalidRequest(f"first_round must be at most {MAX_FIRST_ROUND}")
@@ -62,7 +77,7 @@ class Terms:
             )
         self._check_stopping(request)
         with ledger.stage("tokenize"):
-            prompt_ids = await self._prompt(request)
+            prompt_ids = await self._prompt(request, client, remaining)
         max_new_tokens = self._max_new_tokens(request, len(prompt_ids), gamma)
         stopping = Stopping(
             max_new_tokens,
@@ -134,7 +149,7 @@ class Terms:
         if request.stop_strings and not self.codec.has_text:
             raise InvalidRequest("stop_strings need a target with a tokenizer; use stop_token_ids")
 
-    async def _prompt(self, request: Request) -> list[int]:
+    async def _prompt(self, request: Request, client: str, remaining: float | None) -> list[int]:
         count, text = len(request.prompt_ids), request.prompt
         longest, vocab_size = self.offer.target.max_length, self.offer.target.vocab_size
         if (text is not None) == bool(count):
@@ -157,7 +172,7 @@ class Terms:
         most = self.codec.longest_token * longest
         if len(text) > most:
             raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
-        encoded = await self.encoder.encode(text)
+        encoded = await self.encoder.encode(text, client, remaining)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from orchestrator.peers import Policy
 from orchestrator.places import Limits, Places
 from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
+from orchestrator.reader import Reader
 from orchestrator.request import Generation, Request
 from orchestrator.round import Round
 from orchestrator.session import Session
@@ -63,14 +65,15 @@ class Texts:
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
         self._adaptation: tuple[Any, Adaptation] | None = None
         limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
-        self.places = Places(lambda: pool.room, limits)
+        self.places = Places(lambda: pool.room, limits, self._make_room)
+        self._readers: set[Reader] = set()  # of texts that have places
 
     async def generate(
         self,
         request: Request,
         remaining: float | None = None,
         metadata: Mapping[str, str] = {},
-        client: str = "",
+        reader: Reader | None = None,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A text: its rounds, then its summary. Counted, traced and logged however it ends.
 
@@ -80,12 +83,13 @@ class Texts:
             request: what to generate.
             remaining: seconds until the caller's deadline; None for none.
             metadata: of the call; a traceparent in it is the caller's span.
-            client: whose text it is, for fair shares.
+            reader: whose text it is; None where all texts are one client's, who reads at once.
 
         Raises:
             TandemError: the request is refused, or the text failed.
         """
         ledger, spans, terms = Ledger(), TextSpans(metadata), self.terms
+        reader = reader or Reader()
 
         def left() -> float | None:
             return None if remaining is None else max(remaining - ledger.elapsed_ns() / 1e9, 0.0)
@@ -96,14 +100,16 @@ class Texts:
             request_id = request_id_of(request)
             bind_request(request_id)
             spans.describe({"tandem.request_id": request_id})
-            with self._counted():
-                self.places.check(client, remaining)
+            with self._counted(), self.places.presence(reader.name):
+                self.places.check(reader.name, remaining)
                 with spans.child("tokenize"):
-                    generation = await terms.accept(request, request_id, ledger)
+                    generation = await terms.accept(
+                        request, request_id, ledger, reader.name, left()
+                    )
                 self._describe(generation, terms.offer.target.model, spans)
                 meter.accept(len(generation.prompt_ids))
                 async with (
-                    self._place(generation, client, left(), ledger, spans),
+                    self._place(generation, reader, left(), ledger, spans),
                     aclosing(
                         self._rounds(generation, terms, left(), ledger, spans, meter)
                     ) as rounds,
@@ -150,7 +156,7 @@ class Texts:
     async def _place(
         self,
         generation: Generation,
-        client: str,
+        reader: Reader,
         remaining: float | None,
         ledger: Ledger,
         spans: TextSpans,
@@ -160,8 +166,19 @@ class Texts:
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
         async with AsyncExitStack() as stack:
             with spans.brief("wait"), ledger.stage("place_wait"):
-                await stack.enter_async_context(self.places.place(client, tokens, remaining))
+                await stack.enter_async_context(self.places.place(reader.name, tokens, remaining))
+            self._readers.add(reader)
+            stack.callback(self._readers.discard, reader)
             yield
+
+    def _make_room(self) -> None:
+        """Have the text end whose client has read nothing for the longest, if it was for long:
+        another one waits for its place."""
+        slowest = min(self._readers, key=lambda reader: reader.unread_since, default=None)
+        if slowest is None:
+            return
+        if time.monotonic() - slowest.unread_since >= self._settings.full_idle_seconds:
+            slowest.give_way()
 
     async def _rounds(
         self,

@@ -51,6 +51,13 @@ class ServiceSettings(BaseSettings):
         gt=0,
         description="how long a sequence or a client may be silent",
     )
+    # Longer than a draft may take by default (10 s), for which a target hears nothing of a text.
+    full_idle_seconds: float = Field(
+        15.0,
+        gt=0,
+        description="the same where every place is taken and others wait for one: who has been"
+        " silent for the longest gives way",
+    )
     max_message_mib: int = Field(
         4,
         ge=1,
@@ -71,6 +78,18 @@ class ServiceSettings(BaseSettings):
         None,
         description="host:port to serve metrics on for Prometheus; port 0 takes a free one, and"
         " without it there is no endpoint",
+    )
+    # Orchestrators leave theirs earlier by themselves (PEER_CONNECTION_SECONDS).
+    connection_seconds: float = Field(
+        3600.0,
+        ge=0,
+        description="age at which a caller is asked for another connection, where it shows its"
+        " certificate again; 0 never asks",
+    )
+    connection_grace_seconds: float = Field(
+        3600.0,
+        gt=0,
+        description="how long its texts may go on on the old one: longer than the longest text",
     )
     tls_cert: Path | None = Field(
         None,
@@ -95,8 +114,9 @@ class ServiceSettings(BaseSettings):
     )
     admin_listen: Address | None = Field(
         None,
-        description="host:port of a second server, in plaintext, with health checks and reflection"
-        " only: for probes that have no certificate; port 0 takes a free one",
+        description="host:port of a second server, in plaintext, with health checks, reflection and"
+        " channelz only: for probes that have no certificate, and for operators; port 0 takes a"
+        " free one",
     )
 
 

@@ -8,11 +8,12 @@ import grpc
 
 from tandem.errors import NotFound
 from tandem.inference.decoder import Decoder
+from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
-from tandem.rpc.stream import StreamLimits, Streams
+from tandem.rpc.stream import Streams
 from tandem.serving.model import engine_over, info_of, load_decoder
-from tandem.serving.servicer import EngineServicer, Loaded
+from tandem.serving.servicer import EngineServicer, Loaded, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.messages import verifier_infos
@@ -39,13 +40,13 @@ class TargetServicer(
     """Serves a target, once its model is loaded."""
 
     def __init__(self, settings: TargetSettings) -> None:
-        super().__init__(settings, "target")
-        limits = StreamLimits(
-            settings.idle_seconds, settings.empty_seconds, settings.max_empty_streams
+        streams: Streams[target_pb2.SequenceRequest, target_pb2.SequenceResponse] = Streams(
+            "verify",
+            stream_limits(settings),
+            target_pb2.VerifyResponse,
+            target_pb2.SequenceResponse,
         )
-        self._streams: Streams[target_pb2.SequenceRequest, target_pb2.SequenceResponse] = Streams(
-            "verify", limits, target_pb2.VerifyResponse, target_pb2.SequenceResponse
-        )
+        super().__init__(settings, "target", streams)
 
     def _load(self) -> LoadedTarget:
         decoder = load_decoder(self.settings, trees=self.settings.max_nodes > 0)
@@ -58,13 +59,9 @@ class TargetServicer(
         """See target.proto."""
         async with status_boundary(context):
             loaded = self.loaded
-            await self._streams.run(
+            await self.streams.run(
                 context, lambda: VerifiedSequence(loaded.engine, loaded.decoder, loaded.info)
             )
-
-    def drain(self) -> None:
-        """Take no more sequences; those that are open go on."""
-        self._streams.drain()
 
     async def GetModelInfo(
         self,
@@ -112,6 +109,7 @@ def service_of(servicer: TargetServicer) -> Service:
         servicer.lost.wait,
         servicer.drain,
         servicer.metering,
+        connection_age=age_of(servicer.settings),
     )
 
 

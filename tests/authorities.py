@@ -44,15 +44,15 @@ class Authority:
         file: str = "",
         bare: bool = False,
     ) -> Pair:
-        """A certificate for a name and 127.0.0.1; of negative days it has expired, and a bare one
-        has a common name only."""
+        """A certificate for a name and 127.0.0.1; of negative days it has expired, a bare one has a
+        common name only, and one for the empty name has none at all."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
         builder = _builder(_named(name), self._name, key, days)
-        if not bare:
+        if name and not bare:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         cert = builder.sign(self._key, hashes.SHA256())
-        stem = self._folder / (file or name)
+        stem = self._folder / (file or name or "nameless")
         secret = key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -63,7 +63,7 @@ class Authority:
 
 
 def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
 
 
 def _builder(

@@ -42,6 +42,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "two-tier, otel, monitoring, keda": ("two-tier", ("otel", "monitoring", "autoscaling-keda")),
     "cpu-demo, otel, monitoring, tls": ("cpu-demo", ("otel", "monitoring", "tls")),
     "two-tier, tls": ("two-tier", ("tls",)),
+    "single-gpu, sidecar, tls": ("single-gpu", ("sidecar-orchestrator", "tls")),
     "two-tier, monitoring, hpa, sidecar": (
         "two-tier",
         ("monitoring", "autoscaling-hpa", "sidecar-orchestrator"),

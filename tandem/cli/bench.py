@@ -17,15 +17,7 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.place import (
-    CaOption,
-    CertOption,
-    KeyOption,
-    PlaintextOption,
-    Security,
-    TlsNameOption,
-    TokenFileOption,
-)
+from tandem.cli.place import Security, secured
 from tandem.failure import Misconfigured
 from tandem.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
@@ -159,7 +151,9 @@ _Json = Annotated[
 ]
 
 
+@secured
 def bench(
+    security: Security,
     address: AddressOption = DEFAULT_ADDRESS,
     texts: _Texts = None,
     concurrency: _Concurrency = 1,
@@ -181,12 +175,6 @@ def bench(
     slo_latency_ms: SloLatencyOption = 0.0,
     slo_share: SloShareOption = 0.99,
     json: _Json = False,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    token_file: TokenFileOption = None,
-    tls_name: TlsNameOption = "",
-    plaintext: PlaintextOption = False,
 ) -> None:
     """Load running services and report rates and latencies.
 
@@ -204,7 +192,6 @@ def bench(
     from tandem.load.requests import requests
     from tandem.load.sweep import require_rate
 
-    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
         place = security.at(address)
         load = Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)

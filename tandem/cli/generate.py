@@ -9,15 +9,7 @@ import typer
 
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressesOption
-from tandem.cli.place import (
-    CaOption,
-    CertOption,
-    KeyOption,
-    PlaintextOption,
-    Security,
-    TlsNameOption,
-    TokenFileOption,
-)
+from tandem.cli.place import Security, secured
 from tandem.cli.terminal import err, write_exactly
 from tandem.failure import Misconfigured
 
@@ -47,8 +39,8 @@ _ResumeSeconds = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="Go on with a streamed text whose orchestrator is lost, if one is there again within"
-        " this long.",
+        help="Go on with a text whose orchestrator is lost, if one is there again within this"
+        " long.",
     ),
 ]
 _Temperature = Annotated[
@@ -143,7 +135,9 @@ _Nodes = Annotated[
 ]
 
 
+@secured
 def generate(
+    security: Security,
     prompt: _Prompt = None,
     address: AddressesOption = DEFAULT_ADDRESS,
     token_ids: _TokenIds = None,
@@ -162,12 +156,6 @@ def generate(
     verifier: _Verifier = None,
     gamma: _Gamma = None,
     nodes: _Nodes = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    token_file: TokenFileOption = None,
-    tls_name: TlsNameOption = "",
-    plaintext: PlaintextOption = False,
 ) -> None:
     """Continue a prompt, and show as it comes which tokens the drafter guessed.
 
@@ -179,7 +167,6 @@ def generate(
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
     text, ids = _prompt(prompt, token_ids)
-    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
         places = [security.at(one) for one in address.split(",")]
         try:
@@ -230,16 +217,15 @@ def _run(
 
     from tandem.cli.rendering import render
 
+    if json:
+        text = MessageToJson(
+            resuming.complete(generation, timeout_s),
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+            ensure_ascii=False,
+        )
+        write_exactly(f"{text}\n")
+        return
     with resuming.connected() as client:
-        if json:
-            reply = client.complete(generation, timeout_s)
-            text = MessageToJson(
-                reply,
-                preserving_proto_field_name=True,
-                always_print_fields_with_no_presence=True,
-                ensure_ascii=False,
-            )
-            write_exactly(f"{text}\n")
-            return
         has_text = generation.HasField("prompt") or client.info().target.tokenizer_fingerprint
     render(generation.prompt, resuming.generate(generation, timeout_s), bool(has_text))

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 from tandem.cli.exit_codes import reported
 from tandem.cli.options import DEFAULT_ADDRESS, AddressOption
-from tandem.cli.place import (
-    CaOption,
-    CertOption,
-    KeyOption,
-    PlaintextOption,
-    Security,
-    TlsNameOption,
-    TokenFileOption,
-)
+from tandem.cli.place import Security, secured
 from tandem.cli.terminal import out
 
 if TYPE_CHECKING:
@@ -24,19 +16,14 @@ if TYPE_CHECKING:
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
 
+@secured
 def info(
+    security: Security,
     address: AddressOption = DEFAULT_ADDRESS,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    token_file: TokenFileOption = None,
-    tls_name: TlsNameOption = "",
-    plaintext: PlaintextOption = False,
 ) -> None:
     """Show what an orchestrator serves: its models, verifiers and defaults."""
     from tandem.load.client import Client
 
-    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported(), Client(security.at(address)) as client:
         reply = client.info()
         out.print(_models(reply))

@@ -18,15 +18,7 @@ from tandem.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.cli.place import (
-    CaOption,
-    CertOption,
-    KeyOption,
-    PlaintextOption,
-    Security,
-    TlsNameOption,
-    TokenFileOption,
-)
+from tandem.cli.place import Security, secured
 from tandem.cli.terminal import err, tell
 from tandem.failure import Misconfigured
 
@@ -124,7 +116,9 @@ class _Wanted:
     flags: dict[str, str]
 
 
+@secured
 def load(
+    security: Security,
     names: _Names = None,
     address: AddressOption = DEFAULT_ADDRESS,
     configs: _Configs = None,
@@ -139,12 +133,6 @@ def load(
     slo_share: SloShareOption = 0.99,
     out_dir: _Out = Path("out/load"),
     results: _Results = None,
-    ca: CaOption = None,
-    cert: CertOption = None,
-    key: KeyOption = None,
-    token_file: TokenFileOption = None,
-    tls_name: TlsNameOption = "",
-    plaintext: PlaintextOption = False,
 ) -> None:
     """Load the public calls by ghz, and report what clients and services saw.
 
@@ -155,7 +143,6 @@ def load(
     from tandem.cli.load_report import finish, require
     from tandem.load.objective import Objective
 
-    security = Security(ca, cert, key, token_file, tls_name, plaintext)
     with reported():
         objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         if results:

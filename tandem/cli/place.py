@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,13 +27,13 @@ def _file(name: str, words: str) -> typer.models.OptionInfo:
     return option
 
 
-CaOption = Annotated[
+_Ca = Annotated[
     Path | None, _file("--ca", "Speak by TLS only, to whom these authorities have signed (PEM).")
 ]
-CertOption = Annotated[Path | None, _file("--cert", "Certificate to show (PEM).")]
-KeyOption = Annotated[Path | None, _file("--key", "Its key (PEM).")]
-TokenFileOption = Annotated[Path | None, _file("--token-file", "Holds the bearer token to show.")]
-TlsNameOption = Annotated[
+_Cert = Annotated[Path | None, _file("--cert", "Certificate to show (PEM).")]
+_Key = Annotated[Path | None, _file("--key", "Its key (PEM).")]
+_TokenFile = Annotated[Path | None, _file("--token-file", "Holds the bearer token to show.")]
+_TlsName = Annotated[
     str,
     typer.Option(
         "--tls-name",
@@ -40,7 +43,7 @@ TlsNameOption = Annotated[
         rich_help_panel=_SECURITY,
     ),
 ]
-PlaintextOption = Annotated[
+_Plaintext = Annotated[
     bool,
     typer.Option(
         "--plaintext",
@@ -54,12 +57,12 @@ PlaintextOption = Annotated[
 class Security:
     """What the options say beside the address."""
 
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
-    token_file: Path | None
-    tls_name: str
-    plaintext: bool
+    ca: _Ca = None
+    cert: _Cert = None
+    key: _Key = None
+    token_file: _TokenFile = None
+    tls_name: _TlsName = ""
+    plaintext: _Plaintext = False
 
     def at(self, address: str) -> Place:
         """The orchestrator at an address.
@@ -99,3 +102,18 @@ class Security:
                 " --ca, or --plaintext where the network itself keeps others out"
             )
         return Place(address, tls, self.tls_name, token)
+
+
+def secured(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of Security, which it takes as its argument `security`."""
+    options = inspect.signature(Security, eval_str=True).parameters
+    signature = inspect.signature(command, eval_str=True)
+    own = [one for name, one in signature.parameters.items() if name != "security"]
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        command(Security(**{name: given.pop(name) for name in options}), **given)
+
+    added = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in options.values()]
+    with_options.__dict__["__signature__"] = signature.replace(parameters=[*own, *added])
+    return with_options

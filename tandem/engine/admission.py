@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
+
+# Between two looks for somebody who may give way: those who wait do so for a second or so.
+_LOOK_SECONDS = 0.1
 
 
 class Pool(Protocol):
@@ -57,6 +60,10 @@ class Admission:
     """First come, first served; memory is reserved in full before a sequence is open, so that
     none runs out of it midway. Lives on the event loop, but for `reclaim`.
 
+    Attributes:
+        make_room: called now and then while somebody waits, to have one sequence end that does
+            not use its place, if there is any.
+
     Args:
         pools: a sequence gets a part of each of them, or waits; none where it needs no memory.
         limits: on what is open and what waits.
@@ -70,6 +77,10 @@ class Admission:
             OrderedDict()
         )
         self.opened = 0
+        self.make_room: Callable[[], None] = lambda: None
+        # Released, and not reclaimed yet: room that is on its way.
+        self._leaving: set[AdmittedSequence] = set()
+        self._look: asyncio.TimerHandle | None = None
         # Why nobody is admitted any more; empty while somebody may be.
         self._closed = ""
 
@@ -111,6 +122,7 @@ class Admission:
             )
         granted = asyncio.get_running_loop().create_future()
         self._waiting[sequence] = (capacity, granted)
+        self._look_for_room()
         try:
             async with asyncio.timeout(limits.wait_seconds):
                 await granted
@@ -134,12 +146,25 @@ class Admission:
         if sequence not in self._open:
             return False
         self._open.discard(sequence)
+        self._leaving.add(sequence)
         return True
 
     def reclaim(self, sequence: AdmittedSequence) -> None:
         """Take the memory back, when no batch uses it any more. From any thread."""
         for pool, cache in zip(self._pools, sequence.caches, strict=True):
             pool.release(cache)
+        self._leaving.discard(sequence)
+
+    def _look_for_room(self) -> None:
+        """Have room made, as long as more wait than leave."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        if not self._waiting:
+            return
+        if len(self._leaving) < len(self._waiting):
+            self.make_room()
+        self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_for_room)
 
     def admit_waiting(self) -> None:
         """Admit those who wait, in their order, as long as they fit."""

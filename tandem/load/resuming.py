@@ -91,6 +91,27 @@ class Resuming:
             except Failure as failure:
                 self._wait(failure)
 
+    def complete(
+        self, generation: pb.Generation, timeout_s: float | None = None
+    ) -> pb.CompleteResponse:
+        """The same as one answer.
+
+        Raises:
+            Failure: see `generate`.
+        """
+        reply = pb.CompleteResponse()
+        texts: list[str] = []
+        for event in self.generate(generation, timeout_s):
+            if event.HasField("summary"):
+                reply.summary.CopyFrom(event.summary)
+                continue
+            tokens = event.round.tokens
+            texts.extend(token.text for token in tokens)
+            reply.token_ids.extend(token.id for token in tokens)
+            reply.origins.extend(token.origin for token in tokens)
+        reply.text = "".join(texts)
+        return reply
+
     def _followed(
         self, replies: Iterator[pb.GenerateResponse], asked: pb.Generation
     ) -> Iterator[pb.GenerateResponse]:

@@ -24,7 +24,7 @@ class Caller:
     """Who has proved to be behind a call.
 
     Attributes:
-        name: of a token's owner, or in a client's certificate.
+        name: of a token's owner, or in a client's certificate; empty where that has none.
         proof: what it was proved by.
     """
 
@@ -44,7 +44,8 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Lets calls pass whose caller may make them, but for health checks, which all may make.
 
     Args:
-        tokens: one of which a call has to bring; None asks for none.
+        tokens: one of which a call has to bring; None asks for none, and then all have shown a
+            certificate.
         clients: names of certificates that may call; none at all lets in whoever has one.
     """
 
@@ -94,10 +95,9 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         except TandemError as error:
             await abort(context, error)
         _caller.set(known)
-        if known is not None:
-            bind_caller(known.name)
+        bind_caller(known.name)
 
-    def _known(self, context: Any) -> Caller | None:
+    def _known(self, context: Any) -> Caller:
         """Who calls.
 
         Raises:
@@ -113,4 +113,4 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             metadata = context.invocation_metadata() or ()
             presented = [str(value) for key, value in metadata if key == "authorization"]
             return Caller(self._tokens.owner_of(presented), "token")
-        return Caller(names[0], "certificate") if names else None
+        return Caller(names[0] if names else "", "certificate")

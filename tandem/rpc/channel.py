@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import grpc
 
+from tandem.settings import ServiceSettings
+
 # A peer that vanished without a word is noticed after at most 10 + 5 seconds. It is the ping's own
 # time-out that ends the wait for its answer, and that has 60 seconds where nobody sets it.
 KEEPALIVE_TIME_MS = 10_000
@@ -31,6 +33,13 @@ class ConnectionAge:
 
     seconds: float
     grace_seconds: float
+
+
+def age_of(settings: ServiceSettings) -> ConnectionAge | None:
+    """The age that a service's connections may have; None for any."""
+    if not settings.connection_seconds:
+        return None
+    return ConnectionAge(settings.connection_seconds, settings.connection_grace_seconds)
 
 
 def server_options(max_message_bytes: int, age: ConnectionAge | None = None) -> _Options:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -50,20 +52,38 @@ class Conversation(Generic[Q, R]):
         self._say = say
         self._ended = ended
         self._next: asyncio.Future[Q] | None = None
+        self._silent_since = math.inf
         self._task = asyncio.create_task(self._converse(first))
 
     def hear(self, request: Q) -> None:
         """Take the next request; close gives up what is being computed."""
-        if self._next is not None and self._next.cancelled():
-            return  # its idle limit has just passed, which it is about to say
         if self._next is not None and not self._next.done():
             self._next.set_result(request)
             return
+        if self._next is not None and (self._next.cancelled() or self._next.exception()):
+            return  # it was silent for too long, which it is about to say
         self.cancel()
         if request.WhichOneof("step") == "close":
             self._ended(None)
         else:
             self._ended(WrongState("a request came before the answer to the one before it"))
+
+    @property
+    def silent_since(self) -> float:
+        """When its wait for a request began, by time.monotonic(); infinite where none is on."""
+        waits = self._next is not None and not self._next.done()
+        return self._silent_since if waits else math.inf
+
+    def give_way(self) -> None:
+        """End it for its silence, since another sequence waits for its place."""
+        if self._next is not None and not self._next.done():
+            seconds = time.monotonic() - self._silent_since
+            self._next.set_exception(
+                IdleTimeout(
+                    f"no request for {seconds:.1f} s, and others wait for the place; open the"
+                    " sequence again if needed"
+                )
+            )
 
     def cancel(self) -> None:
         """Abandon the sequence; what it holds is free at once."""
@@ -88,6 +108,7 @@ class Conversation(Generic[Q, R]):
 
     async def _hear(self, patience: Patience) -> Q:
         self._next = asyncio.get_running_loop().create_future()
+        self._silent_since = time.monotonic()
         seconds = self._idle_seconds
         try:
             return await patience.bound(self._next, seconds)

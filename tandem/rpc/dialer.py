@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import grpc
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
 class Dialer:
     """Makes channels.
 
+    Attributes:
+        age_seconds: at which a channel is to be left for another, so that each side looks at the
+            other's certificate again.
+
     Args:
         tls: that they have; None is plaintext.
         name: that every replica's certificate has to have; empty is the host that it was found
             by.
+        age_seconds: see there.
     """
 
-    def __init__(self, tls: ClientTls | None = None, name: str = "") -> None:
+    def __init__(
+        self, tls: ClientTls | None = None, name: str = "", age_seconds: float = math.inf
+    ) -> None:
+        self.age_seconds = age_seconds
         self._tls = tls
         self._name = name
 

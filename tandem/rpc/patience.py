@@ -55,6 +55,11 @@ class Patience:
         """Watch over nothing any more."""
         self._watch.remove(self)
 
+    def end(self) -> None:
+        """Let the time of the wait that is on be over, if there is one."""
+        if self._until < math.inf:
+            self.expire(self._until)
+
     def expire(self, now: float) -> float:
         """Cancel the wait if its time is over; until when to wait for it otherwise."""
         if now < self._until or self._task is None or self._expired:

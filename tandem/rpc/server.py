@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.errors import StartupError
 from tandem.rpc import reflection
 from tandem.rpc.access import AccessInterceptor
+from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
@@ -106,9 +107,7 @@ class RunningServer:
         self._admin: grpc.aio.Server | None = None
         self.admin_port: int | None = None
         if admin_listen is not None:
-            self._admin = grpc.aio.server(options=server_options(_SMALL_MESSAGE_BYTES))
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, self._admin)
-            reflection.enable((service.name, _HEALTH), self._admin)
+            self._admin = admin_server(service.name, self._health)
             self.admin_port = _bind(self._admin, admin_listen, "ADMIN_LISTEN")
         self._ready: asyncio.Task[None] | None = None
         self._loss: asyncio.Task[None] | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -28,6 +30,8 @@ from tandem.rpc.status import end_of
 MAX_REQUESTS = 1024
 # Answers that wait for a caller who does not read them, before no more requests are read.
 _MAX_WAITING_BYTES = 4 << 20
+# How long a stream is new: its first request is behind it on the wire, if there is to be any.
+_NEW_SECONDS = 1.0
 _STOPPING = "the service is stopping; try another replica"
 
 Q = TypeVar("Q", bound=StepMessage)
@@ -40,11 +44,13 @@ class StreamLimits:
 
     Attributes:
         idle_seconds: of a sequence without a request, or of answers that are not read.
+        full_idle_seconds: of a sequence without a request, where another one waits for its place.
         empty_seconds: of a stream without a sequence.
         max_empty: streams without a sequence; one more is refused.
     """
 
     idle_seconds: float
+    full_idle_seconds: float
     empty_seconds: float
     max_empty: int
 
@@ -83,21 +89,43 @@ class Streams(Generic[Q, R]):
         Raises:
             TandemError: why the stream, and not only a sequence of it, is ended.
         """
-        empty = [stream for stream in self._running if stream.is_empty]
-        if len(empty) >= self.limits.max_empty:
-            # One that is kept for later makes room: its caller opens another then.
-            spare = next((stream for stream in empty if stream.is_spare), None)
-            if spare is None:
-                raise Exhausted(
-                    f"{len(empty)} streams have no sequence; try another replica, or later"
-                )
-            spare.note_drain()
+        self._make_room_for_one()
         stream = _Stream(self, context, make)
         self._running.add(stream)
         try:
             await stream.serve()
         finally:
             self._running.discard(stream)
+
+    def _make_room_for_one(self) -> None:
+        """Have a stream without a sequence end, where there are as many as there may be.
+
+        Raises:
+            Exhausted: all of them are new.
+        """
+        empty = [stream for stream in self._running if stream.is_empty]
+        if len(empty) < self.limits.max_empty:
+            return
+        # One that is kept for later: its caller opens another then.
+        spare = next((stream for stream in empty if stream.is_spare), None)
+        if spare is not None:
+            spare.note_drain()
+            return
+        oldest = min(empty, key=lambda stream: stream.empty_since)
+        seconds = time.monotonic() - oldest.empty_since
+        if seconds < _NEW_SECONDS:
+            raise Exhausted(f"{len(empty)} streams have no sequence; try another replica, or later")
+        oldest.end_empty(seconds)
+
+    def make_room(self) -> None:
+        """Have the sequence end that has been silent for the longest, if it was for long: another
+        one waits for its place. Those that wait for an answer are not silent."""
+        conversations = (one for stream in self._running for one in stream.conversations)
+        longest = min(conversations, key=lambda one: one.silent_since, default=None)
+        if longest is None:
+            return
+        if time.monotonic() - longest.silent_since >= self.limits.full_idle_seconds:
+            longest.give_way()
 
     def encode(self, answer: R) -> bytes:
         """An answer as a message of its own."""
@@ -129,11 +157,16 @@ class _Stream(Generic[Q, R]):
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._empty: asyncio.TimerHandle | None = None
+        self.empty_since = math.inf
         self._note_empty()
 
     @property
     def is_empty(self) -> bool:
-        return not self._open
+        return not self._open and not self._over.done()
+
+    @property
+    def conversations(self) -> Iterator[Conversation[Q, R]]:
+        yield from self._open.values()
 
     @property
     def is_spare(self) -> bool:
@@ -233,10 +266,15 @@ class _Stream(Generic[Q, R]):
     def _note_empty(self) -> None:
         """Let the stream be without a sequence for a while only."""
         seconds = self._streams.limits.empty_seconds
-        late = IdleTimeout(f"no sequence for {seconds:g} s; open the stream again if needed")
-        self._empty = asyncio.get_running_loop().call_later(seconds, self._end, late)
+        self.empty_since = time.monotonic()
+        self._empty = asyncio.get_running_loop().call_later(seconds, self.end_empty, seconds)
         if self._streams.draining:
             self.note_drain()
+
+    def end_empty(self, seconds: float) -> None:
+        """End for having had no sequence for so long."""
+        late = IdleTimeout(f"no sequence for {seconds:.3g} s; open the stream again if needed")
+        self._end(late)
 
     def note_drain(self) -> None:
         """End with the last sequence, which may be over."""

@@ -7,12 +7,13 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
 from tandem.engine.engine import Engine
 from tandem.errors import Unavailable
+from tandem.rpc.stream import StreamLimits, Streams
 from tandem.serving.background import in_daemon_thread
 from tandem.settings import ModelSettings
 from tandem.telemetry.readers import metering_of
@@ -89,17 +90,20 @@ class EngineServicer(ABC, Generic[M, L]):
     """Serves an engine, once it is loaded.
 
     Attributes:
+        streams: that carry its sequences.
         lost: set when the device answers no more.
         metering: its metrics; None where nobody reads them.
 
     Args:
         settings: of the service.
         role: its name in sentences.
+        streams: see there.
     """
 
-    def __init__(self, settings: M, role: str) -> None:
+    def __init__(self, settings: M, role: str, streams: Streams[Any, Any]) -> None:
         self.settings = settings
         self._role = role
+        self.streams = streams
         self._loaded: L | None = None
         self._improving: asyncio.Task[None] | None = None
         self.lost = asyncio.Event()
@@ -122,6 +126,7 @@ class EngineServicer(ABC, Generic[M, L]):
         loaded.info.incarnation = secrets.randbits(64) or 1  # 0 is nobody's
         self._loaded = loaded
         self._loaded.engine.on_device_lost = self.lost.set
+        self._loaded.engine.admission.make_room = self.streams.make_room
         if self.metering is not None:
             from tandem.serving.meter import EngineMeter
 
@@ -134,6 +139,10 @@ class EngineServicer(ABC, Generic[M, L]):
     def _load(self) -> L:
         """Whatever takes long. Not on the event loop."""
 
+    def drain(self) -> None:
+        """Take no more sequences; those that are open go on."""
+        self.streams.drain()
+
     async def stop(self) -> None:
         """Stop the engine."""
         if self._improving is not None:
@@ -145,3 +154,13 @@ class EngineServicer(ABC, Generic[M, L]):
 def admission_limits(settings: ModelSettings) -> AdmissionLimits:
     """Bounds on what is open and what waits."""
     return AdmissionLimits(settings.max_sequences, settings.max_waiting, settings.admission_seconds)
+
+
+def stream_limits(settings: ModelSettings) -> StreamLimits:
+    """Bounds on streams, and on what is silent on them."""
+    return StreamLimits(
+        settings.idle_seconds,
+        settings.full_idle_seconds,
+        settings.empty_seconds,
+        settings.max_empty_streams,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -32,12 +33,14 @@ TOKENS = 120
 WORDS = {f"{chr(97 + number // 26)}{chr(97 + number % 26)}": number for number in range(VOCAB_SIZE)}
 
 
-def speaking_target() -> FakeTarget:
-    """One that counts up to 50 in two letters, slowly enough to be interrupted."""
+def speaking_target(rounds: list[int]) -> FakeTarget:
+    """One that counts up to 50 in two letters, slowly enough to be interrupted; it notes rounds."""
     target = FakeTarget(wraps=50)
     target.tokenizer_json = Tokenizer(models.WordLevel(WORDS, unk_token="aa")).to_str().encode()
 
     async def pause(round_: int | None, context: FakeContext) -> None:
+        if round_ is not None:
+            rounds.append(round_)
         await asyncio.sleep(0.003)
 
     target.interfere = pause
@@ -49,10 +52,12 @@ class Front:
 
     Attributes:
         addresses: theirs.
+        rounds: that the target behind them has been asked for.
     """
 
     def __init__(self, places: dict[str, str], logs: Path) -> None:
         self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.rounds: list[int] = []
         self._places = places
         self._logs = logs
         self._running: dict[str, ServiceProcess] = {}
@@ -89,9 +94,11 @@ class Front:
 @asynccontextmanager
 async def fronted(logs: Path, count: int = 1) -> AsyncIterator[Front]:
     """So many orchestrators, ready."""
-    async with serve_fakes(FakeDrafter(), speaking_target()) as settings:
+    rounds: list[int] = []
+    async with serve_fakes(FakeDrafter(), speaking_target(rounds)) as settings:
         places = {"DRAFTERS": settings.drafters[0], "TARGETS": settings.targets[0]}
         front = Front(places, logs)
+        front.rounds = rounds
         try:
             for address in front.addresses[:count]:
                 front.start(address)
@@ -163,7 +170,7 @@ async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path
         address = front.addresses[0]
         command = [sys.executable, "-m", "tandem.cli", "generate", "aa", "--address", address]
         command += ["--temperature", "0", "--gamma", "4", "-n", "400"]
-        whole = speaking_target().text(400, last=0)
+        whole = speaking_target([]).text(400, last=0)
 
         def interrupted(*options: str, back: bool) -> tuple[int, str, str]:
             run = subprocess.Popen(
@@ -191,6 +198,40 @@ async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path
         )
         assert code == 1
         assert "UNAVAILABLE" in said.splitlines()[-1]
+
+
+async def test_one_json_object_goes_on_as_a_streamed_text_does(tmp_path: Path) -> None:
+    async with fronted(tmp_path) as front:
+        address = front.addresses[0]
+        command = [sys.executable, "-m", "tandem.cli", "generate", "aa", "--address", address]
+        command += ["--temperature", "0", "--gamma", "4", "-n", "400", "--json"]
+
+        def finished(*, interrupted: bool) -> tuple[int, str, str]:
+            run = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True
+            )
+            if interrupted:
+                seen = len(front.rounds)
+                while len(front.rounds) < seen + 10:
+                    assert run.poll() is None
+                    time.sleep(0.005)
+                front.kill(address)
+                front.start(address)
+            out, said = run.communicate(timeout=READY_SECONDS)
+            return run.returncode, out, said
+
+        code, out, said = await asyncio.to_thread(finished, interrupted=False)
+        assert code == 0, said
+        whole = json.loads(out)
+        assert whole["token_ids"] == speaking_target([]).text(400, last=0)
+        code, out, said = await asyncio.to_thread(finished, interrupted=True)
+        assert code == 0, said
+        assert "the orchestrator was lost" in said
+        again = json.loads(out)
+        assert (again["token_ids"], again["text"]) == (whole["token_ids"], whole["text"])
+        assert again.keys() == whole.keys()
+        assert again["summary"]["new_tokens"] == 400
+        assert len(again["origins"]) == 400
 
 
 async def test_a_sampled_text_is_the_fault_free_one_where_nothing_is_drafted(stack: Stack) -> None:
@@ -226,7 +267,7 @@ async def test_all_that_came_counts_and_none_comes_again() -> None:
 @pytest.mark.parametrize("cut", range(1, 6))
 async def test_a_stop_string_across_the_break_ends_the_text(cut: int) -> None:
     """Its first half came before, and its text was held back."""
-    async with orchestrate(FakeDrafter(), speaking_target()) as stub:
+    async with orchestrate(FakeDrafter(), speaking_target([])) as stub:
         fields = {"stopping": {"max_new_tokens": 20, "stop_strings": ["f ag ah"]}}
         replies = stub.Generate(pb.GenerateRequest(generation=request(**fields).generation))
         tokens = [token async for reply in replies for token in reply.round.tokens]

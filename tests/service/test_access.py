@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_channelz.v1 import channelz_pb2, channelz_pb2_grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -27,6 +28,11 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.authorities import Authority, Pair
 
 _ORCHESTRATOR = "tandem.orchestrator.v1.OrchestratorService"
+_ADMIN = {
+    "grpc.health.v1.Health",
+    "grpc.reflection.v1alpha.ServerReflection",
+    "grpc.channelz.v1.Channelz",
+}
 _TOKEN = "0123456789abcdef" * 2  # the same in each process, since tests are named by it
 
 
@@ -288,7 +294,7 @@ async def test_a_revoked_tokens_texts_end_and_no_other_begins(
 async def test_health_needs_neither_token_nor_name(
     serve: Callable[..., Any], authority: Authority, tmp_path: Path
 ) -> None:
-    """And on the admin port no certificate; there is nothing else but reflection there."""
+    """And on the admin port no certificate; there is nothing else there but what operators ask."""
     tls = tls_of_server(authority, clients=("orchestrator",))
     server = await serve(tls, tokens_in(tmp_path, "ann"), admin=True)
     credentials = tls_of_client(authority, authority.sign("probe")).credentials()
@@ -307,5 +313,41 @@ async def test_health_needs_neither_token_nor_name(
         reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
         async for answer in reflect(iter([asked])):
             listed = {service.name for service in answer.list_services_response.service}
-            assert _ORCHESTRATOR in listed
+            assert listed == {_ORCHESTRATOR, *_ADMIN}
     assert server.handlers.reached == []
+
+
+async def test_who_is_connected_is_told_on_the_admin_port_alone(
+    serve: Callable[..., Any], authority: Authority, tmp_path: Path
+) -> None:
+    server = await serve(tokens=tokens_in(tmp_path, "ann"), admin=True)
+    asked = channelz_pb2.GetServersRequest()
+    metadata = (("authorization", f"Bearer {_TOKEN}"),)
+    async with connect(f"127.0.0.1:{server.port}") as public:
+        stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(public)
+        await stub.Complete(pb.CompleteRequest(), metadata=metadata)
+        there: Any = channelz_pb2_grpc.ChannelzStub(public)
+        assert (
+            await status_of(there.GetServers(asked, metadata=metadata))
+            is grpc.StatusCode.UNIMPLEMENTED
+        )
+        async with connect(f"127.0.0.1:{server.admin_port}") as admin:
+            here: Any = channelz_pb2_grpc.ChannelzStub(admin)
+            servers = (await here.GetServers(asked)).server
+            sockets = [
+                socket
+                for one in servers
+                for socket in (
+                    await here.GetServerSockets(
+                        channelz_pb2.GetServerSocketsRequest(server_id=one.ref.server_id)
+                    )
+                ).socket_ref
+            ]
+            assert any(one.data.calls_succeeded for one in servers)
+            locals_ = set()
+            for socket in sockets:
+                found = await here.GetSocket(
+                    channelz_pb2.GetSocketRequest(socket_id=socket.socket_id)
+                )
+                locals_.add(found.socket.local.tcpip_address.port)
+            assert {server.port, server.admin_port} <= locals_

@@ -155,7 +155,7 @@ class Impatient:
     @property
     def running(self) -> list[Any]:
         """Streams, as the service has them."""
-        return list(self.servicer._streams._running)
+        return list(self.servicer.streams._running)
 
 
 @pytest.fixture

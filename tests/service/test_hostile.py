@@ -21,6 +21,7 @@ from orchestrator.peers import Prompt
 from orchestrator.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Unavailable
+from tandem.rpc import stream
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, connect, start
 from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
@@ -128,6 +129,16 @@ async def drafter(random_pair: tuple[Path, Path]) -> AsyncIterator[tuple[Any, st
         yield drafter_pb2_grpc.DrafterServiceStub(channel), address_of(server)
 
 
+def drafting(prompt: list[int]) -> drafter_pb2.SequenceRequest:
+    opening = drafter_pb2.OpenSequence(
+        token_ids=prompt,
+        sampling={"seed": 0},  # type: ignore[arg-type]
+        target_vocab_size=5,
+        max_new_tokens=4,
+    )
+    return drafter_pb2.SequenceRequest(open=opening)
+
+
 async def test_streams_that_do_not_open_are_bounded_in_number_and_time(
     drafter: tuple[Any, str],
 ) -> None:
@@ -149,22 +160,34 @@ async def test_streams_that_do_not_open_are_bounded_in_number_and_time(
     opened.cancel()
 
 
+async def test_streams_that_open_nothing_make_room_when_they_are_no_longer_new(
+    drafter: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_NEW_SECONDS", 0.2)
+    stub, _ = drafter
+    silent = []
+    for _ in range(2):
+        silent.append(stub.Draft())
+        await silent[-1].wait_for_connection()
+        await asyncio.sleep(0.15)
+    another = Talk(stub.Draft())
+    assert (await another.ask(drafting([1]))).HasField("opened")
+    assert await silent[0].code() == grpc.StatusCode.ABORTED
+    assert not silent[1].done()
+    for call in (silent[1], another):
+        call.cancel()
+
+
 async def test_a_stream_that_is_kept_for_later_makes_room(drafter: tuple[Any, str]) -> None:
     """Orchestrators keep theirs; their next text opens another."""
     stub, _ = drafter
-    opening = drafter_pb2.OpenSequence(
-        token_ids=[1],
-        sampling={"seed": 0},  # type: ignore[arg-type]
-        target_vocab_size=5,
-        max_new_tokens=4,
-    )
     close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
     kept = [Talk(stub.Draft()) for _ in range(2)]
     for talk in kept:
-        assert (await talk.ask(drafter_pb2.SequenceRequest(open=opening))).HasField("opened")
+        assert (await talk.ask(drafting([1]))).HasField("opened")
         assert await talk.ask(close) is grpc.aio.EOF
     another = Talk(stub.Draft())
-    assert (await another.ask(drafter_pb2.SequenceRequest(open=opening))).HasField("opened")
+    assert (await another.ask(drafting([1]))).HasField("opened")
     codes = []
     for talk in kept:
         async with asyncio.timeout(5):

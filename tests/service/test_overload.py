@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import connect
+from tandem.rpc.named_file import NamedFile
+from tandem.rpc.server import RunningServer
+from tandem.rpc.tls import ClientTls, server_tls
+from tests.authorities import Authority
+from tests.service.fakes import (
+    FakeDrafter,
+    FakeTarget,
+    generation,
+    orchestrate,
+    request,
+    serve_fakes,
+)
 from tests.service.test_requests import eventually
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -101,6 +118,135 @@ async def test_clients_are_told_apart_by_the_header_that_names_them() -> None:
         await asyncio.sleep(0.05)
         gate.open.set()
         await asyncio.gather(*calls, modest)
+
+
+def bearer(token: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {token}"),)
+
+
+async def test_who_has_proved_who_he_is_takes_no_share_by_the_header(tmp_path: Path) -> None:
+    """Neither another's, nor one more for each name that it thinks of."""
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    tokens = {name: secrets.token_hex(16) for name in ("greedy", "modest")}
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{name} {token}\n" for name, token in tokens.items()))
+    settings: dict[str, Any] = {"client_header": "x-client", "max_client_requests": 2}
+    async with orchestrate(FakeDrafter(), target, token_file=file, **settings) as stub:
+
+        def ask(owner: str, named: str) -> asyncio.Future[Any]:
+            metadata = (*bearer(tokens[owner]), ("x-client", named))
+            call: asyncio.Future[Any] = asyncio.ensure_future(
+                stub.Complete(request(), metadata=metadata)
+            )
+            return call
+
+        calls = [ask("greedy", "modest"), ask("greedy", "someone")]
+        await eventually(lambda: gate.inside == 1)
+        with pytest.raises(grpc.aio.AioRpcError, match="a client may have 2"):
+            await ask("greedy", "another")
+        calls += [ask("modest", "greedy") for _ in range(2)]
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("nameless", [False, True])
+async def test_a_certificate_tells_clients_apart_and_the_header_does_not(
+    nameless: bool, tmp_path: Path
+) -> None:
+    """Those whose certificates have no name are one client, whatever they say."""
+    authority = Authority(tmp_path)
+    server_pair, pair = authority.sign("server"), authority.sign("" if nameless else "greedy")
+    ca = NamedFile("CA", authority.cert)
+    tls = server_tls(NamedFile("C", server_pair.cert), NamedFile("K", server_pair.key), ca, ())
+    mine = ClientTls(ca, NamedFile("C", pair.cert), NamedFile("K", pair.key))
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    settings: dict[str, Any] = {"client_header": "x-client", "max_client_requests": 1}
+    async with serve_fakes(FakeDrafter(), target, **settings) as chosen:
+        server = RunningServer("127.0.0.1:0", make_service(chosen), tls)
+        await server.start()
+        await server.ready()
+        address = f"127.0.0.1:{server.port}"
+        async with connect(address, mine.credentials(), "server") as channel:
+            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            running = asyncio.ensure_future(
+                stub.Complete(request(), metadata=(("x-client", "one"),))
+            )
+            await eventually(lambda: gate.inside == 1)
+            with pytest.raises(grpc.aio.AioRpcError, match="a client may have 1"):
+                await stub.Complete(request(), metadata=(("x-client", "another"),))
+            gate.open.set()
+            await running
+        await server.stop(1.0)
+
+
+class Pulse:
+    """Tells when a target makes no round any more: nobody reads what its texts have."""
+
+    def __init__(self, target: FakeTarget) -> None:
+        self._rounds = 0
+        target.interfere = self._count
+
+    async def _count(self, round_: int | None, context: Any) -> None:
+        self._rounds += 1
+
+    async def stopped(self) -> None:
+        before, now = -1, 0
+        while before != now:
+            before = now
+            await asyncio.sleep(0.2)
+            now = self._rounds
+
+
+async def test_a_text_that_is_not_read_gives_way_to_one_that_waits() -> None:
+    """The one that was not read for the longest, and no more than one for each that waits."""
+    long = 10**6
+    drafter, target = FakeDrafter(max_length=long), FakeTarget(max_length=long, max_sequences=2)
+    pulse = Pulse(target)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with orchestrate(
+        drafter, target, channel_options=window, idle_seconds=60, full_idle_seconds=0.3
+    ) as stub:
+        endless = pb.GenerateRequest(generation=generation(stopping={"max_new_tokens": 10**5}))
+        first = stub.Generate(endless)
+        await eventually(lambda: target.opened == 1)
+        await pulse.stopped()
+        second = stub.Generate(endless)
+        await eventually(lambda: target.opened == 2)
+        await pulse.stopped()
+        await asyncio.sleep(0.5)
+        assert not first.done(), "nobody waits"
+        assert not second.done()
+        reply = await stub.Complete(request(), timeout=10)
+        assert list(reply.token_ids) == target.text(20)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            async for _ in first:
+                pass
+        assert ended.value.code() == grpc.StatusCode.ABORTED
+        said = re.match(
+            r"the client read nothing for ([\d.]+) s, and others wait for its place; resume",
+            str(ended.value.details()),
+        )
+        assert said is not None
+        assert float(said[1]) >= 0.3
+        for _ in range(1000):
+            assert (await second.read()) is not grpc.aio.EOF
+        second.cancel()
+
+
+async def test_a_text_that_is_read_never_gives_way() -> None:
+    target = FakeTarget(max_sequences=1)
+    gate = Gate(target)
+    async with orchestrate(FakeDrafter(), target, full_idle_seconds=0.5) as stub:
+        call = stub.Generate(pb.GenerateRequest(generation=generation()))
+        await eventually(lambda: gate.inside == 1)
+        waiting = asyncio.ensure_future(stub.Complete(request()))
+        await asyncio.sleep(1.0)  # it is the target that takes so long
+        gate.open.set()
+        assert [reply async for reply in call][-1].HasField("summary")
+        await waiting
 
 
 async def read_now_and_then(call: Any) -> None:

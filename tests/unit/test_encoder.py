@@ -10,9 +10,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.encoder import PromptEncoder
+from orchestrator.places import Limits
 from orchestrator.text import TextCodec
-from tandem.errors import Exhausted, Unavailable
+from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
 from tests.engines import until
+
+
+def encoder_of(codec: Any, *, at_once: int, waiting: int) -> PromptEncoder:
+    return PromptEncoder(codec, at_once, Limits(waiting, seconds=60.0))
 
 
 class SlowCodec:
@@ -21,10 +26,12 @@ class SlowCodec:
     def __init__(self) -> None:
         self.go_on = threading.Event()
         self.running = self.most = 0
+        self.begun: list[str] = []
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
         with self._lock:
+            self.begun.append(text)
             self.running += 1
             self.most = max(self.most, self.running)
         self.go_on.wait(10)
@@ -35,10 +42,10 @@ class SlowCodec:
 
 async def test_some_are_encoded_some_wait_and_one_more_is_refused() -> None:
     codec: Any = SlowCodec()
-    encoder = PromptEncoder(codec, at_once=2, waiting=3)
+    encoder = encoder_of(codec, at_once=2, waiting=3)
     texts = [asyncio.create_task(encoder.encode("x" * length)) for length in range(5)]
     await asyncio.sleep(0.05)
-    with pytest.raises(Exhausted, match="5 prompts are being encoded or wait"):
+    with pytest.raises(Exhausted, match="every place is taken, and 3 others wait"):
         await encoder.encode("one more")
     codec.go_on.set()
     assert await asyncio.gather(*texts) == [[length] for length in range(5)]
@@ -47,9 +54,35 @@ async def test_some_are_encoded_some_wait_and_one_more_is_refused() -> None:
     encoder.close()
 
 
+async def test_a_client_with_many_prompts_holds_no_other_up() -> None:
+    codec: Any = SlowCodec()
+    encoder = encoder_of(codec, at_once=2, waiting=2)
+    greedy = [asyncio.create_task(encoder.encode("x" * 7, "greedy")) for _ in range(4)]
+    await until(lambda: codec.running == 2)
+    modest = asyncio.create_task(encoder.encode("y", "modest"))
+    with pytest.raises(Exhausted, match="clients with fewer texts came"):
+        await greedy[3]
+    codec.go_on.set()
+    assert await asyncio.gather(*greedy[:3], modest) == [[7], [7], [7], [1]]
+    assert [len(text) for text in codec.begun] == [7, 7, 1, 7]
+    encoder.close()
+
+
+async def test_a_deadline_may_pass_before_a_prompts_turn() -> None:
+    codec: Any = SlowCodec()
+    encoder = encoder_of(codec, at_once=1, waiting=2)
+    first = asyncio.create_task(encoder.encode("x"))
+    await until(lambda: bool(codec.running))
+    with pytest.raises(DeadlineExceeded):
+        await encoder.encode("y", remaining=0.02)
+    codec.go_on.set()
+    assert await first == [1]
+    encoder.close()
+
+
 async def test_who_gives_up_leaves_nothing_behind() -> None:
     codec: Any = SlowCodec()
-    encoder = PromptEncoder(codec, at_once=1, waiting=1)
+    encoder = encoder_of(codec, at_once=1, waiting=1)
     working = asyncio.create_task(encoder.encode("long"))
     await until(lambda: bool(codec.running))
     for _ in range(50):
@@ -71,7 +104,7 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
 async def test_all_who_wait_hear_that_it_was_closed() -> None:
     """As where the targets have another model now."""
     codec: Any = SlowCodec()
-    encoder = PromptEncoder(codec, at_once=1, waiting=3)
+    encoder = encoder_of(codec, at_once=1, waiting=3)
     texts = [asyncio.create_task(encoder.encode("x")) for _ in range(4)]
     await until(lambda: bool(codec.running))
     encoder.close()
@@ -96,7 +129,7 @@ def byte_level() -> bytes:
 async def test_a_long_prompt_holds_no_other_text_up() -> None:
     """The library's `encode` holds the interpreter's lock: then the loop would not turn at all."""
     codec = TextCodec(byte_level())
-    encoder = PromptEncoder(codec, at_once=1, waiting=0)
+    encoder = encoder_of(codec, at_once=1, waiting=0)
     encoding = asyncio.create_task(encoder.encode("\N{GRINNING FACE}" * 100_000))
     turns = 0
     while not encoding.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from orchestrator.settings import OrchestratorSettings
 from tandem.rpc.plaintext import host_of
-from tests.manifests import SERVICES, VARIANTS, Manifests, base, render, tool
+from tests.manifests import SERVICES, VARIANTS, Manifests, base, overlay_folder, render, tool
 
 # What cert-manager writes into a Secret.
 _KEYS = {"tls.crt", "tls.key", "ca.crt"}
@@ -36,9 +37,9 @@ def test_each_service_has_its_own_certificate(
 ) -> None:
     template, container = secured.containers()[service]
     settings = secured.settings(service, monkeypatch)
-    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "tls"]
+    (mount,) = [one for one in container["volumeMounts"] if one["mountPath"] == "/tls"]
     assert mount["readOnly"]
-    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == "tls"]
+    (volume,) = [one for one in template["spec"]["volumes"] if one["name"] == mount["name"]]
     assert volume["secret"]["secretName"] == certificates(secured)[service]["secretName"]
     files = [settings.tls_cert, settings.tls_key, settings.tls_client_ca]
     if isinstance(settings, OrchestratorSettings):
@@ -71,8 +72,12 @@ def test_names_fit(secured: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
         names[name] = set(spec["dnsNames"])
     settings = secured.settings("orchestrator", monkeypatch)
     assert isinstance(settings, OrchestratorSettings)
-    for service, addresses in (("drafter", settings.drafters), ("target", settings.targets)):
-        assert {host_of(address) for address in addresses} <= names[service]
+    for service, addresses, asked in (
+        ("drafter", settings.drafters, settings.drafter_tls_name),
+        ("target", settings.targets, settings.target_tls_name),
+    ):
+        asked_for = {asked} if asked else {host_of(address) for address in addresses}
+        assert asked_for <= names[service]
         callers = set(secured.settings(service, monkeypatch).tls_clients)
         assert callers <= names["orchestrator"]
         assert not any(callers & names[other] for other in ("drafter", "target", "client"))
@@ -81,6 +86,40 @@ def test_names_fit(secured: Manifests, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callers <= names["client"]
     assert not any(callers & names[other] for other in SERVICES)
     assert found["orchestrator"]["usages"] == ["server auth", "client auth"]
+
+
+def test_containers_of_a_pod_do_not_take_each_others_ports(
+    secured: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And probes ask where a container answers without a certificate."""
+    taken: dict[str, list[str]] = {}
+    for service, (template, container) in secured.containers().items():
+        settings = secured.settings(service, monkeypatch)
+        assert settings.admin_listen is not None
+        assert settings.metrics_listen is not None
+        addresses = settings.listen, settings.admin_listen, settings.metrics_listen
+        ports = [address.rpartition(":")[2] for address in addresses]
+        taken.setdefault(template["metadata"]["labels"]["app.kubernetes.io/name"], []).extend(ports)
+        declared = {str(one["containerPort"]) for one in container["ports"]}
+        assert declared == set(ports)
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert str(container[probe]["grpc"]["port"]) == ports[1]
+    for ports in taken.values():
+        assert len(set(ports)) == len(ports)
+
+
+def test_tls_before_the_sidecar_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orchestrator would have no certificate, and its probes no answer."""
+    program = tool("kustomize")
+    if program is None:
+        pytest.skip("kustomize is not installed; `make kubernetes-check` builds it")
+    wrong = "two-tier, tls, sidecar"
+    monkeypatch.setitem(VARIANTS, wrong, ("two-tier", ("tls", "sidecar-orchestrator")))
+    folder = str(overlay_folder(wrong, tmp_path))
+    built = subprocess.run([program, "build", folder], capture_output=True, text=True, timeout=60)
+    assert built.returncode != 0
+    assert "components/sidecar-orchestrator" in built.stderr
+    assert "readinessProbe/grpc/port failed: test failed" in built.stderr
 
 
 def test_one_authority_signs_all(secured: Manifests) -> None:

@@ -1,0 +1,67 @@
+"""Who a text goes to: a name for fair shares, and the waits for it to read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable
+
+from tandem.errors import IdleTimeout
+from tandem.rpc.patience import Patience
+
+
+class Reader:
+    """The client of one text.
+
+    Attributes:
+        name: whose the text is.
+        unread_since: when the write began that waits for it, by time.monotonic(); infinite where
+            none does.
+
+    Args:
+        name: see there.
+        idle_seconds: that a write may wait for it.
+        reading_seconds: that all writes may, together.
+    """
+
+    def __init__(
+        self, name: str = "", idle_seconds: float = math.inf, reading_seconds: float = math.inf
+    ) -> None:
+        self.name = name
+        self.unread_since = math.inf
+        self._idle_seconds = idle_seconds
+        self._reading_seconds = self._left = reading_seconds
+        self._gave_way = False
+        self._patience = Patience()
+
+    async def take(self, write: Awaitable[None]) -> None:
+        """Wait for what is written to it.
+
+        Raises:
+            IdleTimeout: it reads too slowly.
+        """
+        began = self.unread_since = time.monotonic()
+        try:
+            await self._patience.bound(write, min(self._idle_seconds, self._left))
+        except TimeoutError:
+            raise IdleTimeout(f"{self._why(began)}; resume behind what it has") from None
+        finally:
+            self.unread_since = math.inf
+            self._left -= time.monotonic() - began
+
+    def _why(self, began: float) -> str:
+        if self._gave_way:
+            seconds = time.monotonic() - began
+            return f"the client read nothing for {seconds:.1f} s, and others wait for its place"
+        if self._left < self._idle_seconds:
+            return f"the text waited {self._reading_seconds:g} s for its client in all"
+        return f"the client read nothing for {self._idle_seconds:g} s"
+
+    def give_way(self) -> None:
+        """Have the write that waits now wait no longer: another text needs the place."""
+        self._gave_way = True
+        self._patience.end()
+
+    def close(self) -> None:
+        """The text is over."""
+        self._patience.close()
