@@ -28,8 +28,8 @@ from tandem.rpc.status import end_of
 MAX_REQUESTS = 1024
 # Answers that wait for a caller who does not read them, before no more requests are read.
 _MAX_WAITING_BYTES = 4 << 20
-# gRPC sends no status while a write is on its way, and a caller would wait for it for ever. One that
-# nobody reads takes for ever itself.
+# gRPC sends no status while a write is on its way, and a caller would wait for it for ever. A write
+# that nobody reads takes for ever itself.
 _LAST_WRITE_SECONDS = 1.0
 _STOPPING = "the service is stopping; try another replica"
 

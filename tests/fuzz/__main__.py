@@ -30,7 +30,7 @@ from tests.fuzz.surfaces import SURFACES
 
 CORPUS = Path(__file__).parent / "corpus"
 # Beside the surfaces that take bytes: requests of a walk, and its share of all.
-STREAMS, STREAMS_SHARE, STEPS = "streams", 0.01, 30
+STREAMS, STREAMS_SHARE, STEPS = "streams", 0.002, 30
 # What differs between two sentences of one kind.
 _NUMBER = re.compile(r"-?\b[\d.e+-]+|inf|nan|'[^']*'|\[.*\]", re.DOTALL)
 

@@ -9,6 +9,8 @@ from typing import Any
 from orchestrator.adaptive import Adaptation
 from orchestrator.calls import DraftCall, VerifyCall
 from orchestrator.goodput import sizes
+from orchestrator.ledger import Ledger
+from orchestrator.messages import _stages_to
 from orchestrator.peers import Decided, Drafted, DraftSize
 from orchestrator.spans import TextSpans
 from tandem.rpc.call import SequenceCall
@@ -39,7 +41,7 @@ class AnsweredCall(SequenceCall[Any, Any]):
 class Answers(Surface):
     """Whatever a peer answers is a sound answer, or the peer's failure."""
 
-    share = 0.08
+    share = 0.05
 
     def refusals(self) -> Sequence[str]:
         return ("INTERNAL",)  # PeerFailure: the drafter is left behind, or the text ends
@@ -84,7 +86,12 @@ class Verdicts(Answers):
         return "OK"
 
     def _require_unspoilt(self, message: Any, drafted: Drafted, decided: Decided) -> None:
-        """What texts learn from an answer leaves numbers to go on with."""
+        """What texts learn from an answer leaves numbers to go on with, and to end with."""
+        ledger = Ledger()
+        for _ in range(3):
+            ledger.start_round()
+            ledger.add_round(drafted, decided)
+        _stages_to(ledger)
         everyone = Adaptation(lambda: 1)
         policy = everyone.policy(sizes(3, 0, None, None))
         for _ in range(3):

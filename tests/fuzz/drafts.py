@@ -32,7 +32,7 @@ class Drafts(Surface):
     """A draft is taken exactly where it keeps the contract; then it is decided, beside others."""
 
     name = "draft"
-    share = 0.62
+    share = 0.75
     seeds = DRAFTS
 
     def __init__(self) -> None:
@@ -50,14 +50,17 @@ class Drafts(Surface):
             if not bad:
                 raise Violation(message.SerializeToString(), "a sound draft is refused") from None
             raise
-        if bool(faults([self._neighbour, draft], VOCAB_SIZE)) != bad:
+        found = faults([self._neighbour, draft], VOCAB_SIZE)
+        self.sentence = found.get(1, "")
+        if bool(found) != bad:
             sentence = "a broken draft is taken" if bad else "a sound draft's rows are refused"
             raise Violation(message.SerializeToString(), sentence)
         if bad:
             return "INVALID_ARGUMENT"
         if draft_from(draft_to(draft), VOCAB_SIZE, MAX_GAMMA, nodes).token_ids != draft.token_ids:
             raise Violation(message.SerializeToString(), "it does not cross the wire again")
-        if misfit(draft, VERIFIERS[rule].takes):
+        self.sentence = misfit(draft, VERIFIERS[rule].takes)
+        if self.sentence:
             return "INVALID_ARGUMENT"
         self._decide(message, rule, draft)
         return "OK"
@@ -91,12 +94,13 @@ def _decided(name: str, drafts: list[Draft]) -> list[Any]:
     asks = []
     for draft in drafts:
         count = len(set(draft.row_of_places()))
-        numbers = [
+        accepting, following = (
             Foreseen(_SAMPLING.seed, purpose, uniforms)
             for purpose in (Purpose.ACCEPT, Purpose.RESIDUAL)
-        ]
+        )
         scored = Scored(_LOGITS, 0, count)
-        asks.append(Decide(VERIFIERS[name], draft, scored, _SAMPLING, None, *numbers, 1))
+        rule = VERIFIERS[name]
+        asks.append(Decide(rule, draft, scored, _SAMPLING, None, accepting, following, 1))
     return decisions_of([_sound(answer) for answer in decide(asks)])
 
 

@@ -40,7 +40,7 @@ class Generations(Surface):
     """A request is refused, or has every value within the pair's limits."""
 
     name = "generation"
-    share = 0.15
+    share = 0.12
     seeds = tuple(pb.GenerateRequest(generation=each) for each in seeds.GENERATIONS)
 
     def __init__(self) -> None:

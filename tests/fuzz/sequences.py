@@ -47,7 +47,7 @@ class Sequences(Surface):
     Beside each of them an honest sequence goes on, whose answers stay what they are alone.
     """
 
-    share = 0.04
+    share = 0.01
     engine: TargetEngine | DrafterEngine
     make: Callable[[], ServedSequence[Any, Any]]
 

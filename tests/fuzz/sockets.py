@@ -71,7 +71,7 @@ class Sockets(Surface):
     """
 
     name = "socket"
-    share = 0.03
+    share = 0.008
 
     def __init__(self) -> None:
         self._calls = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, Phase, seed, settings
@@ -83,6 +84,7 @@ class StreamMachine(RuleBasedStateMachine):
         return request
 
     def _step(self, stream: Stream, number: int, round_: int, position: int, draft: Any) -> Any:
+        request: Any
         if stream.role == "drafter":
             request = seeds.draft_step(round_, position)
         else:
@@ -238,7 +240,7 @@ class StreamMachine(RuleBasedStateMachine):
         for stream in [*self.streams, *(stream for stream, _ in self.honest.values())]:
             stream.cancel()
         for role in ROLES:
-            self.services.until(lambda role=role: self.services.is_empty(role))
+            self.services.until(partial(self.services.is_empty, role))
 
 
 def walk(number: int, walks: int, steps: int = 30) -> Counter[str]:
