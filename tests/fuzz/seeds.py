@@ -41,7 +41,12 @@ TREES = (
     common_pb2.Draft(token_ids=[2, 0, 1, 3], parents=[0, 0, 0, 2]),
     common_pb2.Draft(token_ids=[2, 3, 3, 4], parents=[0, 1, 1, 2], row_of=[0, 1, 1, 2], rows=_ROWS),
 )
-DRAFTS = (*CHAINS, *IID_CHAINS, *TREES)
+# As deep as a draft may be: a parent further on, and it is too deep.
+DEEPEST = common_pb2.Draft(
+    token_ids=[2, 0, 1, 2, 3, 4, 0, 1, 2], parents=[0, 0, 2, 3, 4, 5, 6, 7, 8]
+)
+SMALL_DRAFTS = (*CHAINS, *IID_CHAINS, *TREES)
+DRAFTS = (*SMALL_DRAFTS, DEEPEST)
 
 
 def open_verify(verifier: str = "block", **changes: Any) -> target_pb2.SequenceRequest:
@@ -131,7 +136,7 @@ DRAFTED = tuple(
             open_sequences=1,
         )
     )
-    for draft in DRAFTS
+    for draft in SMALL_DRAFTS
 )
 VERDICTS = (
     target_pb2.SequenceResponse(

@@ -28,6 +28,9 @@ from tests.fuzz.mutation import change
 from tests.fuzz.services import HONEST_ROUNDS, PLACES, ROLES, Sequence, Services, Stream, honest
 from tests.service.talk import code_named
 
+# What a sequence may hold in the end.
+LONGEST = len(seeds.PROMPT) + seeds.MAX_NEW_TOKENS
+
 
 class StreamMachine(RuleBasedStateMachine):
     """Callers that do what they may and what they may not, beside an honest sequence of each."""
@@ -133,7 +136,7 @@ class StreamMachine(RuleBasedStateMachine):
             return
         number, sequence = found
         round_ = sequence.round + later
-        if round_ >= 2**64 or sequence.length + 5 > len(seeds.PROMPT) + seeds.MAX_NEW_TOKENS:
+        if round_ >= 2**64 or sequence.length + seeds.MAX_GAMMA >= LONGEST:
             return
         told = stream.ask(self._step(stream, number, round_, sequence.length, draft))
         assert not isinstance(told, common_pb2.SequenceEnd), told
