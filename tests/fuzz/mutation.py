@@ -33,6 +33,8 @@ _BITS = {
     FieldDescriptor.TYPE_FIXED64: 64,
     FieldDescriptor.TYPE_FIXED32: 32,
     FieldDescriptor.TYPE_ENUM: 31,
+    FieldDescriptor.TYPE_INT32: 31,
+    FieldDescriptor.TYPE_INT64: 63,
 }
 
 

@@ -101,6 +101,8 @@ VERIFY_DIALOGUES = (
     (open_verify("greedy_block"), verify_step(CHAINS[4], 1, 4)),
     (open_verify("greedy_block", carry=_CARRY), verify_step(CHAINS[1], 1, 3)),
     (open_verify(first_round=5, trees=False), verify_step(CHAINS[2], 6, 4)),
+    # As long as what is left of the text.
+    (open_verify(max_new_tokens=4), verify_step(CHAINS[2], 1, 4)),
 )
 DRAFT_DIALOGUES = (
     (open_draft(), draft_step(1, 3)),

@@ -48,6 +48,8 @@ class StreamMachine(RuleBasedStateMachine):
         for role in ROLES:
             self.honest[role] = self.services.stream(role), 0
             self.go_on_honestly(role)
+            self.streams.append(self.services.stream(role))
+            self.open_sequence(len(self.streams) - 1, 1)
 
     @rule(role=st.sampled_from(ROLES))
     def go_on_honestly(self, role: str) -> None:
@@ -68,6 +70,11 @@ class StreamMachine(RuleBasedStateMachine):
 
     def _stream(self, pick: int) -> Stream:
         return self.streams[pick % len(self.streams)]
+
+    def _busy(self, pick: int) -> Stream:
+        """One with a sequence, of which there is one."""
+        streams = [stream for stream in self.streams if stream.open]
+        return streams[pick % len(streams)]
 
     def _taken(self, role: str) -> int:
         """Places, with the honest sequence's."""
@@ -131,7 +138,7 @@ class StreamMachine(RuleBasedStateMachine):
         draft=st.sampled_from(seeds.DRAFTS),
     )
     def step(self, pick: int, which: int, later: int, draft: Any) -> None:
-        stream = self._stream(pick)
+        stream = self._busy(pick)
         if (found := self._pick(stream, which)) is None:
             return
         number, sequence = found
@@ -151,7 +158,7 @@ class StreamMachine(RuleBasedStateMachine):
         fault=st.sampled_from(("round", "position", "open", "twice", "nothing")),
     )
     def break_order(self, pick: int, which: int, fault: str) -> None:
-        stream = self._stream(pick)
+        stream = self._busy(pick)
         if (found := self._pick(stream, which)) is None:
             return
         number, sequence = found
@@ -173,7 +180,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 3), which=st.integers(0, 5), source=st.integers(0, 2**32))
     def send_mutant(self, pick: int, which: int, source: int) -> None:
         """A changed step: refused, or answered."""
-        stream = self._stream(pick)
+        stream = self._busy(pick)
         if (found := self._pick(stream, which)) is None:
             return
         number, sequence = found
@@ -216,7 +223,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 3), which=st.integers(0, 5), busy=st.booleans())
     def close_sequence(self, pick: int, which: int, busy: bool) -> None:
         """In order, or before the answer to a step."""
-        stream = self._stream(pick)
+        stream = self._busy(pick)
         if (found := self._pick(stream, which)) is None:
             return
         number, sequence = found
