@@ -155,7 +155,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(
         pick=st.integers(0, 3),
         which=st.integers(0, 5),
-        fault=st.sampled_from(("round", "position", "open", "twice", "nothing")),
+        fault=st.sampled_from(("round", "ahead", "behind", "open", "twice", "nothing")),
     )
     def break_order(self, pick: int, which: int, fault: str) -> None:
         stream = self._busy(pick)
@@ -166,7 +166,8 @@ class StreamMachine(RuleBasedStateMachine):
         sound = self._step(stream, number, round_, length, common_pb2.Draft())
         requests = {
             "round": [self._step(stream, number, sequence.round, length, common_pb2.Draft())],
-            "position": [self._step(stream, number, round_, length + 1, common_pb2.Draft())],
+            "ahead": [self._step(stream, number, round_, length + 1, common_pb2.Draft())],
+            "behind": [self._step(stream, number, round_, length - 1, common_pb2.Draft())],
             "open": [self._opening(stream, number)],
             "twice": [sound, sound],
             "nothing": [type(sound)(sequence=number)],
