@@ -16,7 +16,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up load test faults lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
+.PHONY: help setup demo up load test faults fuzz lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ test: setup lint types ## Lint, types and all tests
 
 faults: setup ## 1,200 kills, stops and drains under load, drawn by a seed; an hour at most (FAULTS='--seed 1 --moments 50')
 	$(BIN)/python -m tests.faults $(FAULTS)
+
+fuzz: setup ## Mutated messages to all that reads any, by a seed, and walks over the streams (FUZZ='--messages 1000000')
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
 	deploy/observability/fetch.sh

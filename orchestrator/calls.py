@@ -21,6 +21,10 @@ from tandem.telemetry.stages import StageTimes
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
 VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
+# A service's word on its own times and chances is summed up and learnt from: a day is more than any
+# stage takes and less than 64 bits of a text's sums, and float32 sums of chances exceed 1 by less.
+_MOST_STAGE_NS = 86_400 * 10**9
+_MOST_OVERLAP = 1.01
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class DraftCall:
         reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
         self._replica.require_same(reply.opened)
         self._waits.opened(tokens)
-        return messages.times_from(reply.opened.times)
+        return _times_of(self._call, reply.opened)
 
     async def draft(
         self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
@@ -124,7 +128,7 @@ class DraftCall:
         token_ids = list(draft.token_ids)
         parents = self._parents(draft, size)
         weight = self._check(draft, token_ids)
-        return Drafted(token_ids, parents, draft, weight, messages.times_from(drafted.times))
+        return Drafted(token_ids, parents, draft, weight, _times_of(self._call, drafted))
 
     def _parents(self, draft: common_pb2.Draft, size: DraftSize) -> list[int] | None:
         """Where the tokens hang; None for a chain."""
@@ -218,9 +222,7 @@ class VerifyCall:
         if owes:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
-        return Decided(
-            0, 0, opened.token_id, (), messages.times_from(opened.times), _carry_of(opened)
-        )
+        return Decided(0, 0, opened.token_id, (), _times_of(self._call, opened), _carry_of(opened))
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """See `peers.Target`."""
@@ -244,8 +246,22 @@ class VerifyCall:
         expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
         expect("len(verdict.overlaps)", len(verdict.overlaps), nodes, nodes)
         overlaps = list(verdict.overlaps)
-        times = messages.times_from(verdict.times)
+        if not all(0 <= overlap <= _MOST_OVERLAP for overlap in overlaps):
+            raise self._call.broken("verdict.overlaps must be 0..1 each")
+        times = _times_of(self._call, verdict)
         return Decided(place, accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
+
+
+def _times_of(call: SequenceCall[Any, Any], answer: Any) -> StageTimes:
+    """What an answer says of its times.
+
+    Raises:
+        PeerFailure: nothing can have taken so long.
+    """
+    times = messages.times_from(answer.times)
+    longest = max(times.queue_ns, times.gather_ns, times.forward_ns, times.numbers_ns)
+    call.expect("the longest of times", longest, 0, _MOST_STAGE_NS)
+    return times
 
 
 def _carry_of(message: target_pb2.OpenedSequence | target_pb2.Verdict) -> Any:

@@ -71,6 +71,12 @@ class Outbox:
         self._finished = True
         _resolve(self._changed)
 
+    def abandon(self) -> None:
+        """Forget what waits; `pour` returns when the message that it writes is out."""
+        self._waiting.clear()
+        self._bytes = 0
+        self.finish()
+
     async def pour(
         self,
         write: Callable[[bytes], Awaitable[None]],

@@ -32,6 +32,9 @@ MAX_REQUESTS = 1024
 _MAX_WAITING_BYTES = 4 << 20
 # How long a stream is new: its first request is behind it on the wire, if there is to be any.
 _NEW_SECONDS = 1.0
+# gRPC sends no status while a write is on its way, and a caller would wait for it for ever. A write
+# that nobody reads takes for ever itself.
+_LAST_WRITE_SECONDS = 1.0
 _STOPPING = "the service is stopping; try another replica"
 
 Q = TypeVar("Q", bound=StepMessage)
@@ -175,7 +178,7 @@ class _Stream(Generic[Q, R]):
 
     async def serve(self) -> None:
         """Read and write until either ends, or nothing is left to do."""
-        tasks = [asyncio.create_task(work) for work in (self._read(), self._write())]
+        reading, writing = (asyncio.create_task(work) for work in (self._read(), self._write()))
         try:
             await self._over
         finally:
@@ -183,8 +186,10 @@ class _Stream(Generic[Q, R]):
                 self._empty.cancel()
             for conversation in self._open.values():
                 conversation.cancel()
-            for task in tasks:
-                task.cancel()
+            reading.cancel()
+            self._outbox.abandon()
+            await asyncio.wait([writing], timeout=_LAST_WRITE_SECONDS)
+            writing.cancel()
 
     async def _read(self) -> None:
         try:

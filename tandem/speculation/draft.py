@@ -205,15 +205,27 @@ class Draft:
 
 
 def faults(drafts: Sequence[Draft], vocab_size: int) -> dict[int, str]:
-    """What is wrong within the rows of drafts of sound shape, by a draft's place; mostly empty.
-
-    All at once first, and one by one only where something is wrong.
-    """
-    ids = np.concatenate([draft.ids for draft in drafts])
-    if not len(ids) or _sound(drafts, ids, vocab_size):
-        return {}
-    found = {b: draft._fault(vocab_size) for b, draft in enumerate(drafts)}
+    """What is wrong within the rows of drafts of sound shape, by a draft's place; mostly empty."""
+    found = {
+        b: drafts[b]._fault(vocab_size) for b in _unsound(drafts, range(len(drafts)), vocab_size)
+    }
     return {b: fault for b, fault in found.items() if fault}
+
+
+def _unsound(drafts: Sequence[Draft], places: range, vocab_size: int) -> list[int]:
+    """Those with something wrong. All are looked at together, then by halves: who shares a batch
+    with a bad draft pays a fraction of looking through each by itself."""
+    looked_at = drafts[places.start : places.stop]
+    ids = np.concatenate([draft.ids for draft in looked_at])
+    if not len(ids) or _sound(looked_at, ids, vocab_size):
+        return []
+    if len(places) == 1:
+        return list(places)
+    half = len(places) // 2
+    return [
+        *_unsound(drafts, places[:half], vocab_size),
+        *_unsound(drafts, places[half:], vocab_size),
+    ]
 
 
 def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,27 +55,14 @@ async def connect(stack: AsyncExitStack, address: str) -> grpc.aio.Channel:
     return await stack.enter_async_context(channel.connect(address))
 
 
-@pytest.fixture
-async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
-    """All three, ready, serving the random pair."""
-    drafter_model, target_model = random_pair
+@asynccontextmanager
+async def serving(random_pair: tuple[Path, Path], **bounds: Any) -> AsyncIterator[Stack]:
+    """All three, ready, serving a pair; `bounds` are settings of drafter and target."""
+    small: dict[str, Any] = {"max_sequences": 4, "max_gamma": 8, "admission_seconds": 0.2} | bounds
+    drafter_model, target_model = map(str, random_pair)
     async with AsyncExitStack() as stack:
-        drafter = await start(
-            stack,
-            make_drafter(
-                DrafterSettings(
-                    model=str(drafter_model), max_sequences=4, max_gamma=8, admission_seconds=0.2
-                )
-            ),
-        )
-        target = await start(
-            stack,
-            make_target(
-                TargetSettings(
-                    model=str(target_model), max_sequences=4, max_gamma=8, admission_seconds=0.2
-                )
-            ),
-        )
+        drafter = await start(stack, make_drafter(DrafterSettings(model=drafter_model, **small)))
+        target = await start(stack, make_target(TargetSettings(model=target_model, **small)))
         settings = OrchestratorSettings(
             drafters=(address_of(drafter),), targets=(address_of(target),), gamma=4
         )
@@ -90,3 +77,10 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
             orchestrator_pb2_grpc.OrchestratorServiceStub(channels[2]),
             dict(zip(("drafter", "target", "orchestrator"), channels, strict=True)),
         )
+
+
+@pytest.fixture
+async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
+    """All three, ready, serving the random pair."""
+    async with serving(random_pair) as stack:
+        yield stack

@@ -16,6 +16,12 @@ _MESSAGES = {
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
+def code_named(number: int) -> str:
+    """The name of a status code on the wire; the number itself where there is none."""
+    code = _CODES.get(number)
+    return str(number) if code is None else code.name
+
+
 class Talk:
     """One sequence, alone on a stream.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,11 @@ def add(field: str, amount: int) -> Callable[[Any], None]:
     return lambda answer: setattr(answer, field, getattr(answer, field) + amount)
 
 
+def take(stage: str) -> Callable[[Any], None]:
+    """Say that a stage took as long as can be written."""
+    return lambda answer: setattr(answer.times, f"{stage}_ns", 2**64 - 1)
+
+
 def accept_more(verdict: target_pb2.Verdict) -> None:
     verdict.num_accepted += 5
     verdict.position += 5
@@ -107,6 +113,16 @@ TARGET_BREACHES: dict[str, tuple[Any, str]] = {
     "accepted": (on("verdict", accept_more), "verdict.num_accepted must be 4, got 9"),
     "token": (on("verdict", add("next_token_id", 100)), "verdict.next_token_id must be 0..99"),
     "overlaps": (on("verdict", lambda v: v.overlaps.append(1.0)), "verdict.overlaps"),
+    "chance": (
+        on("verdict", lambda v: v.overlaps.__setitem__(0, math.nan)),
+        "verdict.overlaps must be 0..1 each",
+    ),
+    "chances": (
+        on("verdict", lambda v: v.overlaps.__setitem__(0, -1e30)),
+        "verdict.overlaps must be 0..1 each",
+    ),
+    "time": (on("verdict", take("forward")), "the longest of times must be 0..86400000000000"),
+    "prefill": (on("opened", take("gather")), "the longest of times must be 0..86400000000000"),
     "first": (on("opened", add("token_id", 100)), "opened.token_id must be 0..99"),
     "none": (on("opened", lambda o: o.ClearField("token_id")), "opened.token_id must be set"),
     "kind": (
@@ -167,6 +183,8 @@ DRAFTER_BREACHES: dict[str, Any] = {
     "tree": on_draft(lambda draft: draft.parents.append(0)),
     "siblings": on_draft(lambda draft: draft.parents.extend([0] * len(draft.token_ids))),
     "more than the target takes": on_draft(grow),
+    "time": on("drafted", take("queue")),
+    "prefill": on("opened", take("forward")),
     "shared rows": on_draft(lambda draft: draft.row_of.append(0)),
     "kind": lambda reply: reply.CopyFrom(
         drafter_pb2.SequenceResponse(drafted=drafter_pb2.DraftedStep())

@@ -283,6 +283,20 @@ async def test_a_resumed_greedy_block_waits_for_a_draft(stack: Stack) -> None:
     call.cancel()
 
 
+async def test_a_stream_ends_with_a_status_while_an_answer_is_on_its_way(stack: Stack) -> None:
+    """gRPC sends none while a write is on its way: the caller would wait for it for ever."""
+    opening, step = open_verify(), verify_step()
+    opening.sequence = step.sequence = 1
+    for _ in range(40):
+        call = stack.target.Verify()
+        await call.write(target_pb2.VerifyRequest(requests=[opening, step]))
+        await call.done_writing()
+        async with asyncio.timeout(10):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+            assert await call.code() == grpc.StatusCode.OK
+
+
 async def test_a_silent_sequence_is_ended(random_pair: tuple[Path, Path]) -> None:
     async with AsyncExitStack() as stack:
         settings = DrafterSettings(model=str(random_pair[0]), idle_seconds=0.3)

@@ -92,3 +92,18 @@ async def test_room_is_waited_for() -> None:
     async with asyncio.timeout(5):
         await waiting
     pouring.cancel()
+
+
+async def test_what_is_abandoned_ends_behind_the_write_at_hand() -> None:
+    box, wire = Outbox(), Wire()
+    wire.free.clear()
+    pouring = asyncio.create_task(box.pour(wire.write, 5, _never))
+    box.put(b"at hand")
+    await asyncio.sleep(0.01)
+    box.put(b"behind it")
+    box.abandon()
+    await asyncio.sleep(0.01)
+    assert not pouring.done()
+    wire.free.set()
+    await pouring
+    assert wire.written == [b"at hand"]

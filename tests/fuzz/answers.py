@@ -1,0 +1,108 @@
+"""Mutated answers of a drafter and of a target, given to what an orchestrator reads them by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.adaptive import Adaptation
+from orchestrator.calls import DraftCall, VerifyCall
+from orchestrator.goodput import sizes
+from orchestrator.ledger import Ledger
+from orchestrator.messages import _stages_to
+from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.spans import TextSpans
+from tandem.rpc.call import SequenceCall
+from tandem.rpc.link import Link
+from tandem.telemetry.stages import StageTimes
+from tests.fuzz import seeds
+from tests.fuzz.surface import Surface, Violation
+from tests.service.fakes import ANYBODY, PATIENT
+from tests.tiny import VOCAB_SIZE
+
+_SIZE = DraftSize(3, 4)
+
+
+class AnsweredCall(SequenceCall[Any, Any]):
+    """A call whose peer answers whatever it is told to, to anything."""
+
+    def __init__(self, role: str) -> None:
+        link: Link[Any] = Link(role, "127.0.0.1:1", lambda: None)
+        super().__init__(link, lambda requests: None, None, None, 1 << 20)
+        self.answer: Any = None
+
+    async def ask(self, request: Any, kind: str, seconds: float, span: Any = None) -> Any:
+        if (got := self.answer.WhichOneof("result")) != kind:
+            raise self.broken(f"result must be {kind}, got {got}")
+        return self.answer
+
+
+class Answers(Surface):
+    """Whatever a peer answers is a sound answer, or the peer's failure."""
+
+    share = 0.05
+
+    def refusals(self) -> Sequence[str]:
+        return ("INTERNAL",)  # PeerFailure: the drafter is left behind, or the text ends
+
+
+class Draftings(Answers):
+    """Of a drafter."""
+
+    name = "drafted"
+    seeds = seeds.DRAFTED
+
+    async def judge(self, message: Any) -> str:
+        peer = AnsweredCall("drafter")
+        peer.answer = message
+        call = DraftCall(peer, PATIENT, TextSpans({}), 1 << 20, ANYBODY)
+        call._vocab_size = VOCAB_SIZE
+        drafted = await call.draft(1, 3, [4], _SIZE, exact=False)
+        assert drafted.gamma <= _SIZE.gamma
+        assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
+        for place in range(len(drafted.token_ids) + 1):
+            drafted.path_to(place), drafted.siblings_to(place), drafted.kept_first(place)
+        return "OK"
+
+
+class Verdicts(Answers):
+    """Of a target; what they say of chances and times is learnt from, and must not spoil sizes."""
+
+    name = "verdict"
+    seeds = seeds.VERDICTS
+
+    async def judge(self, message: Any) -> str:
+        peer = AnsweredCall("target")
+        peer.answer = message
+        call = VerifyCall(peer, PATIENT, TextSpans({}), ANYBODY)
+        call._vocab_size = VOCAB_SIZE
+        draft = seeds.CHAINS[2]
+        drafted = Drafted(list(draft.token_ids), None, draft, 60, StageTimes())
+        decided = await call.verify(1, 4, drafted)
+        assert 0 <= decided.num_accepted <= 3
+        assert 0 <= decided.next_token < VOCAB_SIZE
+        self._require_unspoilt(message, drafted, decided)
+        return "OK"
+
+    def _require_unspoilt(self, message: Any, drafted: Drafted, decided: Decided) -> None:
+        """What texts learn from an answer leaves numbers to go on with, and to end with."""
+        ledger = Ledger()
+        for _ in range(3):
+            ledger.start_round()
+            ledger.add_round(drafted, decided)
+        _stages_to(ledger)
+        everyone = Adaptation(lambda: 1)
+        policy = everyone.policy(sizes(3, 0, None, None))
+        for _ in range(3):
+            policy.choose(100)
+            policy.observe(drafted, decided)
+        choice = policy.choose(100)
+        chances = everyone.acceptance.chances(3)
+        known = [
+            expected.tokens
+            for size in (choice.size,)
+            if (expected := everyone.expected(size, chances)) is not None
+        ]
+        if not all(math.isfinite(tokens) for tokens in known):
+            raise Violation(message.SerializeToString(), f"{known} tokens are expected of a round")
