@@ -8,6 +8,7 @@ from orchestrator.encoder import PromptEncoder
 from orchestrator.ledger import Ledger
 from orchestrator.messages import request_from
 from orchestrator.offer import offer_of
+from orchestrator.places import Limits
 from orchestrator.terms import Terms, request_id_of
 from orchestrator.text import TextCodec
 from tandem.common.v1 import common_pb2
@@ -33,7 +34,7 @@ def _terms() -> Terms:
     drafter = drafter_pb2.GetModelInfoResponse(info=info, shape=shape, pure=True)
     codec = TextCodec(b"")
     offer = offer_of([target], [drafter])
-    return Terms(offer, "block", None, None, 256, codec, PromptEncoder(codec, 1, 1))
+    return Terms(offer, "block", None, None, 256, codec, PromptEncoder(codec, 1, Limits(1, 1.0)))
 
 
 class Generations(Surface):
@@ -49,7 +50,7 @@ class Generations(Surface):
     async def judge(self, message: Any) -> str:
         request = request_from(message.generation)
         request_id = request_id_of(request)
-        accepted = await self._terms.accept(request, request_id, Ledger())
+        accepted = await self._terms.accept(request, request_id, Ledger(), "", None)
         stopping, most = accepted.stopping, seeds.MAX_LENGTH
         assert 0 < len(request_id) <= 128
         assert 1 <= stopping.max_new_tokens <= most - len(accepted.prompt_ids) < most
