@@ -10,7 +10,7 @@ import structlog
 
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, Drafter, DraftSize, Prompt
-from tandem.errors import DeadlineExceeded, DrafterLost, TandemError, Unavailable
+from tandem.errors import DeadlineExceeded, DrafterLost, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -18,8 +18,9 @@ _log = structlog.get_logger(__name__)
 
 # A text that has lost so many drafters goes on without: looking for another costs it more.
 _MOST_LOSSES = 8
-# A drafter that was not asked for so long is let go: its place and memory are others'.
-REST_SECONDS = 20.0
+# A drafter that was not asked for so long is let go, since its place and memory are others': before a
+# full one takes them back (FULL_IDLE_SECONDS).
+REST_SECONDS = 10.0
 
 
 class Drafting:
@@ -150,8 +151,9 @@ class Drafting:
         self.cancel()
         self._drafter = self._opening = None
         self._losses += 1
-        self.lost = True
-        self._on_loss()
+        if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
+            self.lost = True
+            self._on_loss()
         if self._needed_by:
             raise DrafterLost(
                 f"{self._needed_by} cannot go on without its drafter; start anew"

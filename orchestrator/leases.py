@@ -17,7 +17,7 @@ from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.spans import TextSpans
-from tandem.errors import DrafterLost, TandemError, Unavailable
+from tandem.errors import DrafterLost, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.
 _MOST_MOVES = 16
@@ -87,11 +87,13 @@ class LeasedPeers:
     async def next_target(self, lost: TandemError) -> Target:
         """See `peers.Peers`."""
         assert self._target is not None
-        self._leave(self._target)
         seconds = 0.0  # one without room is no reason to wait for others
         if isinstance(lost, Unavailable):
-            self._target.note_failure()
             seconds = self._failover_seconds
+        if not isinstance(lost, SequenceIdled):  # else it has not failed, and may go on
+            self._leave(self._target)
+            if isinstance(lost, Unavailable):
+                self._target.note_failure()
         self._targets.close()
         self._moves += 1
         if self._moves > _MOST_MOVES or not self._budget.take():

@@ -15,7 +15,7 @@ import structlog
 
 from orchestrator.breaker import Breaker
 from orchestrator.clients import DrafterClient, TargetClient
-from tandem.errors import TandemError, Unavailable
+from tandem.errors import SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -168,6 +168,8 @@ class Replica(Generic[C]):
         self.idle.clear()
         try:
             yield self.client
+        except SequenceIdled:
+            raise
         except Unavailable:
             self.note_failure()
             raise

@@ -64,6 +64,10 @@ class Unavailable(TandemError):
     """A service is starting, stopping or gone."""
 
 
+class SequenceIdled(Unavailable):
+    """A service ended a sequence of ours that was silent; it has not failed itself."""
+
+
 class DrafterLost(Unavailable):
     """The drafter failed, of a text whose rule needs every draft of it."""
 

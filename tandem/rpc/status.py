@@ -25,6 +25,7 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.Exhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.SequenceIdled: grpc.StatusCode.UNAVAILABLE,
     errors.DrafterLost: grpc.StatusCode.UNAVAILABLE,
     errors.IdleTimeout: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -43,7 +44,7 @@ _PEER_ERRORS: dict[grpc.StatusCode, tuple[type[errors.TandemError], str]] = {
         "has no free place; try again later, with backoff",
     ),
     grpc.StatusCode.UNAVAILABLE: (errors.Unavailable, "is not available; try again"),
-    grpc.StatusCode.ABORTED: (errors.Unavailable, "ended an idle sequence; try again"),
+    grpc.StatusCode.ABORTED: (errors.SequenceIdled, "ended an idle sequence; try again"),
     # Nobody else cancels a call of ours than a peer whose drain is over.
     grpc.StatusCode.CANCELLED: (errors.Unavailable, "has stopped; try again"),
     grpc.StatusCode.DEADLINE_EXCEEDED: (

@@ -220,3 +220,27 @@ async def test_who_has_restarted_is_asked_anew_before_a_text_is_read() -> None:
         await until(lambda: drafter.probed)
         assert reply.summary.drafter_lost
         assert not (await stub.Complete(request())).summary.drafter_lost
+
+
+async def test_who_ended_a_silent_sequence_has_not_failed() -> None:
+    """A full service takes places back from texts that a client reads slowly: they go on there, and
+    others are not kept away."""
+    drafter, target = FakeDrafter(), FakeTarget()
+    for fake, at in ((drafter, 2), (target, 3)):
+        rounds = iter([at])
+
+        async def end_once(
+            round_: int | None, context: FakeContext, rounds: Any = rounds, at: int = at
+        ) -> None:
+            if round_ is not None and round_ >= at and next(rounds, None):
+                await context.abort(grpc.StatusCode.ABORTED, "no request for 15 s")
+
+        fake.interfere = end_once
+        fake.answers_probes = False  # a replica that is taken to have failed stays away
+    async with orchestrate(drafter, target, connect_seconds=0.2) as stub:
+        for texts in (1, 2):
+            reply = await stub.Complete(request(), timeout=10)
+            assert list(reply.token_ids) == EXPECTED
+            assert not reply.summary.drafter_lost
+            assert target.opened == 1 + texts
+        assert drafter.opened == 3

@@ -11,7 +11,7 @@ from orchestrator import drafting as module
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, DraftSize, Prompt
-from tandem.errors import DeadlineExceeded, Unavailable
+from tandem.errors import DeadlineExceeded, SequenceIdled, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -154,3 +154,24 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
             await text.go(TWO)
         assert not text.drafting.lost
         assert not text.losses
+
+
+async def test_one_that_ended_a_silent_sequence_is_opened_again() -> None:
+    class Full(Fake):
+        async def draft(
+            self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
+        ) -> Drafted:
+            raise SequenceIdled("the drafter ended an idle sequence")
+
+    first, second = Full(), Fake()
+    for fake in (first, second):
+        fake.may_open.set()
+    text = Text([first, second])
+    text.drafting.begin()
+    assert await text.go(TWO) is None
+    assert first.cancelled
+    assert await text.go(TWO) is None
+    await asyncio.sleep(0.01)
+    assert await text.go(TWO) is not None
+    assert not text.drafting.lost
+    assert not text.losses
