@@ -219,6 +219,9 @@ def main() -> None:
     parser.add_argument("--places", type=int, default=8, help="of the target and the drafter")
     parser.add_argument("--times", type=int, default=4, help="as many clients as places")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a phase")
+    parser.add_argument(
+        "--overload-seconds", type=float, help="of the overload; else as the others"
+    )
     parser.add_argument("--waiting", type=int, default=8, help="texts that may wait")
     parser.add_argument("--simulated", action="store_true", help="models on simulated devices")
     options = parser.parse_args()
@@ -232,7 +235,10 @@ def main() -> None:
             ("overload", many),
             ("full again", options.places),
         ):
-            seconds = options.seconds / 4 if name == "warm-up" else options.seconds
+            seconds = {
+                "warm-up": options.seconds / 4,
+                "overload": options.overload_seconds or options.seconds,
+            }.get(name, options.seconds)
             console.print(f"[dim]{name}: {clients} clients, {seconds:g} s[/]")
             phases.append(asyncio.run(_phase(name, stack, not options.simulated, clients, seconds)))
     console.print(_table(phases))
