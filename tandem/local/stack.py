@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from threading import Event
 
 from tandem.failure import Failure, Misconfigured
 from tandem.local.places import place_of
+from tandem.local.ports import require_free
 from tandem.local.process import ServiceProcess
 from tandem.local.readiness import is_improving, is_ready, refusal
 from tandem.rpc.place import Place
@@ -99,7 +99,7 @@ class Stack:
             Interrupted: `stopping` was set.
         """
         stopping = stopping or Event()
-        _require_free(self._settings_of("orchestrator")["LISTEN"])
+        require_free(self._settings_of("orchestrator")["LISTEN"])
         models = [name for name in _MODELS if name in self._settings.services]
         for name in models:
             self._launch(name)
@@ -280,23 +280,3 @@ def running(settings: StackSettings) -> Iterator[Stack]:
         stack.drain()
     finally:
         stack.kill()
-
-
-def _require_free(listen: str) -> None:
-    """Find out in time that we cannot listen somewhere: models can take minutes to load.
-
-    Raises:
-        Misconfigured: the address is taken or not ours.
-    """
-    host, _, port = listen.rpartition(":")
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        with socket.socket(family) as probe:
-            # As gRPC does: a port that was just given up counts as free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host.strip("[]"), int(port)))
-    except (OSError, ValueError, OverflowError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise Misconfigured(
-            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with --listen"
-        ) from None
