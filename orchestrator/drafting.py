@@ -10,7 +10,7 @@ import structlog
 
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, Drafter, DraftSize, Prompt
-from tandem.errors import DeadlineExceeded, DrafterLost, SequenceIdled, TandemError, Unavailable
+from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class Drafting:
 
         Raises:
             DrafterLost: the rule cannot go on without.
-            DeadlineExceeded: the text's deadline came first.
+            OutOfTime: the text's deadline came first.
         """
         if not size.gamma or self._losses >= _MOST_LOSSES:
             self._rest()
@@ -122,7 +122,7 @@ class Drafting:
             drafted = await self._drafter.draft(
                 round_, length - len(self._news), self._news, size, bool(self._needed_by)
             )
-        except DeadlineExceeded:  # the text's own: the drafter has not failed
+        except OutOfTime:  # the text's own: the drafter has not failed
             raise
         except TandemError as error:
             self._lose(error, round_)
@@ -151,8 +151,8 @@ class Drafting:
         self.cancel()
         self._drafter = self._opening = None
         self._losses += 1
+        self.lost = True
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
-            self.lost = True
             self._on_loss()
         if self._needed_by:
             raise DrafterLost(

@@ -80,6 +80,10 @@ class DeadlineExceeded(TandemError):
     """The request's deadline passed."""
 
 
+class OutOfTime(DeadlineExceeded):
+    """The text's own deadline passed while a service was waited for, which has not failed."""
+
+
 class EngineFailure(TandemError):
     """The engine failed; not the caller's fault."""
 

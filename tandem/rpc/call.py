@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-from tandem.errors import DeadlineExceeded, Exhausted, PeerFailure, TandemError, Unavailable
+from tandem.errors import Exhausted, OutOfTime, PeerFailure, TandemError, Unavailable
 from tandem.rpc.link import Link, Response, SharedStream, broken
 from tandem.rpc.patience import Patience
 from tandem.rpc.status import ended_by_peer
@@ -109,7 +109,7 @@ class SequenceCall(Generic[Q, R]):
 
         Raises:
             Unavailable: no answer in time.
-            DeadlineExceeded: the text's deadline came first.
+            OutOfTime: the text's deadline came first.
             TandemError: what the peer ended the sequence with means, or the answer is of another
                 kind.
         """
@@ -154,7 +154,7 @@ class SequenceCall(Generic[Q, R]):
     def _late(self, seconds: float | None) -> TandemError:
         role = self._link.role
         error: TandemError = (
-            DeadlineExceeded(f"the {role} did not answer before the deadline")
+            OutOfTime(f"the {role} did not answer before the deadline")
             if seconds is None
             else Unavailable(f"the {role} did not answer within {seconds:g} s; try again")
         )

@@ -29,6 +29,7 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.DrafterLost: grpc.StatusCode.UNAVAILABLE,
     errors.IdleTimeout: grpc.StatusCode.ABORTED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.OutOfTime: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
     errors.PeerFailure: grpc.StatusCode.INTERNAL,
 }

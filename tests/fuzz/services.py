@@ -33,6 +33,8 @@ PLACES, _WAIT_SECONDS = 6, 1.0
 _SECONDS = 60.0
 # Rounds of the sequences whose answers are known.
 HONEST_ROUNDS = 5
+# A walk knows who is open: nobody gives way to who waits.
+_NEVER_SECONDS = 3600.0
 ROLES = ("drafter", "target")
 T = TypeVar("T")
 
@@ -64,6 +66,7 @@ class Services:
             "max_length": seeds.MAX_LENGTH,
             "max_gamma": seeds.MAX_GAMMA,
             "admission_seconds": _WAIT_SECONDS,
+            "full_idle_seconds": _NEVER_SECONDS,
         }
         models = {role: save_random_llama(folder / role, 1 + i) for i, role in enumerate(ROLES)}
         drafter = DrafterServicer(DrafterSettings(model=str(models["drafter"]), **small))
