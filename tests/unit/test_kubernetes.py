@@ -164,7 +164,9 @@ def test_probes_ask_for_the_right_thing(
     settings = manifests.settings(service, monkeypatch)
     assert (settings.admin_listen is not None) == ("tls" in manifests.name)
     if settings.admin_listen is not None:  # the kubelet has no certificate
-        (admin,) = [one["containerPort"] for one in container["ports"] if one["name"] == "admin"]
+        (admin,) = [
+            one["containerPort"] for one in container["ports"] if one["name"].endswith("admin")
+        ]
         assert settings.admin_listen == f"0.0.0.0:{admin}"
         port = admin
     ready = {"port": port, "service": GRPC_NAMES[service]}
