@@ -17,7 +17,7 @@ from tandem.rpc.call import SequenceCall
 from tandem.rpc.link import Link
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
-from tests.fuzz.surface import Surface, Violation
+from tests.fuzz.surface import MessageSurface, Violation
 from tests.service.fakes import ANYBODY, PATIENT
 from tests.tiny import VOCAB_SIZE
 
@@ -38,7 +38,7 @@ class AnsweredCall(SequenceCall[Any, Any]):
         return self.answer
 
 
-class Answers(Surface):
+class Answers(MessageSurface):
     """Whatever a peer answers is a sound answer, or the peer's failure."""
 
     share = 0.05

@@ -18,7 +18,7 @@ from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import VERIFIERS
 from tests.fuzz.contract import breaks
 from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES
-from tests.fuzz.surface import Surface, Violation
+from tests.fuzz.surface import MessageSurface, Violation
 from tests.tiny import VOCAB_SIZE
 
 _SAMPLING = Sampling(seed=7)
@@ -28,7 +28,7 @@ _LOGITS = torch.randn(MAX_NODES + 1, VOCAB_SIZE, generator=torch.Generator().man
 _LOGITS[:, 3] = -torch.inf
 
 
-class Drafts(Surface):
+class Drafts(MessageSurface):
     """A draft is taken exactly where it keeps the contract; then it is decided, beside others."""
 
     name = "draft"

@@ -17,7 +17,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2
 from target_svc.messages import verifier_infos
 from tests.fuzz import seeds
-from tests.fuzz.surface import Surface
+from tests.fuzz.surface import MessageSurface
 from tests.tiny import VOCAB_SIZE
 
 
@@ -37,7 +37,7 @@ def _terms() -> Terms:
     return Terms(offer, "block", None, None, 256, codec, PromptEncoder(codec, 1, Limits(1, 1.0)))
 
 
-class Generations(Surface):
+class Generations(MessageSurface):
     """A request is refused, or has every value within the pair's limits."""
 
     name = "generation"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +13,13 @@ from drafter_svc.sequence import DraftedSequence
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.engine.admission import AdmissionLimits
-from tandem.engine.engine import Engine
 from tandem.rpc.sequence import ServedSequence, State
 from tandem.rpc.stream import MAX_REQUESTS
 from tandem.target.v1 import target_pb2
 from target_svc.sequence import VerifiedSequence
 from tests.engines import emptied
 from tests.fuzz import seeds
-from tests.fuzz.surface import Surface, Violation
+from tests.fuzz.surface import MessageSurface, Violation
 from tests.tiny import (
     VOCAB_SIZE,
     DrafterEngine,
@@ -41,7 +41,7 @@ _INFO = common_pb2.ModelInfo(
 )
 
 
-class Sequences(Surface):
+class Sequences(MessageSurface):
     """Answers the requests of a message one by one, as those of one sequence; then it is over.
 
     Beside each of them an honest sequence goes on, whose answers stay what they are alone.
@@ -59,8 +59,9 @@ class Sequences(Surface):
     async def stop(self) -> None:
         await asyncio.to_thread(self.engine.stop)
 
-    def _engine(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _engine(self) -> TargetEngine | DrafterEngine:
+        """One with few places."""
 
     async def judge(self, message: Any) -> str:
         if len(message.requests) > MAX_REQUESTS:
@@ -121,7 +122,7 @@ class VerifySequences(Sequences):
     name = "verify"
     seeds = tuple(target_pb2.VerifyRequest(requests=each) for each in seeds.VERIFY_DIALOGUES)
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> TargetEngine:
         engine = make_target(random_llama(1), places=_PLACES)
         self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO)
         return engine
@@ -133,7 +134,7 @@ class DraftSequences(Sequences):
     name = "drafting"
     seeds = tuple(drafter_pb2.DraftRequest(requests=each) for each in seeds.DRAFT_DIALOGUES)
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> DrafterEngine:
         engine = make_method("tree")
         engine.admission.limits = _PLACES
         self.make = lambda: DraftedSequence(engine, engine.drafter, _INFO)

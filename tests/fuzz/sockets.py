@@ -129,9 +129,6 @@ class Sockets(Surface):
             raise Violation(data, f"{short} ended with {unlisted}")
         return told[-1]
 
-    async def judge(self, message: Message) -> str:
-        raise NotImplementedError("services judge bytes")
-
     async def _honest(self) -> list[int]:
         generation = seeds.GENERATIONS[0]
         reply = await self._services.orchestrator.Complete(

@@ -61,12 +61,20 @@ class Surface(ABC):
         """Mutated bytes."""
         return mutant(source, self.seeds)
 
+    @abstractmethod
     async def check(self, data: bytes) -> str:
         """What came of bytes, in a word.
 
         Raises:
             Violation: it may not.
         """
+
+
+class MessageSurface(Surface):
+    """Takes bytes that are read as a message of the seeds' kind before."""
+
+    async def check(self, data: bytes) -> str:
+        """See `Surface`."""
         self.sentence = ""
         try:
             message = type(self.seeds[0]).FromString(data)
