@@ -1,10 +1,10 @@
 """What a round costs beside the models: CPU time of the three services, read from /proc.
 
-    python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4] [--against DIR]
+    python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4]
 
 The pair is nearly free (one layer of width 16, 4,096 token ids), so that almost all that is left
-is the host's own work; --target and --drafter name another pair, models included. With --against,
-the services of another checkout take turns with ours.
+is the host's own work; --target and --drafter name another pair, models included.
+`benchmarks.checkouts` measures another checkout beside this one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -184,10 +183,9 @@ def _cost(
     )
 
 
-def _table(found: Sequence[tuple[str, Cost]]) -> Table:
+def _table(found: Sequence[Cost]) -> Table:
     names = [f"{name}, µs" for name in SERVICES]
     columns = (
-        "code",
         "texts",
         "gamma",
         *names,
@@ -198,9 +196,8 @@ def _table(found: Sequence[tuple[str, Cost]]) -> Table:
         "BE",
     )
     table = Table(*columns, title="CPU of a text's round")
-    for code, cost in found:
+    for cost in found:
         table.add_row(
-            code,
             str(cost.texts),
             str(cost.gamma),
             *(f"{cost.cpu_us[name]:,.0f}" for name in SERVICES),
@@ -213,24 +210,6 @@ def _table(found: Sequence[tuple[str, Cost]]) -> Table:
     return table
 
 
-def _ratios(found: Sequence[tuple[str, Cost]]) -> Table:
-    columns = ("texts", "gamma", "CPU", "rounds/s", "beside the models")
-    table = Table(*columns, title="Ours over theirs, medians")
-    keys = sorted({(cost.gamma, cost.texts) for _, cost in found})
-    for gamma, texts in keys:
-        ours, theirs = (
-            [c for code, c in found if code == name and (c.gamma, c.texts) == (gamma, texts)]
-            for name in ("ours", "theirs")
-        )
-        if ours and theirs:
-            cpu = median(c.total_us for c in ours) / median(c.total_us for c in theirs)
-            rate = median(c.rounds_per_s for c in ours) / median(c.rounds_per_s for c in theirs)
-            beside = [median(c.beside_ms for c in costs) for costs in (ours, theirs)]
-            times = f"{beside[0]:.2f} and {beside[1]:.2f} ms" if gamma else "-"
-            table.add_row(str(texts), str(gamma), f"{cpu:.2f}", f"{rate:.2f}", times)
-    return table
-
-
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -238,31 +217,25 @@ def main() -> None:
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", type=Path, help="its drafter")
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turn")
-    parser.add_argument("--repeats", type=int, default=1, help="of the whole, in turn")
+    parser.add_argument("--repeats", type=int, default=1, help="of the whole")
     parser.add_argument("--per-client", type=int, default=4, help="texts each client has written")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     options = parser.parse_args()
-    roots = {"ours": ROOT} | ({"theirs": options.against.resolve()} if options.against else {})
-    found: list[tuple[str, Cost]] = []
+    found: list[Cost] = []
     console = Console()
     with tempfile.TemporaryDirectory() as scratch:
         models = save_pair(Path(scratch))
         if options.target:
             models = {"target": options.target.resolve(), "drafter": options.drafter.resolve()}
         for _ in range(options.repeats):
-            for code, root in roots.items():
-                with serving(root, models) as (address, pids):
-                    for gamma in options.gammas:
-                        for texts in options.texts:
-                            count = max(options.per_client, 8 // texts)
-                            cost = asyncio.run(measure(address, pids, texts, gamma, count))
-                            found.append((code, cost))
-                            console.print(f"[dim]{code} {texts} {gamma} {cost.total_us:.0f} µs[/]")
+            with serving(ROOT, models) as (address, pids):
+                for gamma in options.gammas:
+                    for texts in options.texts:
+                        count = max(options.per_client, 8 // texts)
+                        found.append(asyncio.run(measure(address, pids, texts, gamma, count)))
+                        console.print(f"[dim]{texts} {gamma} {found[-1].total_us:.0f} µs[/]")
     console.print(_table(found))
-    if options.against:
-        console.print(_ratios(found))
-    rows: list[dict[str, Any]] = [{"code": code, **asdict(cost)} for code, cost in found]
+    rows = [asdict(cost) for cost in found]
     options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
 
 
