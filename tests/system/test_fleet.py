@@ -62,9 +62,7 @@ class Fleet:
         own[f"TANDEM_{role.upper()}_LOG_FORMAT"] = "json"
         log = self._logs / f"{role}-{host}.log"
         start: Any = Forked
-        self.processes[f"{role} {host}"] = ServiceProcess(
-            role, module, host, own, log, start=start
-        )
+        self.processes[f"{role} {host}"] = ServiceProcess(role, module, host, own, log, start=start)
 
     async def ready(self, role: str, host: str) -> None:
         """Wait for a service, then have its name know it."""
