@@ -23,6 +23,7 @@ from tandem.rpc.channel import connect
 from tandem.rpc.process import serve
 from tandem.rpc.server import RunningServer
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
+from tests.service.test_requests import eventually
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -62,9 +63,7 @@ async def until(channel: grpc.aio.Channel, status: Any) -> Any:
 async def test_what_a_ready_service_has_loaded_is_not_looked_through_for_garbage() -> None:
     async with serving(FakeDrafter(), FakeTarget()) as (running, _):
         try:
-            async with asyncio.timeout(10):
-                while not gc.get_freeze_count():
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: gc.get_freeze_count() > 0)
         finally:
             gc.unfreeze()
         os.kill(os.getpid(), signal.SIGTERM)
