@@ -94,8 +94,8 @@ audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilitie
 	$(BIN)/uv tool run --quiet --from pip-audit==2.10.1 pip-audit --requirement requirements.txt \
 	  --require-hashes --disable-pip --strict --progress-spinner off
 
-exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped
-	$(BIN)/python -m tests.exactness
+exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped (EXACTNESS='--only forest')
+	$(BIN)/python -m tests.exactness $(EXACTNESS)
 
 figures: setup ## Overlap and block efficiency of the embedded pair
 	$(BIN)/python -m benchmarks.figures

@@ -17,7 +17,7 @@ spin_less()
 def main() -> None:
     """Serve a drafter until SIGTERM."""
     from drafter_svc.settings import DrafterSettings
-    from tandem.rpc.server import run
+    from tandem.rpc.process import run
 
     run("drafter", DrafterSettings, _service)
 

@@ -66,7 +66,7 @@ class DrafterServicer(
 
 
 def service_of(servicer: DrafterServicer) -> Service:
-    """A servicer as `tandem.rpc.server` runs it."""
+    """A servicer as `tandem.rpc.process` runs it."""
     return Service(
         "tandem.drafter.v1.DrafterService",
         lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),
@@ -82,5 +82,5 @@ def service_of(servicer: DrafterServicer) -> Service:
 
 
 def make_service(settings: DrafterSettings) -> Service:
-    """The drafter as `tandem.rpc.server` runs it."""
+    """The drafter as `tandem.rpc.process` runs it."""
     return service_of(DrafterServicer(settings))

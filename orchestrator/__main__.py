@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
-from tandem.rpc.server import run
+from tandem.rpc.process import run
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def _metadata(context: _Context) -> dict[str, str]:
 
 
 def make_service(settings: OrchestratorSettings) -> Service:
-    """The orchestrator as `tandem.rpc.server` runs it."""
+    """The orchestrator as `tandem.rpc.process` runs it."""
     file = settings.token_file
     name = variable_of(OrchestratorSettings, "token_file")
     tokens = None if file is None else Tokens(NamedFile(name, file))

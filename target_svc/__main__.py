@@ -16,7 +16,7 @@ spin_less()
 
 def main() -> None:
     """Serve a target until SIGTERM."""
-    from tandem.rpc.server import run
+    from tandem.rpc.process import run
     from target_svc.settings import TargetSettings
 
     run("target", TargetSettings, _service)

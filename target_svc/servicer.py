@@ -98,7 +98,7 @@ class TargetServicer(
 
 
 def service_of(servicer: TargetServicer) -> Service:
-    """A servicer as `tandem.rpc.server` runs it."""
+    """A servicer as `tandem.rpc.process` runs it."""
     return Service(
         "tandem.target.v1.TargetService",
         lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
@@ -114,5 +114,5 @@ def service_of(servicer: TargetServicer) -> Service:
 
 
 def make_service(settings: TargetSettings) -> Service:
-    """The target as `tandem.rpc.server` runs it."""
+    """The target as `tandem.rpc.process` runs it."""
     return service_of(TargetServicer(settings))

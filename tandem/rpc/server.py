@@ -1,18 +1,14 @@
-"""The life of a service: bind, load, warm, ready, drain, stop."""
+"""A server of a service: bind, load, warm, ready, drain, stop."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
-import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
@@ -22,9 +18,6 @@ from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
-from tandem.rpc.security import tls_of
-from tandem.settings import ServiceSettings, read_settings
-from tandem.telemetry import logs, tracing
 
 if TYPE_CHECKING:
     from tandem.rpc.tls import ServerTls
@@ -36,12 +29,10 @@ _HEALTH = "grpc.health.v1.Health"
 # What a request has that carries neither a prompt nor a draft.
 _SMALL_MESSAGE_BYTES = 64 << 10
 
-S = TypeVar("S", bound=ServiceSettings)
-
 
 @dataclass(frozen=True)
 class Service:
-    """What `serve` runs.
+    """What `tandem.rpc.process` runs.
 
     Attributes:
         name: full gRPC service name, under which readiness is reported.
@@ -204,94 +195,3 @@ def _bind(server: grpc.aio.Server, listen: str, setting: str, tls: ServerTls | N
             f"cannot listen on {listen}: the port is taken or the address is not ours;"
             f" choose another with {setting}"
         ) from error
-
-
-def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) -> NoReturn:
-    """Run a service as a process, from its environment to its exit code.
-
-    0 after SIGTERM or SIGINT, in a hurry too; 2 and one line where it cannot start as configured.
-
-    Args:
-        name: of the service, for people.
-        kind: of its settings.
-        find: gives what makes the service. Called when the settings are known to be good, for
-            it may import what takes seconds.
-    """
-    try:
-        settings = read_settings(kind)
-        logs.configure(name, settings.log_level, settings.log_format)
-        writer = tracing.configure(name, settings.trace_file)
-        try:
-            uvloop.run(serve(settings, find()))
-        finally:
-            if writer is not None:
-                writer.close()
-    except StartupError as error:
-        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        _exit(2)
-    _exit(0)
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process here and now.
-
-    A thread may still be loading or compiling a model: native code that meets the end of the
-    interpreter aborts the process, which would look like a crash.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-async def serve(settings: S, make_service: Callable[[S], Service]) -> None:
-    """Run a service until SIGTERM or SIGINT, then drain it; a second one ends the drain.
-
-    Args:
-        settings: where to listen (port 0 takes a free one and logs it), and how long running
-            requests may take to finish.
-        make_service: called on the running loop, to which channels are bound for life.
-
-    Raises:
-        StartupError: a port is taken, a file of TLS is unfit, or the service cannot become ready.
-    """
-    stopping, hurrying = asyncio.Event(), asyncio.Event()
-    for signal_number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(
-            signal_number, lambda: (hurrying if stopping.is_set() else stopping).set()
-        )
-    tls = tls_of(settings)
-    server = RunningServer(settings.listen, make_service(settings), tls, settings.admin_listen)
-    await server.start()
-    where = {} if server.admin_port is None else {"admin_port": server.admin_port}
-    _log.info("listening", address=settings.listen, port=server.port, tls=tls is not None, **where)
-    stop = asyncio.create_task(stopping.wait())
-    ready = asyncio.create_task(server.ready())
-    try:
-        await _first_of(stop, ready)
-        await stop
-        _log.info("draining", grace_seconds=settings.drain_seconds)
-    finally:
-        stop.cancel()
-        ready.cancel()
-        await _drain(server, settings.drain_seconds, hurrying)
-    _log.info("stopped")
-
-
-async def _drain(server: RunningServer, grace_seconds: float, hurrying: asyncio.Event) -> None:
-    """Stop a server, at once from the moment that somebody is in a hurry."""
-    drain = asyncio.create_task(server.stop(grace_seconds))
-    hurry = asyncio.create_task(hurrying.wait())
-    await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
-    if not drain.done():
-        _log.info("ending the drain")
-        await server.end_grace()
-    hurry.cancel()
-    await drain
-
-
-async def _first_of(stop: asyncio.Task[bool], ready: asyncio.Task[None]) -> None:
-    """Wait for either; a failure to become ready is raised."""
-    tasks: Sequence[asyncio.Task[bool] | asyncio.Task[None]] = (stop, ready)
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    if ready in done:
-        ready.result()

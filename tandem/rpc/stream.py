@@ -35,6 +35,9 @@ _NEW_SECONDS = 1.0
 # gRPC sends no status while a write is on its way, and a caller would wait for it for ever. A write
 # that nobody reads takes for ever itself.
 _LAST_WRITE_SECONDS = 1.0
+# That a stream is read later for each of its requests that is refused for what it says: who sends
+# such ones without end leaves the others most of the service's time.
+_FAULT_SECONDS = 0.001
 _STOPPING = "the service is stopping; try another replica"
 
 Q = TypeVar("Q", bound=StepMessage)
@@ -157,6 +160,7 @@ class _Stream(Generic[Q, R]):
         self._outbox = Outbox()
         self._open: dict[int, Conversation[Q, R]] = {}
         self._last = 0
+        self._faults = 0
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._empty: asyncio.TimerHandle | None = None
@@ -203,6 +207,9 @@ class _Stream(Generic[Q, R]):
                 for request in message.requests:
                     self._hand_on(request)
                 await self._outbox.room(MAX_REQUESTS, _MAX_WAITING_BYTES)
+                if faults := self._faults:
+                    self._faults = 0
+                    await asyncio.sleep(faults * _FAULT_SECONDS)
             # A half-close and a cancel look alike here: whatever is open is abandoned.
             self._end(None)
         except Exception as error:
@@ -259,6 +266,7 @@ class _Stream(Generic[Q, R]):
         self._outbox.put(self._streams.encode(answer), written=written)
 
     def _say_end(self, number: int, error: TandemError | None) -> None:
+        self._faults += isinstance(error, InvalidRequest | WrongState)
         self._say(number, self._streams.answer(ended=end_of(error)))
 
     def _forget(self, number: int, error: TandemError | None) -> None:

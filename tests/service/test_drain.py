@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -19,8 +20,10 @@ from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
-from tandem.rpc.server import RunningServer, serve
+from tandem.rpc.process import serve
+from tandem.rpc.server import RunningServer
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
+from tests.service.test_requests import eventually
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -55,6 +58,16 @@ async def until(channel: grpc.aio.Channel, status: Any) -> Any:
         while (await watch.read()).status != status:
             pass
     return watch
+
+
+async def test_what_a_ready_service_has_loaded_is_not_looked_through_for_garbage() -> None:
+    async with serving(FakeDrafter(), FakeTarget()) as (running, _):
+        try:
+            await eventually(lambda: gc.get_freeze_count() > 0)
+        finally:
+            gc.unfreeze()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
 
 
 async def test_an_open_watch_hears_of_the_drain_and_does_not_hold_it() -> None:

@@ -197,6 +197,39 @@ async def test_a_stream_that_is_kept_for_later_makes_room(drafter: tuple[Any, st
     another.cancel()
 
 
+async def test_a_stream_of_refused_requests_is_read_later_and_no_other_is(
+    drafter: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_FAULT_SECONDS", 60.0)
+    stub, _ = drafter
+    step = drafter_pb2.SequenceRequest(draft=drafter_pb2.DraftStep(round=1, position=1))
+    flood = stub.Draft()
+    await flood.write(drafter_pb2.DraftRequest(requests=[numbered(step, n) for n in (1, 2)]))
+    answers: list[Any] = []
+    async with asyncio.timeout(5):
+        while len(answers) < 2:
+            answers += (await flood.read()).responses
+    assert {answer.ended.code for answer in answers} == {9}  # FAILED_PRECONDITION
+    # It is read one message further than its refusals are counted.
+    await flood.write(drafter_pb2.DraftRequest(requests=[numbered(step, 3)]))
+    assert (await flood.read()).responses[0].ended.code == 9
+    await flood.write(drafter_pb2.DraftRequest(requests=[numbered(drafting([1]), 4)]))
+    another = Talk(stub.Draft())
+    assert (await another.ask(drafting([1]))).HasField("opened")
+    # Its opening was not read in all the time that it may have no sequence.
+    async with asyncio.timeout(10):
+        assert await flood.code() == grpc.StatusCode.ABORTED
+    another.cancel()
+
+
+def numbered(request: Any, sequence: int) -> Any:
+    """The same, for a sequence."""
+    copy = drafter_pb2.SequenceRequest(sequence=sequence)
+    copy.MergeFrom(request)
+    copy.sequence = sequence
+    return copy
+
+
 async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, Path]) -> None:
     """While it loads, a service ends streams that our first message is still on its way to."""
     async with AsyncExitStack() as stack:

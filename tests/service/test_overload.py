@@ -236,6 +236,30 @@ async def test_a_text_that_is_not_read_gives_way_to_one_that_waits() -> None:
         second.cancel()
 
 
+async def test_a_text_that_is_not_read_keeps_its_place_for_a_while() -> None:
+    long = 10**6
+    target = FakeTarget(max_length=long, max_sequences=1)
+    pulse = Pulse(target)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with orchestrate(
+        FakeDrafter(max_length=long),
+        target,
+        channel_options=window,
+        idle_seconds=60,
+        full_idle_seconds=60,
+    ) as stub:
+        endless = generation(stopping={"max_new_tokens": 10**5})
+        unread = stub.Generate(pb.GenerateRequest(generation=endless))
+        await eventually(lambda: target.opened == 1)
+        await pulse.stopped()
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await stub.Complete(request(), timeout=1)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        for _ in range(1000):
+            assert (await unread.read()) is not grpc.aio.EOF
+        unread.cancel()
+
+
 async def test_a_text_that_is_read_never_gives_way() -> None:
     target = FakeTarget(max_sequences=1)
     gate = Gate(target)

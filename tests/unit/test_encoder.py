@@ -96,6 +96,7 @@ async def test_who_gives_up_leaves_nothing_behind() -> None:
     waiting = asyncio.create_task(encoder.encode("y"))
     await asyncio.sleep(0.05)
     assert codec.most == 1, "its thread still works"
+    assert encoder.waiting == 1, "and its place is not free before it has ended"
     codec.go_on.set()
     assert await waiting == [1]
     encoder.close()

@@ -35,7 +35,9 @@ class DraftRequest(google.protobuf.message.Message):
     REQUESTS_FIELD_NUMBER: builtins.int
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SequenceRequest]:
-        """requests of different sequences, at most 1,024."""
+        """requests of different sequences, at most 1,024. For each one that is refused for what it says
+        (INVALID_ARGUMENT, FAILED_PRECONDITION) the stream's next message is read 1 ms later.
+        """
 
     def __init__(
         self,
