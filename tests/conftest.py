@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,11 @@ torch.set_num_threads(1)
 for _service in ("DRAFTER", "TARGET"):
     os.environ.setdefault(f"TANDEM_{_service}_ENGINE", "torch")
     os.environ.setdefault(f"TANDEM_{_service}_DTYPE", "float32")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no collection of garbage need go over it again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

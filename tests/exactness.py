@@ -53,7 +53,8 @@ SMALLEST_P = 0.001 / 34
 BRANCHING = {"tree": TREE_VERIFIERS, "chains": CHAINS_VERIFIERS, "forest": TREE_VERIFIERS}
 # Of the orchestrator: a drafter that stands still on a busy machine is waited for.
 PATIENT = {"DRAFT_SECONDS": "60", "STAGE_FLOOR_SECONDS": "60"}
-_CONCURRENCY = 16
+# As many as a service takes: their passes are computed together.
+_CONCURRENCY = 64
 _BATCH = 500
 
 

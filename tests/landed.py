@@ -341,10 +341,11 @@ class Enumeration:
             for place, path in enumerate(own):
                 p[b, place] = torch.from_numpy(self._p((*text, *path)))
         proposal = Proposal.from_drafts(drafts)
-        chances = stops(rule, proposal, rule.accept_probabilities(proposal, p))
+        judged = rule.judged(proposal, p)
+        chances = stops(rule, proposal, judged.accept())
         for place in range(most + 1):
             at = torch.full_like(proposal.lengths, place)
-            weights = rule.residual_weights(proposal, p, at)
+            weights = judged.residual(at)
             residual = (weights / weights.sum(-1, keepdim=True)).tolist()
             for b, chance in enumerate(chances[:, place].tolist()):
                 if chance <= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -193,6 +194,8 @@ def _main(number: int) -> None:
     spin_less()  # before torch is imported
     for module in _IMPORTED:
         importlib.import_module(module)
+    # A collection in a child would go over all of torch's objects, and copy the pages they lie on.
+    gc.freeze()
     with socket.socket(fileno=number) as line:
         order = _tend(line)
     if order is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -115,12 +114,10 @@ def trio(
     target: Mapping[str, str] | None = None,
     orchestrator: Mapping[str, str] | None = None,
     target_module: str = "target_svc",
-    forked: bool = True,
 ) -> Iterator[Trio]:
     """Start drafter, target and orchestrator, wait until they are ready, end them.
 
-    Settings are given without their prefixes. Unless they are forked, processes begin as those of
-    users do, and take some seconds for it.
+    Settings are given without their prefixes.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
     # A core for each model: they share two with everything else.
@@ -128,7 +125,7 @@ def trio(
         name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
         for name, settings in own.items()
     }
-    start: Any = Forked if forked else subprocess.Popen
+    start: Any = Forked
     settings = StackSettings(services, logs, modules={"target": target_module}, start=start)
     with running(settings) as stack:
         yield Trio(stack)

@@ -277,8 +277,8 @@ def round_law(
 ) -> tuple[Tensor, float]:
     """[V ** length]: exact law of the first `length` tokens of rounds of a program's drafts.
 
-    Integrates the uniforms out through `accept_probabilities`, `stop` and `residual_weights`,
-    as many rounds as the tokens need.
+    Integrates the uniforms out through what the rule has judged and its `stop`, as many rounds
+    as the tokens need.
 
     Returns:
         The law, and the mean number of tokens that the first round keeps.
@@ -289,7 +289,8 @@ def round_law(
     pending: dict[int, dict[int, float]] = {n: {} for n in range(length)}
     pending[0][0] = 1.0
     for emitted in range(length):
-        states = pending[emitted]
+        # In order, so that rules which reach the same prefixes share their drafts.
+        states = dict(sorted(pending[emitted].items()))
         if not states:
             continue
         batch = batch_of(program, models, tuple(states))
@@ -299,13 +300,13 @@ def round_law(
         assert proposal.branches is not None
         depths = proposal.branches.tree.depth
         cut = _grown(proposal, batch.prefixes[:, 0], size, length - emitted)
-        h = rule.accept_probabilities(proposal, target_probs)
-        chances = stops(rule, proposal, h, shared)
+        judged = rule.judged(proposal, target_probs)
+        chances = stops(rule, proposal, judged.accept(), shared)
         if not emitted:
             kept = float((weight[:, None] * chances * depths).sum())
         for place in range(chances.shape[1]):
             at = torch.full_like(proposal.lengths, place)
-            residual = rule.residual_weights(proposal, target_probs, at)
+            residual = judged.residual(at)
             after = (
                 (weight * chances[:, place])[:, None] * residual / residual.sum(-1, keepdim=True)
             )

@@ -79,7 +79,7 @@ class Proposal:
         ids = torch.arange(vocab_size, device=tokens.device).expand(batch, rows, vocab_size)
         if parents is None:
             return cls(tokens, lengths, ids, draft_probs, draft_probs)
-        drafted = [row[:n].tolist() for row, n in zip(tokens, lengths.tolist(), strict=True)]
+        drafted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
         tree = Tree.of(parents, drafted, tokens.device)
         if row_of is None:
             row_of = torch.arange(most, device=tokens.device).expand(batch, most)

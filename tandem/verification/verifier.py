@@ -82,7 +82,7 @@ class Verifier(ABC, Generic[W]):
         Raises:
             ValueError: the rule takes no such drafts.
         """
-        return self._judged(proposal, target_probs, carry).accept()
+        return self.judged(proposal, target_probs, carry).accept()
 
     def residual_weights(
         self,
@@ -95,7 +95,7 @@ class Verifier(ABC, Generic[W]):
 
         Where nothing hangs there it is the target's own row (the bonus).
         """
-        return self._judged(proposal, target_probs, carry).residual(place)
+        return self.judged(proposal, target_probs, carry).residual(place)
 
     def stop(self, proposal: Proposal, passed: Tensor) -> Tensor:
         """[B]: the place of the last node to keep, given which nodes [B, N] passed."""
@@ -105,7 +105,7 @@ class Verifier(ABC, Generic[W]):
 
     def next_carry(self, proposal: Proposal, target_probs: Tensor, verdict: Verdict) -> list[Any]:
         """The state for the next round; `verdict.carry` holds the state of this one."""
-        judged = self._judged(proposal, target_probs, verdict.carry)
+        judged = self.judged(proposal, target_probs, verdict.carry)
         return judged.carry(verdict.place, verdict.next_token)
 
     def verify(
@@ -127,7 +127,7 @@ class Verifier(ABC, Generic[W]):
         Raises:
             ValueError: the rule takes no such drafts.
         """
-        judged = self._judged(proposal, target_probs, carry)
+        judged = self.judged(proposal, target_probs, carry)
         # Strictly less: 0 does occur among uniforms, and u <= 0 would emit a token of
         # probability 0.
         place = self.stop(proposal, uniforms[:, :-1] < judged.accept())
@@ -136,9 +136,14 @@ class Verifier(ABC, Generic[W]):
         kept = place if depth is None else depth.gather(1, place[:, None])[:, 0]
         return Verdict(place, kept, next_token, judged.carry(place, next_token))
 
-    def _judged(
-        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None
+    def judged(
+        self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
     ) -> Judged:
+        """What `accept_probabilities` and `residual_weights` read their answers from.
+
+        Raises:
+            ValueError: the rule takes no such drafts.
+        """
         if proposal.branches is None:
             return _Chains(self, self._view(proposal, target_probs, carry))
         return self._for_trees().judge(proposal, target_probs)

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from benchmarks.measure.services import serving
 from tandem.cli.main import app
-from tandem.local.pair import Pair
 from tandem.planning.bound import NOTHING
-from tests.processes import ROOT
+from tests.processes import ROOT, trio
 
 RUN_SECONDS = 300
 # Threads that wait for each other while other tests have the cores take minutes.
@@ -65,9 +63,9 @@ def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.svg"))) == len(found["sweeps"])
 
 
-def test_tandem_bench_loads_running_services() -> None:
-    with serving(Pair()) as stack:
-        load = ["bench", "-a", stack.addresses["orchestrator"], "--texts", "4", "-n", "8"]
+def test_tandem_bench_loads_running_services(tmp_path: Path) -> None:
+    with trio(tmp_path) as services:
+        load = ["bench", "-a", services.orchestrator.address, "--texts", "4", "-n", "8"]
         closed = CliRunner().invoke(app, [*load, "-c", "2", "--warm-up", "0", "--json"])
         rate = CliRunner().invoke(app, [*load, "--rate", "20", "--verifier", "token"])
         refused = CliRunner().invoke(app, [*load, "--verifier", "nonsense"])
@@ -86,9 +84,12 @@ def test_tandem_bench_loads_running_services() -> None:
 
 def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
     """Both measurements are of the same texts, and so foretell about the same."""
-    traces = {name: tmp_path / f"{name}.jsonl" for name in ("drafter", "target", "orchestrator")}
-    with serving(Pair(), **traces) as stack:
-        load = ["bench", "-a", stack.addresses["orchestrator"], "--json"]
+    drafter, target, orchestrator = (
+        {"TRACE_FILE": str(tmp_path / f"{name}.jsonl")}
+        for name in ("drafter", "target", "orchestrator")
+    )
+    with trio(tmp_path, drafter=drafter, target=target, orchestrator=orchestrator) as services:
+        load = ["bench", "-a", services.orchestrator.address, "--json"]
         data = ["--data", str(ROOT / "deploy" / "ghz" / "prompts.json")]
         # Any text is good in time, however slow the machine.
         patient = ["--slo-ttft-ms", "60000", "--slo-tpot-ms", "60000"]

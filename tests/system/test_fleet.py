@@ -18,7 +18,8 @@ from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tests.processes import READY_SECONDS, ROOT, generation, is_serving
+from tests.nursery import Forked
+from tests.processes import READY_SECONDS, generation, is_serving
 from tests.service.names import Names, serve_names
 
 CLIENTS = 8
@@ -60,7 +61,8 @@ class Fleet:
         own = {f"TANDEM_{role.upper()}_{key}": value for key, value in settings.items()}
         own[f"TANDEM_{role.upper()}_LOG_FORMAT"] = "json"
         log = self._logs / f"{role}-{host}.log"
-        self.processes[f"{role} {host}"] = ServiceProcess(role, module, host, own, log, root=ROOT)
+        start: Any = Forked
+        self.processes[f"{role} {host}"] = ServiceProcess(role, module, host, own, log, start=start)
 
     async def ready(self, role: str, host: str) -> None:
         """Wait for a service, then have its name know it."""

@@ -33,9 +33,8 @@ def services(
     """One stack for all; who ends a service starts it again."""
     drafter, target = random_pair
     logs = tmp_path_factory.mktemp("logs")
-    with trio(
-        logs, drafter={"MODEL": str(drafter)}, target={"MODEL": str(target)}, forked=False
-    ) as services:
+    models = {"MODEL": str(drafter)}, {"MODEL": str(target)}
+    with trio(logs, drafter=models[0], target=models[1]) as services:
         yield services
 
 
