@@ -15,7 +15,7 @@ _BESIDE_TOKENS = 256
 
 
 class Recent:
-    """The longest of late; forgets in steps of a window."""
+    """The longest of late; forgets in steps of a window, but never the last that is known."""
 
     def __init__(self) -> None:
         self._before = self._now = 0.0
@@ -28,7 +28,7 @@ class Recent:
 
     @property
     def longest(self) -> float:
-        """0 where nothing was noted of late."""
+        """0 where nothing was ever noted."""
         self._forget()
         return max(self._before, self._now)
 
@@ -36,15 +36,14 @@ class Recent:
         age = time.monotonic() - self._begun
         if age < _WINDOW_SECONDS:
             return
-        self._before = self._now if age < 2 * _WINDOW_SECONDS else 0.0
-        self._now = 0.0
+        self._before, self._now = self._now or self._before, 0.0
         self._begun = time.monotonic()
 
 
 class Deadlines:
     """Of the openings and steps of one service, by what all its replicas have taken.
 
-    Where nothing is known of late the bound is the operator's, and so where nothing is gained by
+    Where nothing is known yet the bound is the operator's, and so where nothing is gained by
     giving up.
 
     Args:

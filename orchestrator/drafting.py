@@ -40,7 +40,8 @@ class Drafting:
         seconds: how long a round waits for that, by now.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
             empty where the text can.
-        on_loss: called when the drafter is lost.
+        on_loss: called when the drafter is lost, with why; without, where there is none.
+        let_go: called when the drafter serves the text no more.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class Drafting:
         ledger: Ledger,
         seconds: Callable[[], float],
         needed_by: str,
-        on_loss: Callable[[], None],
+        on_loss: Callable[[TandemError | None], None],
+        let_go: Callable[[], None],
     ) -> None:
         self.lost = False
         self._make = make
@@ -60,6 +62,7 @@ class Drafting:
         self._seconds = seconds
         self._needed_by = needed_by
         self._on_loss = on_loss
+        self._let_go = let_go
         self._opening: asyncio.Task[object] | None = None
         self._late = False
         self._losses = 0
@@ -88,7 +91,7 @@ class Drafting:
                 f"{self._needed_by} needs a drafter, and none is available; try again"
             )
         if not self.lost:  # else it is asked for in each round
-            self._on_loss()
+            self._on_loss(None)
         self.lost = True
 
     def tell(self, emitted: list[int]) -> None:
@@ -133,8 +136,12 @@ class Drafting:
     def _rest(self) -> None:
         """Let a drafter go that has not been asked for long."""
         if self._drafter is not None and time.monotonic() - self._asked > REST_SECONDS:
-            self.cancel()
-            self._drafter = self._opening = None
+            self._leave()
+
+    def _leave(self) -> None:
+        self.cancel()
+        self._drafter = self._opening = None
+        self._let_go()
 
     async def _opened(self, opening: asyncio.Task[object]) -> None:
         # Meanwhile the target's stream is silent: wait no longer than for a draft.
@@ -148,12 +155,11 @@ class Drafting:
 
     def _lose(self, error: TandemError, round_: int) -> None:
         _log.warning("drafter lost", error=str(error), notes=notes_of(error), round=round_)
-        self.cancel()
-        self._drafter = self._opening = None
         self._losses += 1
         self.lost = True
         if not isinstance(error, SequenceIdled):  # else it has not failed, and is opened again
-            self._on_loss()
+            self._on_loss(error)
+        self._leave()
         if self._needed_by:
             raise DrafterLost(
                 f"{self._needed_by} cannot go on without its drafter; start anew"

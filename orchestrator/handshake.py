@@ -182,6 +182,8 @@ def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelIn
     info.CopyFrom(replicas[0])
     for name in ("max_length", "max_gamma", "max_nodes", "max_sequences", "max_message_bytes"):
         setattr(info, name, min(getattr(replica, name) for replica in replicas))
+    bounded = [replica.cache_tokens for replica in replicas if replica.cache_tokens]
+    info.cache_tokens = min(bounded, default=0)
     info.ClearField("incarnation")  # nobody's of several, and no part of what is offered
     return info
 

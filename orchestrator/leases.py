@@ -17,7 +17,7 @@ from orchestrator.peers import Drafter, Target
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.spans import TextSpans
-from tandem.errors import DrafterLost, SequenceIdled, TandemError, Unavailable
+from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.
 _MOST_MOVES = 16
@@ -127,7 +127,6 @@ class LeasedPeers:
     def drafter(self) -> Drafter | None:
         """See `peers.Peers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
-        self._drafters.close()  # of one that was let go
         replica = self._drafting = self._pool.pick_drafter(zone)
         if replica is None or self._offer.drafter is None:
             return None
@@ -148,9 +147,18 @@ class LeasedPeers:
         """Seconds until the caller's deadline, now."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
-    def note_lost_drafter(self) -> None:
-        """Have others preferred for a while."""
-        if self._drafting is not None:
+    def let_drafter_go(self) -> None:
+        """It serves the text no more."""
+        self._drafters.close()
+        self._drafting = None
+
+    def note_lost_drafter(self, error: TandemError | None) -> None:
+        """Have others preferred for a while; one that is full has not failed."""
+        if self._drafting is None:
+            return
+        if isinstance(error, Exhausted):
+            self._drafting.note_full()
+        else:
             self._drafting.note_failure()
 
 

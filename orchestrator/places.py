@@ -179,9 +179,12 @@ class Places:
             self._give_back(client, tokens)
 
     async def _wait(self, client: str, tokens: int, remaining: float | None) -> None:
+        # Who gave up in this very turn of the loop makes room too.
+        self._queue = [other for other in self._queue if not other.granted.done()]
         if len(self._queue) >= self._limits.waiting:
             greedy = self._greediest(client)
-            assert greedy is not None
+            if greedy is None:
+                raise self._refusal("none may wait" if not self._queue else "others wait")
             self._queue.remove(greedy)
             greedy.granted.set_exception(self._refusal("clients with fewer texts came"))
         self._arrivals += 1

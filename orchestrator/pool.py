@@ -169,12 +169,13 @@ class Pool:
         }
 
     def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
-        """The drafter for a text; None where none serves that has not just failed one.
+        """The drafter for a text; None where none serves that has room and has not just failed one.
 
-        One without room comes last, then one in another zone than the text's target; of the others
-        the one with the smallest load, and of several the one whose turn it is.
+        One in another zone than the text's target comes last; of the others the one with the
+        smallest load, and of several the one whose turn it is.
         """
-        sound = [replica for replica in self._agreed.drafters if not replica.shunned]
+        drafters = self._agreed.drafters
+        sound = [replica for replica in drafters if not (replica.shunned or replica.full)]
         return min(sound, key=lambda replica: _order(replica, zone), default=None)
 
     def targets(

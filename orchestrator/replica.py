@@ -25,6 +25,11 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 2.0
 # How long a reply's count of other callers' sequences is believed: they come and go.
 _TOLD_SECONDS = 5.0
+# How long one that refused a sequence for want of room is not asked again.
+_FULL_SECONDS = 1.0
+# While a replica that failed texts is left alone it is asked so often who it is: another process
+# that listens there by now has failed none.
+_WHO_SECONDS = 1.0
 
 C = TypeVar("C", DrafterClient, TargetClient)
 
@@ -72,7 +77,7 @@ class Replica(Generic[C]):
         self._seconds = seconds
         self._breaker = Breaker()
         self._others = 0
-        self._told_at = -math.inf
+        self._told_at = self._full_at = -math.inf
         self._checking = False
         self._task: asyncio.Task[None] | None = None
         # Its log lines are its own, not those of a text that has it asked again.
@@ -103,15 +108,21 @@ class Replica(Generic[C]):
     async def _ask(self) -> None:
         """Ask what it serves, and whether it does, if there is a doubt."""
         client: Any = self.client
-        reply = await client.model_info(self._seconds)
+        await self._ask_who()
+        while self._breaker.is_open:
+            if hold := self._breaker.hold_seconds:
+                await asyncio.sleep(min(hold, _WHO_SECONDS))
+                await self._ask_who()
+                continue
+            await client.probe(self.reply, self._seconds)
+            self._breaker.close()
+        self.answered_at = time.monotonic()
+
+    async def _ask_who(self) -> None:
+        reply = await self.client.model_info(self._seconds)
         if self.reply is None or reply.info.incarnation != self.reply.info.incarnation:
             self._breaker.forget()
         self.reply = reply
-        while self._breaker.is_open:
-            await asyncio.sleep(self._breaker.hold_seconds)
-            await client.probe(reply, self._seconds)
-            self._breaker.close()
-        self.answered_at = time.monotonic()
 
     def _note(self, serving: bool, obstacle: TandemError | None) -> None:
         address, role = self.client.address, self.client.role
@@ -134,6 +145,10 @@ class Replica(Generic[C]):
             self._task.cancel()
             self.follow()
 
+    def note_full(self) -> None:
+        """Have texts go elsewhere for a moment: it had no room for one."""
+        self._full_at = time.monotonic()
+
     def note_load(self, open_sequences: int) -> None:
         """Learn from a reply how many sequences it has open, of all callers."""
         self._others = max(open_sequences - self.active, 0)
@@ -143,6 +158,11 @@ class Replica(Generic[C]):
     def shunned(self) -> bool:
         """Whether it has failed a text, and has not answered a probe since."""
         return self._breaker.is_open
+
+    @property
+    def full(self) -> bool:
+        """Whether it has no room for another text, as far as we know."""
+        return self.load >= 1 or time.monotonic() - self._full_at < _FULL_SECONDS
 
     @property
     def places(self) -> int:

@@ -14,7 +14,7 @@ from orchestrator.reader import Reader
 from orchestrator.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.summary import Summary
-from tandem.errors import IdleTimeout, TandemError
+from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.access import caller
@@ -42,6 +42,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._settings = settings
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self.serving = Serving(settings, self.metering)
+        self._calls = 0
 
     async def Generate(  # type: ignore[override]  # writes to the context, as grpc.aio allows
         self, request: pb.GenerateRequest, context: _Context
@@ -109,6 +110,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> Any:
         """The text that a call asks for."""
         try:
+            self._count(context)
             asked = messages.request_from(request.generation)
             texts = await self.serving.texts_soon(context.time_remaining())
         except TandemError as error:
@@ -117,6 +119,24 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             meter.end(None)
             raise
         return texts.generate(asked, context.time_remaining(), _metadata(context), reader)
+
+    def _count(self, context: _Context) -> None:
+        """Count a call until it is over: behind its text, where its client does not read the end.
+
+        Raises:
+            Exhausted: there are too many.
+        """
+        limit = self._settings.max_requests
+        if self._calls >= limit:
+            raise Exhausted(
+                f"all {limit} places are taken; try again later, with backoff", retry_seconds=1.0
+            )
+
+        def over(_: object) -> None:
+            self._calls -= 1
+
+        self._calls += 1
+        context.add_done_callback(over)
 
 
 def _metadata(context: _Context) -> dict[str, str]:

@@ -196,7 +196,9 @@ class Serving:
         if self.is_ready or seconds <= 0:
             return self.texts
         if self._waiting >= self._settings.max_requests:
-            raise Exhausted(f"{self._waiting} texts wait for a target; try again later")
+            raise Exhausted(
+                f"{self._waiting} texts wait for a target; try again later", retry_seconds=1.0
+            )
         self._waiting += 1
         try:
             await self._news.find(lambda: self.is_ready or None, seconds)

@@ -11,6 +11,7 @@ from orchestrator.ledger import Ledger
 from orchestrator.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.text import TextCodec
+from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 
@@ -78,14 +79,16 @@ class Terms:
         self._check_stopping(request)
         with ledger.stage("tokenize"):
             prompt_ids = await self._prompt(request, client, remaining)
-        max_new_tokens = self._max_new_tokens(request, len(prompt_ids), gamma)
+        nodes = self._nodes(request, gamma)
+        choices = sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes)
+        beside = max(size.nodes for size in choices)
+        max_new_tokens = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
         stopping = Stopping(
             max_new_tokens,
             request.ignore_eos,
             tuple(request.stop_token_ids),
             tuple(request.stop_strings),
         )
-        nodes = self._nodes(request, gamma)
         return Generation(
             request_id,
             tuple(prompt_ids),
@@ -95,7 +98,7 @@ class Terms:
             rule,
             gamma,
             nodes,
-            sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes),
+            choices,
             request.first_round,
             tuple(self._received(request, max_new_tokens)),
         )
@@ -186,10 +189,13 @@ class Terms:
         vocab_size = self.offer.target.vocab_size
         return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)
 
-    def _max_new_tokens(self, request: Request, prompt_tokens: int, gamma: int | None) -> int:
-        limit = self.offer.target.max_length
+    def _max_new_tokens(
+        self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int
+    ) -> int:
+        """How many are to be made at most, with so many nodes of a draft beside them."""
+        limit = _longest(self.offer.target, nodes)
         if gamma != 0 and self.offer.drafter is not None:
-            limit = min(limit, self.offer.drafter.max_length)
+            limit = min(limit, _longest(self.offer.drafter, nodes))
         room = limit - prompt_tokens
         count = request.max_new_tokens
         if count is None:
@@ -200,6 +206,12 @@ class Terms:
                 f" exceed the {limit} tokens that a sequence may hold"
             )
         return count
+
+
+def _longest(info: common_pb2.ModelInfo, nodes: int) -> int:
+    """Tokens of a sequence, with room in the cache for so many nodes of its drafts."""
+    limit = int(info.max_length)
+    return min(limit, max(int(info.cache_tokens) - nodes, 0)) if info.cache_tokens else limit
 
 
 def request_id_of(request: Request) -> str:

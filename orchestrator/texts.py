@@ -29,7 +29,7 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
 from orchestrator.terms import Terms, request_id_of
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, TandemError
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
@@ -210,8 +210,8 @@ class Texts:
             deciding = Deciding(generation, peers, target.vocab_size)
             needed_by = rule.name if rule.fixed_gamma else ""
 
-            def lose_drafter() -> None:
-                peers.note_lost_drafter()
+            def lose_drafter(error: TandemError | None) -> None:
+                peers.note_lost_drafter(error)
                 meter.lose_drafter()
 
             def opening_seconds() -> float:
@@ -226,6 +226,7 @@ class Texts:
                 opening_seconds,
                 needed_by,
                 lose_drafter,
+                peers.let_drafter_go,
             )
             session = Session(
                 generation,

@@ -89,7 +89,7 @@ class Resuming:
                     yield from self._followed(client.generate(asked, left), asked)
                 return
             except Failure as failure:
-                self._wait(failure)
+                self._wait(failure, until)
 
     def complete(
         self, generation: pb.Generation, timeout_s: float | None = None
@@ -127,20 +127,27 @@ class Resuming:
                 reply.summary.rounds = self._rounds
             yield reply
 
-    def _wait(self, failure: Failure) -> None:
+    def _wait(self, failure: Failure, until: float | None) -> None:
         """Pause before the next attempt.
+
+        Args:
+            failure: of the last one.
+            until: when all is to be over, by time.monotonic(); None for no such time.
 
         Raises:
             Failure: that, if there is to be none.
         """
         now = time.monotonic()
+        if self._loss is not None and not isinstance(failure, Lost):
+            raise Failure(f"{self._loss}; it could not go on: {failure}")
         if not isinstance(failure, Lost) or not self._rounds:
             raise failure
         if self._loss is None:
             self._loss, self._lost_at = failure, now
             self._note(f"the orchestrator was lost ({failure}); going on")
         self._places.rotate(-1)
-        if now - self._lost_at + self._pause > self._seconds:
+        late = until is not None and now + self._pause > until
+        if late or now - self._lost_at + self._pause > self._seconds:
             raise self._loss
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

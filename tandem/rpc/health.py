@@ -13,6 +13,8 @@ from tandem.errors import cut
 _Context = grpc.aio.ServicerContext[Any, Any]
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+# Who watches need not prove who he is. Orchestrators have one watch a replica, and kubelets none.
+_MOST_WATCHES = 1024
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -26,6 +28,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
         self._statuses: dict[str, int] = {"": _SERVING}
         self._changed = asyncio.Condition()
         self._draining = False
+        self._watches = 0
 
     async def set(self, service: str, status: int) -> None:
         """Say how a service is; ignored once a drain has begun."""
@@ -54,15 +57,26 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # the libra
     async def Watch(  # writes to the context, as grpc.aio allows
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
-        """See health.proto."""
+        """See health.proto; RESOURCE_EXHAUSTED where as many watch as may."""
+        if self._watches >= _MOST_WATCHES:
+            sentence = f"{self._watches} watch already; ask by Check"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
+        self._watches += 1
+        try:
+            await self._tell(request.service, context)
+        finally:
+            self._watches -= 1
+
+    async def _tell(self, service: str, context: _Context) -> None:
+        """Say how a service is, now and whenever that changes."""
         shown: int | None = None
         while True:
-            status = self._statuses.get(request.service, _UNKNOWN)
+            status = self._statuses.get(service, _UNKNOWN)
             if status != shown:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
             if self._draining:
                 return
             shown = status
             async with self._changed:
-                if not self._draining and self._statuses.get(request.service, _UNKNOWN) == shown:
+                if not self._draining and self._statuses.get(service, _UNKNOWN) == shown:
                     await self._changed.wait()

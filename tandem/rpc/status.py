@@ -34,6 +34,8 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.PeerFailure: grpc.StatusCode.INTERNAL,
 }
 
+# Told to a client where a peer without room was the last to ask: it says not how long it will last.
+_RETRY_SECONDS = 1.0
 # Of whatever is unexpected.
 INTERNAL_ERROR = "internal error; the service's log has the details"
 
@@ -134,6 +136,8 @@ def from_peer(
     failed = (errors.PeerFailure, f"failed ({name}); the log has the details")
     kind, sentence = _PEER_ERRORS.get(code, failed) if code else failed
     error = kind(f"the {role} {sentence}")
+    if isinstance(error, errors.Exhausted):
+        error.retry_seconds = _RETRY_SECONDS
     error.add_note(f"{role} {address}: {name}: {details or 'no details'}")
     return error
 

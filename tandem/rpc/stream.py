@@ -161,6 +161,7 @@ class _Stream(Generic[Q, R]):
         self._open: dict[int, Conversation[Q, R]] = {}
         self._last = 0
         self._faults = 0
+        self._leaving = False
         loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = loop.create_future()
         self._empty: asyncio.TimerHandle | None = None
@@ -178,7 +179,7 @@ class _Stream(Generic[Q, R]):
     @property
     def is_spare(self) -> bool:
         """Whether it has had a sequence, and none is left."""
-        return self._last > 0 and self.is_empty
+        return self._last > 0 and self.is_empty and not self._leaving
 
     async def serve(self) -> None:
         """Read and write until either ends, or nothing is left to do."""
@@ -291,5 +292,6 @@ class _Stream(Generic[Q, R]):
 
     def note_drain(self) -> None:
         """End with the last sequence, which may be over."""
+        self._leaving = True
         if not self._open:
             self._outbox.finish()

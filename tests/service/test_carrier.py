@@ -181,6 +181,7 @@ async def test_answers_that_nobody_reads_are_bounded(
     impatient: Impatient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_module, "_MAX_WAITING_BYTES", 200_000)
+    monkeypatch.setattr(stream_module, "_FAULT_SECONDS", 0.0)  # as good requests' answers come
     calls = []
     for _ in range(3):
         calls.append(impatient.stub.Draft())

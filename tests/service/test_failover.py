@@ -147,6 +147,43 @@ async def test_a_text_gives_up_on_drafters_that_all_fail(monkeypatch: pytest.Mon
     assert 2 <= drafter.opened <= 8
 
 
+async def test_a_drafter_that_is_full_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks it again for a moment, and then the next text does: no hold grows."""
+    monkeypatch.setattr("orchestrator.replica._FULL_SECONDS", 0.3)
+    drafter, target = FakeDrafter(), FakeTarget()
+
+    async def refuse(at: int | None, context: FakeContext) -> None:
+        if at is None:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+
+    drafter.interfere = refuse
+    async with orchestrate(drafter, target) as stub:
+        for _ in range(8):
+            reply = await stub.Complete(request())
+            assert list(reply.token_ids) == EXPECTED
+            assert reply.summary.drafter_lost
+            await asyncio.sleep(0.1)
+        assert 2 <= drafter.opened <= 5
+        heal(drafter)
+        await asyncio.sleep(0.3)
+        assert not (await stub.Complete(request())).summary.drafter_lost
+        assert drafter.probed == 0
+
+
+async def test_more_texts_than_a_drafter_has_places_do_not_wait_for_it() -> None:
+    drafter, target = FakeDrafter(max_sequences=1), FakeTarget()
+
+    async def breathe(at: int | None, context: FakeContext) -> None:
+        await asyncio.sleep(0.01)
+
+    target.interfere = breathe
+    async with orchestrate(drafter, target) as stub:
+        replies = await asyncio.gather(*(stub.Complete(request()) for _ in range(4)))
+    assert all(list(reply.token_ids) == EXPECTED for reply in replies)
+    assert sorted(reply.summary.drafter_lost for reply in replies) == [False, True, True, True]
+    assert drafter.probed == 0
+
+
 async def test_a_target_alone_that_was_cut_off_goes_on_when_it_has_answered() -> None:
     target = FakeTarget()
 

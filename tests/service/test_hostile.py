@@ -21,7 +21,7 @@ from orchestrator.peers import Prompt
 from orchestrator.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Unavailable
-from tandem.rpc import stream
+from tandem.rpc import health, stream
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, connect, start
 from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
@@ -195,6 +195,48 @@ async def test_a_stream_that_is_kept_for_later_makes_room(drafter: tuple[Any, st
     # One at once; the other one when its time was over.
     assert sorted(code.name for code in codes) == ["ABORTED", "UNAVAILABLE"]
     another.cancel()
+
+
+async def test_a_stream_that_is_left_but_not_over_makes_room_once(
+    drafter: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last answers are not read: it is told to end, and ends late."""
+    monkeypatch.setattr(stream._Stream, "note_drain", lambda self: setattr(self, "_leaving", True))
+    stub, _ = drafter
+    close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
+    kept = Talk(stub.Draft())
+    assert (await kept.ask(drafting([1]))).HasField("opened")
+    await kept.call.write(drafter_pb2.DraftRequest(requests=[numbered(close, 1)]))
+    assert (await kept.call.read()).responses[0].HasField("ended")
+    others = []
+    for _ in range(3):
+        others.append(stub.Draft())
+        await others[-1].wait_for_connection()
+        await asyncio.sleep(0.05)
+    assert await others[-1].code() == EXHAUSTED
+    for call in (kept, *others):
+        call.cancel()
+
+
+async def test_watches_are_bounded(
+    drafter: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who watches need not prove who he is."""
+    monkeypatch.setattr(health, "_MOST_WATCHES", 2)
+    _, address = drafter
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
+        for watch in watches:
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        assert await stub.Watch(health_pb2.HealthCheckRequest()).code() == EXHAUSTED
+        watches[0].cancel()
+        async with asyncio.timeout(10):
+            while True:
+                another = stub.Watch(health_pb2.HealthCheckRequest())
+                if await another.read() is not grpc.aio.EOF:
+                    break
+                await asyncio.sleep(0.01)
 
 
 async def test_a_stream_of_refused_requests_is_read_later_and_no_other_is(

@@ -293,3 +293,32 @@ async def test_a_client_that_reads_now_and_then_is_left_in_the_end() -> None:
         assert ended.value.code() == grpc.StatusCode.ABORTED
         assert "the text waited 0.6 s for its client in all" in str(ended.value.details())
         await eventually(lambda: (drafter.ended, target.ended) == (1, 1))
+
+
+async def test_a_call_whose_end_is_not_read_counts_until_it_is_over() -> None:
+    """Its text has ended, and its places are free."""
+    long = 10**6
+    target = FakeTarget(max_length=long)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with orchestrate(
+        FakeDrafter(max_length=long),
+        target,
+        channel_options=window,
+        idle_seconds=0.3,
+        max_requests=1,
+    ) as stub:
+        endless = generation(stopping={"max_new_tokens": 10**5})
+        unread = stub.Generate(pb.GenerateRequest(generation=endless))
+        await eventually(lambda: target.ended == 1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Complete(request(), timeout=10)
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        unread.cancel()
+
+        async def code() -> grpc.StatusCode:
+            return await stub.Complete(request(), timeout=10).code()
+
+        async with asyncio.timeout(10):
+            while await code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # noqa: ASYNC110  # a server
+                await asyncio.sleep(0.05)
+        assert await code() == grpc.StatusCode.OK

@@ -11,7 +11,7 @@ from orchestrator import drafting as module
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
 from orchestrator.peers import Drafted, DraftSize, Prompt
-from tandem.errors import OutOfTime, SequenceIdled, Unavailable
+from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -49,18 +49,27 @@ class Text:
 
     def __init__(self, drafters: list[Any], needed_by: str = "") -> None:
         self.tokens = [1, 2, 3]
-        self.losses = 0
+        self.losses = self.left = 0
         self.round = 0
         self.drafters = drafters
         self.drafting = Drafting(
-            lambda: self.drafters.pop(0), self.prompt, Ledger(), lambda: 1.0, needed_by, self.lose
+            lambda: self.drafters.pop(0),
+            self.prompt,
+            Ledger(),
+            lambda: 1.0,
+            needed_by,
+            self.lose,
+            self.let_go,
         )
 
     def prompt(self) -> Prompt:
         return Prompt("text", list(self.tokens), Sampling(seed=1), self.round, 100, 50)
 
-    def lose(self) -> None:
+    def lose(self, error: TandemError | None) -> None:
         self.losses += 1
+
+    def let_go(self) -> None:
+        self.left += 1
 
     async def go(self, size: DraftSize) -> Drafted | None:
         """A round that emits one token."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import grpc
 import pytest
 
 from tandem import errors
-from tandem.rpc.status import code_of
+from tandem.rpc.status import code_of, from_peer
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "errors.md").read_text()
@@ -49,3 +50,9 @@ def test_what_is_quoted_is_said(quote: str) -> None:
 
 def test_each_row_says_what_to_do() -> None:
     assert all(len(row) == 5 and row[1] and row[3] and row[4] for row in ROWS)
+
+
+def test_a_peer_without_room_says_when_to_come_again() -> None:
+    error = from_peer("target", "there", grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert isinstance(error, errors.Exhausted)
+    assert error.retry_seconds == 1.0

@@ -258,3 +258,31 @@ async def test_room_that_others_make_is_seen() -> None:
         await desk.beginning.wait()
     await desk.end("text")
     await text
+
+
+async def test_none_may_wait_for_tokens_where_none_may_wait() -> None:
+    desk = Desk(Room(2, tokens=10), waiting=0)
+    first = desk.text("first", tokens=8)
+    await asyncio.sleep(0)
+    with pytest.raises(Exhausted, match="every place is taken, and none may wait"):
+        await desk.text("second", tokens=8)
+    desk.ends["first"].set()
+    await first
+
+
+async def test_who_leaves_in_the_turn_in_which_another_comes_makes_room_for_it() -> None:
+    desk = Desk(waiting=2)
+    texts = [desk.text(name, "greedy") for name in ("first", "second", "third")]
+    await asyncio.sleep(0.01)
+
+    async def leave() -> None:
+        texts[2].cancel()
+
+    leaving = asyncio.create_task(leave())
+    modest = desk.text("modest", "modest")  # its turn comes behind the leave, before the third's
+    await asyncio.sleep(0.01)
+    assert not modest.done()
+    assert desk.places.waiting == 2
+    for name in ("first", "second", "modest"):
+        desk.ends[name].set()
+    await asyncio.gather(leaving, modest, *texts[:2])

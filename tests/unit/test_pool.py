@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -195,3 +196,41 @@ async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None
         ({"fingerprint": "other"}, False),
     ):
         assert began.takes(made.target(**changes).reply) is takes
+
+
+async def test_another_process_is_found_while_its_predecessor_is_held_off(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.replica._WHO_SECONDS", 0.01)
+    replica = made.target(incarnation=1)
+    for _ in range(8):
+        replica._breaker.open()
+        replica._breaker.close()
+    replica._breaker.open()
+    assert replica._breaker.hold_seconds > 5
+    asked = 0
+
+    async def model_info(seconds: float) -> target_pb2.GetModelInfoResponse:
+        nonlocal asked
+        asked += 1
+        return target_pb2.GetModelInfoResponse(info=info(incarnation=1 if asked < 4 else 2))
+
+    async def probe(reply: target_pb2.GetModelInfoResponse, seconds: float) -> None:
+        assert reply.info.incarnation == 2
+
+    monkeypatch.setattr(replica.client, "model_info", model_info)
+    monkeypatch.setattr(replica.client, "probe", probe)
+    async with asyncio.timeout(4):
+        await replica._ask()
+    assert asked == 4
+    assert not replica.shunned
+
+
+async def test_a_drafter_without_room_is_not_picked(made: Made) -> None:
+    drafter = made.drafter(max_sequences=1)
+    assert not drafter.full
+    with drafter.lease():
+        assert drafter.full
+    assert not drafter.full
+    drafter.note_full()
+    assert drafter.full

@@ -1,0 +1,55 @@
+"""How long a text looks for an orchestrator to go on with, and what it says when there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+
+from tandem.failure import Failure
+from tandem.load import resuming
+from tandem.load.client import Lost
+from tandem.load.resuming import Resuming
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+
+class FakeClient:
+    """An orchestrator that dies behind the first round, and what answers from then on."""
+
+    def __init__(self, then: Callable[[], Failure]) -> None:
+        self.calls = 0
+        self._then = then
+
+    def __call__(self, place: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def generate(self, asked: pb.Generation, seconds: float | None) -> Iterator[Any]:
+        self.calls += 1
+        if self.calls > 1:
+            raise self._then()
+        yield pb.GenerateResponse(round=pb.Round(round=0, tokens=[pb.Token(id=7)]))
+        raise Lost("UNAVAILABLE: gone")
+
+
+def test_its_deadline_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = FakeClient(lambda: Lost("nobody"))
+    monkeypatch.setattr(resuming, "Client", client)
+    began = time.monotonic()
+    with pytest.raises(Lost, match="UNAVAILABLE: gone"):
+        list(Resuming(["here"], 600.0).generate(pb.Generation(), timeout_s=0.5))
+    assert time.monotonic() - began < 60
+    assert client.calls > 1
+
+
+def test_who_cannot_go_on_says_what_was_lost_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "Client", FakeClient(lambda: Failure("INVALID_ARGUMENT: no")))
+    expected = "UNAVAILABLE: gone; it could not go on: INVALID_ARGUMENT: no"
+    with pytest.raises(Failure, match=expected):
+        list(Resuming(["here"], 600.0).generate(pb.Generation()))
