@@ -132,7 +132,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 f"all {limit} places are taken; try again later, with backoff", retry_seconds=1.0
             )
 
-        def over(_: object) -> None:
+        def over(_: _Context) -> None:
             self._calls -= 1
 
         self._calls += 1
