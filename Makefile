@@ -56,7 +56,7 @@ observability-check: setup ## A real Prometheus and a real Jaeger beside the ser
 
 kubernetes-check: setup ## Every overlay on a real API server; builds it once (Go, a quarter of an hour)
 	deploy/kubernetes/fetch.sh
-	$(BIN)/python -m pytest -v tests/unit/test_kubernetes*.py tests/system/test_kubernetes.py
+	$(BIN)/python -m pytest -v tests/unit/test_kubernetes*.py tests/system/test_kubernetes*.py
 
 load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
 	deploy/ghz/fetch.sh

@@ -7,7 +7,7 @@ decoder and the random numbers are replaced, by tables of integer weights and by
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -16,182 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Ask, Draw, Host, Steps, Take, Tokens
-from tandem.engine.draws import drafts_of, tokens_of
-from tandem.inference.extents import SequenceCache
-from tandem.inference.feed import Drawn, Draws, Feed, listed
-from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import misfit
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import Verifier
+from tests.tables import PROMPT, VOCAB_SIZE, Answering, Chooser, Table, Text, cache_of, runs
 from tests.tree_laws import stops
-
-VOCAB_SIZE = 3
-# What is taken in, and a token that the target drew from its prefill.
-PROMPT = (0, 1)
-Text = tuple[int, ...]
-
-
-class Memory:
-    """A pool of one sequence, that holds its tokens where a real one holds keys and values."""
-
-    def __init__(self, capacity: int) -> None:
-        self.tokens = [-1] * capacity
-
-    def move(self, places: Sequence[int], first: int) -> None:
-        self.tokens[first : first + len(places)] = [self.tokens[place] for place in places]
-
-
-def cache_of(capacity: int) -> SequenceCache:
-    return SequenceCache(Memory(capacity), 0, capacity)  # type: ignore[arg-type]
-
-
-class Table:
-    """A scorer by heart: integer weights behind every text, `Tables` of one model."""
-
-    vocab_size = VOCAB_SIZE
-
-    def __init__(self, longest: int, seed: int, *, zeros: bool) -> None:
-        random = np.random.default_rng(seed)
-        self._rows: dict[Text, npt.NDArray[np.int64]] = {}
-        for length in range(longest + 1):
-            for text in product(range(VOCAB_SIZE), repeat=length):
-                row = random.integers(1, 60, VOCAB_SIZE)
-                if zeros:
-                    kept = random.integers(VOCAB_SIZE)
-                    row[(random.random(VOCAB_SIZE) < 0.35) & (np.arange(VOCAB_SIZE) != kept)] = 0
-                self._rows[text] = row
-
-    def row(self, text: Text) -> npt.NDArray[np.int64]:
-        return self._rows[text]
-
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        raise AssertionError("its asks are answered one by one")
-
-
-class Chooser:
-    """The outcomes of one run, and what else might have come."""
-
-    def __init__(self, chosen: Sequence[int]) -> None:
-        self.chosen = list(chosen)
-        self.others: list[list[int]] = []
-        self.weight = 1.0
-        self._next = 0
-
-    def choose(self, weights: npt.NDArray[np.int64]) -> int:
-        """A token of a row of integer weights, not all 0."""
-        possible = np.flatnonzero(weights).tolist()
-        if self._next == len(self.chosen):
-            self.others += [[*self.chosen, token] for token in possible[1:]]
-            self.chosen.append(possible[0])
-        token = self.chosen[self._next]
-        self._next += 1
-        self.weight *= float(weights[token]) / float(weights.sum())
-        return token
-
-
-class Answering:
-    """Answers the asks of one run.
-
-    Args:
-        chooser: chooses what is drawn.
-        text: that every cache has to hold; None while a prompt is taken in.
-    """
-
-    def __init__(self, chooser: Chooser, text: Text | None) -> None:
-        self._chooser = chooser
-        self._text = text
-
-    def run(self, steps: Steps[Any]) -> Any:
-        answer: Any = None
-        while True:
-            try:
-                ask = steps.send(answer)
-            except StopIteration as ended:
-                return ended.value
-            answer = self._answer(ask)
-
-    def _answer(self, ask: Ask) -> Any:
-        if isinstance(ask, Take):
-            self._feed(ask.feed)
-            return None
-        if isinstance(ask, Draw):
-            return self._draw(ask)
-        if isinstance(ask, Tokens):
-            return tokens_of([ask])[0]
-        assert isinstance(ask, Host)
-        return drafts_of([ask])[0]
-
-    def _feed(self, feed: Feed) -> list[Text]:
-        """Let a cache grow; the texts that its new rows see, each with itself."""
-        cache, parents = feed.cache, list(feed.parents or ())
-        memory: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
-        ids = [
-            int(one.draws.tokens[one.index]) if isinstance(one, Drawn) else one
-            for one in listed(feed.token_ids)
-        ]
-        news = len(ids) - len(parents)
-        old = 0 if news else len(cache.branches)
-        start = cache.length + old
-        memory[start : start + len(ids)] = ids
-        length = cache.length
-        cache.grow(ids, feed.parents)
-        trunk = tuple(memory[: cache.length])
-        if self._text is not None:
-            # A chain is drafted in the trunk itself.
-            assert trunk[: len(self._text)] == self._text, "the cache holds another text"
-        seen = [trunk[: length + i + 1] for i in range(news)]
-        for row in range(old + 1, old + len(parents) + 1):
-            path = []
-            while row:
-                path.append(memory[cache.length + row - 1])
-                row = cache.branches.parents[row - 1]
-            seen.append((*trunk, *reversed(path)))
-        return seen
-
-    def _draw(self, ask: Draw) -> list[Drawn]:
-        scorer = ask.scorer
-        assert isinstance(scorer, Table)
-        assert not ask.sampling.greedy
-        texts = self._feed(ask.feed)[-ask.feed.rows :]
-        assert len(texts) == len(ask.counts)
-        rows = np.stack([scorer.row(text[len(PROMPT) :]) for text in texts])
-        siblings = max(ask.counts)
-        tokens = np.zeros((len(rows), siblings), np.int64)
-        for i, (row, count) in enumerate(zip(rows, ask.counts, strict=True)):
-            earlier = [int(one.draws.tokens[one.index]) for one in ask.earlier] if i == 0 else []
-            left = row.copy()
-            left[earlier] = 0
-            for rank in range(count):
-                taken = [*earlier, *tokens[i, :rank].tolist()]
-                # Of a row of which nothing is left, a token that was taken.
-                tokens[i, rank] = self._chooser.choose(left) if left.any() else taken[0]
-                if ask.distinct:
-                    left[tokens[i, rank]] = 0
-        ids = torch.arange(VOCAB_SIZE).expand(len(rows), -1)
-        drawn = Draws(
-            torch.from_numpy(tokens.flatten()), Categorical(ids, torch.from_numpy(rows)), siblings
-        )
-        return [
-            Drawn(drawn, i * siblings + rank)
-            for i, count in enumerate(ask.counts)
-            for rank in range(count)
-        ]
-
-
-def runs(run: Callable[[Chooser], Any]) -> Iterator[tuple[Any, float]]:
-    """Every result of something that draws, with its chance."""
-    pending: list[list[int]] = [[]]
-    while pending:
-        chooser = Chooser(pending.pop())
-        result = run(chooser)
-        pending += chooser.others
-        yield result, chooser.weight
 
 
 def key_of(sequence: DraftSequence) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import grpc
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.servicer import make_service
@@ -17,8 +18,9 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
+from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request
-from tests.service.names import Names
+from tests.service.names import Names, serve_names
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 NAME = "targets.test"
@@ -105,3 +107,45 @@ class Fleet:
 
     async def close(self) -> None:
         await asyncio.gather(*(server.stop(0) for server in self._servers.values()))
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(await stack.enter_async_context(serve_names()), stack)
+        stack.push_async_callback(fleet.close)
+        yield fleet
+
+
+async def until(reached: Callable[[], Any]) -> None:
+    """Wait for something that takes a moment."""
+    async with asyncio.timeout(AT_MOST_SECONDS):
+        while True:
+            value = reached()
+            if await value if asyncio.iscoroutine(value) else value:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def held(*targets: FakeTarget) -> AsyncIterator[asyncio.Event]:
+    """Texts stand still in their second round until the block ends, or the event is set."""
+    go_on = asyncio.Event()
+
+    async def wait(round_: int | None, context: FakeContext) -> None:
+        if round_ == 2:
+            await go_on.wait()
+
+    for target in targets:
+        target.interfere = wait
+    try:
+        yield go_on
+    finally:
+        go_on.set()
+
+
+async def serves(fleet: Fleet, target: FakeTarget) -> bool:
+    before = target.opened
+    for _ in range(3):
+        await fleet.text(stopping={"max_new_tokens": 1})
+    return target.opened == before + 3

@@ -18,7 +18,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import stream as stream_module
 from tandem.rpc.server import RunningServer
 from tests.service.conftest import Stack, address_of, connect, start
-from tests.service.test_streams import draft_step, open_draft
+from tests.service.steps import draft_step, open_draft
 
 Code = grpc.StatusCode
 OK, WRONG_STATE = Code.OK.value[0], Code.FAILED_PRECONDITION.value[0]

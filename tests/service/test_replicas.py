@@ -1,62 +1,20 @@
-"""Replicas behind a name: they come, go, die, and change their model."""
+"""Replicas behind a name: they come, go and die."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ClassVar
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from tokenizers import Tokenizer, models
 
-from orchestrator.resolver import Name, name_of
-from orchestrator.servicer import make_service
-from orchestrator.settings import OrchestratorSettings
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2
-from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget
-from tests.service.fleet import AT_MOST_SECONDS, NAME, Fleet
-from tests.service.names import serve_names
+from tests.service.fleet import NAME, Fleet, fleet, held, serves, until
 
-
-@pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    async with AsyncExitStack() as stack:
-        fleet = Fleet(await stack.enter_async_context(serve_names()), stack)
-        stack.push_async_callback(fleet.close)
-        yield fleet
-
-
-async def until(reached: Callable[[], Any]) -> None:
-    """Wait for something that takes a moment."""
-    async with asyncio.timeout(AT_MOST_SECONDS):
-        while True:
-            value = reached()
-            if await value if asyncio.iscoroutine(value) else value:
-                return
-            await asyncio.sleep(0.02)
-
-
-@asynccontextmanager
-async def held(*targets: FakeTarget) -> AsyncIterator[asyncio.Event]:
-    """Texts stand still in their second round until the block ends, or the event is set."""
-    go_on = asyncio.Event()
-
-    async def wait(round_: int | None, context: FakeContext) -> None:
-        if round_ == 2:
-            await go_on.wait()
-
-    for target in targets:
-        target.interfere = wait
-    try:
-        yield go_on
-    finally:
-        go_on.set()
+__all__ = ["fleet"]  # a fixture of all files of replicas
 
 
 async def test_texts_are_spread_over_the_replicas_of_a_name(fleet: Fleet) -> None:
@@ -101,51 +59,13 @@ async def test_one_that_leaves_its_name_finishes_its_texts_and_gets_no_more(flee
         fleet.names.records[NAME] = []
         await fleet.start(staying)
         await until(lambda: fleet.names.asked > 20)
-        await until(lambda: _serves(fleet, staying))
+        await until(lambda: serves(fleet, staying))
         before = leaving.opened
         for _ in range(10):
             await fleet.text()
         assert leaving.opened == before
         go_on.set()
         assert list((await text).token_ids) == leaving.text(20)
-
-
-async def _serves(fleet: Fleet, target: FakeTarget) -> bool:
-    before = target.opened
-    for _ in range(3):
-        await fleet.text(stopping={"max_new_tokens": 1})
-    return target.opened == before + 3
-
-
-@pytest.mark.parametrize("silent", [True, False])
-async def test_replicas_stay_where_their_name_is_not_answered(fleet: Fleet, silent: bool) -> None:
-    target = FakeTarget()
-    await fleet.start(target)
-    await fleet.orchestrate()
-    await until(fleet.is_serving)
-    fleet.names.silent = silent
-    if not silent:
-        del fleet.names.records[NAME]
-    asked = fleet.names.asked
-    await until(lambda: fleet.names.asked > asked + 1)
-    assert list((await fleet.text()).token_ids) == target.text(20)
-
-
-async def test_a_name_without_addresses_is_waited_for(fleet: Fleet) -> None:
-    await fleet.orchestrate()
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await fleet.text()
-    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-
-    async def told() -> bool:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await fleet.text()
-        return f"{NAME} has no address" in str(refused.value.details())
-
-    await until(told)
-    await fleet.start(FakeTarget())
-    await until(fleet.is_serving)
-    await fleet.text()
 
 
 async def test_without_any_target_it_does_not_serve(fleet: Fleet) -> None:
@@ -232,7 +152,7 @@ async def test_one_that_drains_is_left_at_once(fleet: Fleet) -> None:
     await fleet.orchestrate()
     await until(fleet.is_serving)
     await draining.health.drain()
-    await until(lambda: _serves(fleet, other))
+    await until(lambda: serves(fleet, other))
     before = draining.opened
     for _ in range(10):
         await fleet.text()
@@ -250,7 +170,7 @@ async def test_one_that_is_not_ready_yet_gets_no_text(fleet: Fleet) -> None:
     assert not await fleet.is_serving()
     await fleet.start(other)
     await until(fleet.is_serving)
-    assert await _serves(fleet, other)
+    assert await serves(fleet, other)
     await loading.health.set(health, health_pb2.HealthCheckResponse.SERVING)
 
     async def works() -> bool:
@@ -258,76 +178,6 @@ async def test_one_that_is_not_ready_yet_gets_no_text(fleet: Fleet) -> None:
         return loading.opened > 0
 
     await until(works)
-
-
-async def test_another_model_behind_a_name_gets_no_text(fleet: Fleet) -> None:
-    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5)
-    await fleet.start(old, old, new)
-    await fleet.orchestrate()
-    await until(fleet.is_serving)
-    texts = await asyncio.gather(*(fleet.text() for _ in range(24)))
-    assert all(list(text.token_ids) == old.text(20) for text in texts)
-    assert new.opened == 0
-    assert {opening.fingerprint for opening in old.openings} == {"fake"}
-
-
-async def test_the_new_model_serves_when_nothing_of_the_old_is_left(fleet: Fleet) -> None:
-    """As a rolling update does it; the tokenizer may be another too."""
-    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5, tokenizer_fingerprint="n")
-    new.tokenizer_json = Tokenizer(models.WordLevel({"n": 0}, unk_token="n")).to_str().encode()
-    await fleet.start(old)
-    await fleet.orchestrate()
-    await until(fleet.is_serving)
-    async with held(old) as go_on:
-        text = asyncio.ensure_future(fleet.text())
-        await until(lambda: old.opened == 1)
-        hosts = await fleet.start(new, new)
-        await until(lambda: new.asked == 2)
-        # They are more than the old one, and wait.
-        assert await _serves(fleet, old)
-        assert new.opened == 0
-        fleet.names.records[NAME] = hosts
-        await until(fleet.is_of("another"))
-        # A text ends by the law that it began with.
-        go_on.set()
-        assert list((await text).token_ids) == old.text(20)
-    reply = await fleet.text()
-    assert list(reply.token_ids) == new.text(20)
-    assert {opening.fingerprint for opening in new.openings} == {"another"}
-    info = await fleet.stub.GetModelInfo(pb.GetModelInfoRequest())
-    assert info.target.tokenizer_fingerprint == "n"
-
-
-async def test_one_that_restarts_with_another_model_is_asked_anew(fleet: Fleet) -> None:
-    old, new = FakeTarget(), FakeTarget(fingerprint="another", wraps=5)
-    host, _ = await fleet.start(old, old)
-    await fleet.orchestrate()
-    await until(fleet.is_serving)
-    await fleet.kill(host)
-    await fleet.serve(host, new)
-    await until(lambda: new.asked)
-    for _ in range(10):
-        assert list((await fleet.text()).token_ids) == old.text(20)
-    assert new.opened == 0
-
-
-async def test_a_text_never_moves_to_another_model(fleet: Fleet) -> None:
-    old, new = FakeTarget(), FakeTarget(fingerprint="another")
-
-    async def lose(round_: int | None, context: FakeContext) -> None:
-        if round_ == 3:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
-
-    await fleet.start(old)
-    await fleet.orchestrate()
-    await until(fleet.is_serving)
-    old.interfere = lose
-    await fleet.start(new)
-    await until(lambda: new.asked)
-    with pytest.raises(grpc.aio.AioRpcError) as lost:
-        await fleet.text()
-    assert lost.value.code() == grpc.StatusCode.UNAVAILABLE
-    assert new.opened == 0
 
 
 async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> None:
@@ -359,22 +209,3 @@ async def test_without_drafters_texts_go_on_plainly_and_ready(fleet: Fleet) -> N
         return not await is_plain()
 
     await until(drafts)
-
-
-async def test_a_name_that_is_none_is_refused_at_the_start() -> None:
-    for target in ("dns:targets", "dns:///targets", "dns:///:50052"):
-        with pytest.raises(Exception, match="is no dns:///HOST:PORT"):
-            make_service(OrchestratorSettings(targets=(target,), peer_plaintext="allow"))
-    for target, wrong in (
-        ("dns:///targets:65536", "65536 is no port"),
-        ("dns://127.0.0.1:0/targets:50052", "0 is no port"),
-        # c-ares would raise later, where only the log of a dead task would say so.
-        ("dns://nameserver/targets:50052", "'nameserver' is no IP address"),
-    ):
-        with pytest.raises(Exception, match=wrong):
-            make_service(OrchestratorSettings(targets=(target,), peer_plaintext="allow"))
-
-
-def test_a_name_may_say_who_is_asked() -> None:
-    assert name_of("dns://10.0.0.10/targets:50052") == Name("targets", 50052, ("10.0.0.10", 53))
-    assert name_of("dns://[::1]:5353/targets:50052") == Name("targets", 50052, ("::1", 5353))

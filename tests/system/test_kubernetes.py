@@ -1,17 +1,14 @@
-"""Overlays against kube-linter, and against a real API server with nodes that KWOK plays."""
+"""Overlays against a real API server with nodes that KWOK plays."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,65 +22,28 @@ from tests.manifests import (
     overlay_folder,
     render,
     render_text,
-    tool,
+)
+from tests.system.cluster import (
+    BUILT_BY,
+    NAMESPACE,
+    NODES,
+    TIMEOUT,
+    VOLUME,
+    ZONE,
+    Cluster,
+    deployment,
+    folder,
+    is_ready,
+    pods,
 )
 
-BUILT_BY = "is not installed; `make kubernetes-check` builds it"
+__all__ = ["folder"]  # a fixture of both files of overlays
 
 needs_control_plane = pytest.mark.skipif(
     bool(missing()), reason=f"{', '.join(missing())}: {BUILT_BY}"
 )
-
-NAMESPACE = "tandem"
-ZONE = "topology.kubernetes.io/zone"
-TIMEOUT = "--timeout=60s"
 # A pod that can be placed is ready within two.
 STUCK_SECONDS = 10
-
-
-def node(name: str, zone: str, **capacity: str) -> Document:
-    """A node, which KWOK keeps alive; one with a GPU has the label and the taint for it."""
-    gpu = {"nvidia.com/gpu": capacity["gpu"]} if "gpu" in capacity else {}
-    resources = {"cpu": "16", "memory": "128Gi", "pods": "50", **gpu}
-    labels = {"kubernetes.io/hostname": name, ZONE: zone, "tandem-tier": name.partition("-")[0]}
-    if gpu:
-        labels["nvidia.com/gpu.present"] = "true"
-    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": name,
-            "labels": labels,
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-        },
-        "spec": {"taints": [taint] if gpu else []},
-        "status": {"capacity": resources, "allocatable": resources},
-    }
-
-
-# Three zones; as many GPUs as `two-tier` needs, but for a small one in the zone without a target.
-NODES = [
-    node("cpu-a", "a"),
-    node("cpu-b", "b"),
-    node("large-a", "a", gpu="1"),
-    node("large-b", "b", gpu="1"),
-    node("small-a", "a", gpu="1"),
-    node("small-b", "b", gpu="1"),
-    node("small-c", "c", gpu="1"),
-]
-# What `components/model-cache` claims.
-VOLUME: Document = {
-    "apiVersion": "v1",
-    "kind": "PersistentVolume",
-    "metadata": {"name": "models"},
-    "spec": {
-        "capacity": {"storage": "200Gi"},
-        "accessModes": ["ReadWriteMany"],
-        "persistentVolumeReclaimPolicy": "Retain",
-        "nfs": {"server": "192.0.2.1", "path": "/models"},
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -92,42 +52,6 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         plane.create(*NODES)
         plane.kubectl("wait", "--for=condition=Ready", TIMEOUT, "node", "--all")
         yield plane
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("overlays")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A control plane with a variant in it.
-
-    Attributes:
-        variant: its name.
-        manifests: what was applied.
-        path: where from, as an argument of kubectl.
-        plane: that has it.
-    """
-
-    variant: str
-    manifests: Manifests
-    path: str
-    plane: ControlPlane
-
-    def settled(self) -> bool:
-        """Whether all replicas are available that Deployments, or their autoscalers, want."""
-        scalers = self.manifests.all("HorizontalPodAutoscaler")
-        for name in self.manifests.all("Deployment"):
-            found = deployment(self.plane, name)
-            wanted = found["spec"]["replicas"]
-            least = scalers[name]["spec"]["minReplicas"] if name in scalers else wanted
-            status = found["status"]
-            current = status.get("observedGeneration") == found["metadata"]["generation"]
-            counts = {status.get(f"{one}eplicas", 0) for one in ("r", "availableR", "updatedR")}
-            if not (current and wanted >= least and counts == {wanted}):
-                return False
-        return True
 
 
 @pytest.fixture(params=VARIANTS, scope="module")
@@ -155,47 +79,6 @@ def cluster(request: pytest.FixtureRequest, plane: ControlPlane, folder: Path) -
 def only(variant: str) -> pytest.MarkDecorator:
     """The cluster has this variant."""
     return pytest.mark.parametrize("cluster", [variant], indirect=True)
-
-
-def pods(plane: ControlPlane, name: str) -> list[Document]:
-    """The pods of a service that are not on their way out."""
-    selector = f"--selector=app.kubernetes.io/name={name}"
-    found = plane.get("pods", "--namespace", NAMESPACE, selector)
-    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-
-def is_ready(pod: Document) -> bool:
-    conditions = pod["status"].get("conditions", ())
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def deployment(plane: ControlPlane, name: str) -> Any:
-    return plane.get("deployment", name, "--namespace", NAMESPACE)
-
-
-@pytest.mark.skipif(
-    None in (tool("kube-linter"), tool("kustomize")), reason=f"kube-linter {BUILT_BY}"
-)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_kube_linter_finds_nothing(variant: str, folder: Path) -> None:
-    path = folder / "rendered.yaml"
-    path.write_text(render_text(variant, folder))
-    assert lint(path) == (0, "")
-    # It does look: a root file system that can be written is found.
-    path.write_text(path.read_text().replace("readOnlyRootFilesystem: true", ""))
-    code, found = lint(path)
-    assert code != 0
-    assert "no-read-only-root-fs" in found
-
-
-def lint(path: Path) -> tuple[int, str]:
-    """kube-linter's exit status and what it says of a file."""
-    program = tool("kube-linter")
-    assert program is not None
-    config = KUBERNETES / "kube-linter.yaml"
-    command = [program, "lint", "--format=plain", "--config", str(config), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    return done.returncode, "\n".join(line for line in done.stdout.splitlines() if "check:" in line)
 
 
 @needs_control_plane

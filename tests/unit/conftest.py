@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.manifests import (
@@ -28,3 +30,9 @@ def manifests(
     if request.param == "base":
         return base()
     return render(request.param, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def no_otel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)

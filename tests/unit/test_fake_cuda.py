@@ -8,225 +8,51 @@ where it is allowed to: once, when a draft or a verdict goes to the host.
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
-    Qwen3Config,
 )
 
 from drafter_svc.built_in import built_ins
 from drafter_svc.methods import METHODS
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import DraftSequence
-from tandem.drafting.model import ModelDrafter
-from tandem.engine import decisions, draws
-from tandem.engine import stepper as steppers
-from tandem.engine.asks import Take, Truncation
+from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference import attention, flex, graph, tiles
-from tandem.inference.backend import Backend
-from tandem.inference.backends import Backends
-from tandem.inference.cache import KVPool
-from tandem.inference.decoder import Decoder
+from tandem.inference import graph
 from tandem.inference.feed import Drawn, Draws, Feed
-from tandem.inference.llama import LlamaPass
-from tandem.inference.modules import ModulePass
-from tandem.inference.tiles import BLOCK, Tiles
-from tandem.speculation import distribution
-from tandem.speculation.draft import Draft
-from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
-from target_svc import round as rounds
-from target_svc.round import TargetSequence
 from tests.flex import Kernel
 from tests.recording import Recorder
+from tests.unit.fake_device import (
+    GEMMA,
+    GREEDY,
+    LLAMA,
+    MISTRAL,
+    PLAIN,
+    QWEN,
+    SHAPED,
+    VOCAB_SIZE,
+    Host,
+    Stamps,
+    clock,
+    decoder_on_device,
+    draft,
+    host,
+    in_one_call,
+    kernel,
+    run,
+    verify,
+)
 
-VOCAB_SIZE = 600  # beyond the first look of top-p
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
-_HEADS = {"head_dim": 8, "sliding_window": 4}
-GEMMA, MISTRAL = Gemma2Config(**_SIZES, **_HEADS), MistralConfig(**_SIZES, **_HEADS)
-GREEDY = Sampling(temperature=0.0)
-PLAIN = Sampling(seed=1)
-SHAPED = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, seed=2)
+__all__ = ["clock", "host", "in_one_call", "kernel"]  # fixtures of the fake device
+
 MIXTURES = {"plain": [PLAIN] * 3, "mixed": [GREEDY, PLAIN, SHAPED], "greedy": [GREEDY] * 3}
-
-
-@dataclass
-class Host:
-    """Where results arrive; counts how often, and that they came from the device."""
-
-    arrivals: int = 0
-    devices: set[str] = field(default_factory=set)
-
-    def take(self, tensors: Sequence[Tensor]) -> list[np.ndarray]:
-        self.arrivals += 1
-        self.devices |= {tensor.device.type for tensor in tensors}
-        kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-        return [np.ones(t.shape, kind) for t, kind in zip(tensors, kinds, strict=True)]
-
-
-@dataclass
-class Stamps:
-    """In place of a GPU's events; counts how often somebody waits for them."""
-
-    waits: int = 0
-    stamps: int = 0
-
-    def stamp(self) -> int:
-        self.stamps += 1
-        return self.stamps * 1000
-
-    def times(self, stamps: Sequence[int]) -> list[int]:
-        self.waits += 1
-        return list(stamps)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Stamps:
-    clock = Stamps()
-    monkeypatch.setattr(steppers, "clock_of", lambda device: clock)
-    return clock
-
-
-@pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    kernel = Kernel()
-    monkeypatch.setattr(flex, "_compiled", lambda: kernel)
-    return kernel
-
-
-@pytest.fixture
-def in_one_call(request: pytest.FixtureRequest) -> bool:
-    """Whether attention takes all texts of a batch at once; so it is, but where that fails."""
-    return bool(getattr(request, "param", True))
-
-
-@pytest.fixture
-def host(
-    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, clock: Stamps, in_one_call: bool
-) -> Iterator[Host]:
-    """A device that is not there, and what comes from it."""
-    host = Host()
-    for module in (draws, decisions):
-        monkeypatch.setattr(module, "to_host", host.take)
-
-    def start(self: Decoder, model: Any, *rest: Any) -> None:
-        """Without the probe, which compares numbers."""
-        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
-        pool = KVPool(512, BLOCK if in_one_call else 1)
-        backend = Backend("torch", model.dtype, compute, pool, self.device, in_one_call=in_one_call)
-        self._backends = Backends(backend)
-
-    monkeypatch.setattr(Decoder, "_start", start)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        yield host
-
-
-def decoder_on_device(config: PreTrainedConfig, modules: bool = False) -> Decoder:
-    with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config)
-    if modules:
-        model.config.hidden_act = "gelu"  # what no plain list of operators is written for
-    return Decoder(model, "fake")
-
-
-class Waiter:
-    """Stands for the future of a job that nobody cancels."""
-
-    def cancelled(self) -> bool:
-        return False
-
-
-def run(stepper: Stepper, sequences: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """What the steps of all sequences return, run together to their ends."""
-    jobs: list[Job[Any]] = []
-    for sequence in sequences:
-        job: Job[Any] = Job(sequence, make(sequence))
-        job.done = Waiter()  # type: ignore[assignment]
-        job.resume()
-        jobs.append(job)
-    while pending := [job for job in jobs if not job.over]:
-        for job in pending:
-            if isinstance(job.ask, Take):
-                job.chunk = job.ask.left
-        # Fake tensors know no inference mode.
-        inspect.unwrap(Stepper.step)(stepper, pending)
-    for job in jobs:
-        if job.error is not None:
-            raise job.error
-    return [job.result for job in jobs]
-
-
-def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: int = 3) -> None:
-    """Open and draft, for sequences of different lengths."""
-    stepper, drafter = Stepper(decoder.device), ModelDrafter(decoder, Truncation(0.99, support))
-    sequences = [
-        DraftSequence([1] * (2 + i), sampling, VOCAB_SIZE - i)
-        for i, sampling in enumerate(samplings)
-    ]
-    for sequence in sequences:
-        cache = decoder.reserve(40)
-        assert cache is not None
-        sequence.caches.append(cache)
-    run(stepper, sequences, drafter.open)
-
-    def begin(sequence: DraftSequence) -> Any:
-        sequence.token_ids.append(5)
-        return drafter.draft(sequence, 1, gamma)
-
-    for drafted in run(stepper, sequences, begin):
-        assert len(drafted.token_ids) == gamma
-
-
-def a_draft(gamma: int) -> Draft:
-    ids = np.tile(np.arange(4, dtype=np.uint32), gamma)
-    weights = np.tile(np.array([65535, 9, 9, 9], np.uint16), gamma)
-    return Draft([1] * gamma, [4] * gamma, ids, weights)
-
-
-def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: Any) -> None:
-    """Open and verify drafts of given lengths."""
-    stepper = Stepper(decoder.device)
-    sequences = [
-        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule])
-        for i, sampling in enumerate(samplings)
-    ]
-    for sequence in sequences:
-        cache = decoder.reserve(40)
-        assert cache is not None
-        sequence.caches.append(cache)
-    run(stepper, sequences, lambda sequence: rounds.open_(decoder, sequence, 0))
-    lengths = dict(zip(map(id, sequences), gammas, strict=True))
-    decided = run(
-        stepper,
-        sequences,
-        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)])),
-    )
-    assert all(decision.num_accepted == 1 for decision in decided)
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -347,68 +173,3 @@ def test_captured_passes_stay_on_the_device(
     assert (host.arrivals, host.devices) == (3, {"cuda"})
     # Openings of few tokens too, and each step of the draft.
     assert recorder.replays == 1 + 1 + 1 + 3
-
-
-# Mutants: what a reader would overlook, and a GPU would pay for each round.
-
-
-def test_a_hidden_wait_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = distribution.process
-
-    def asking(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-        probs = process(logits, samplings)
-        return probs if probs.sum().item() else logits
-
-    monkeypatch.setattr(decisions, "process", asking)
-    with pytest.raises(DataDependentOutputException):
-        verify(decoder_on_device(LLAMA), [PLAIN], "block", [3])
-
-
-def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawing = draws.draw
-
-    def asking(*args: Any) -> Any:
-        drawn = drawing(*args)
-        drawn[0][0].draws.tokens.tolist()
-        return drawn
-
-    monkeypatch.setattr("tandem.engine.stepper.draw", asking)
-    with pytest.raises(DataDependentOutputException):
-        draft(decoder_on_device(LLAMA), [PLAIN], 16)
-
-
-def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    attend = attention._attend_one
-
-    def misplacing(batch: Any, query: Tensor, *rest: Any) -> Tensor:
-        return attend(batch, query, *rest) * torch.ones(2, query.shape[-1])[0]
-
-    monkeypatch.setattr(attention, "_attend_one", misplacing)
-    with pytest.raises(RuntimeError, match="device"):
-        draft(decoder_on_device(LLAMA), [PLAIN], 16)
-
-
-def test_a_count_of_blocks_that_is_asked_for_is_caught(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    making = Tiles.mask
-
-    def asking(self: Tiles, *args: Any) -> Any:
-        mask = making(self, *args)
-        mask.kv_num_blocks.max().item()
-        return mask
-
-    monkeypatch.setattr(Tiles, "mask", asking)
-    with pytest.raises(DataDependentOutputException):
-        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
-
-
-def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = tiles.Sent
-
-    def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
-        return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
-
-    monkeypatch.setattr(tiles, "Sent", staying)
-    with pytest.raises(RuntimeError, match="device"):
-        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)

@@ -24,7 +24,8 @@ from benchmarks.sweep.expectation import expected_kept
 from tandem.drafting.shape import likeliest
 from tandem.verification import VERIFIERS
 from tests.drafters import chains, fixed, mixed
-from tests.tree_laws import Models, Program, batch_of, stops
+from tests.tree_laws import stops
+from tests.tree_programs import Models, Program, batch_of
 
 DRAFTER = Path(__file__).parents[2] / "models" / "drafter"
 PROGRAMS = [

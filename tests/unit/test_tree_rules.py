@@ -14,8 +14,9 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
 from tests.drafters import adaptive, chains, fixed, mixed, random_program
-from tests.tree_laws import Models, Program, round_law
+from tests.tree_laws import round_law
 from tests.tree_mutants import MUTANTS, UNSEEN, Mutant
+from tests.tree_programs import Models, Program
 
 TOLERANCE = 1e-12
 LENGTH = 3

@@ -1,0 +1,23 @@
+"""What happens to a fake target's rounds before their verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tests.service.fake_carrier import FakeContext
+from tests.service.fakes import FakeTarget
+
+
+def at_round(target: FakeTarget, number: int, do: Callable[[FakeContext], Awaitable[None]]) -> None:
+    """Have something happen before the verdict of a round."""
+
+    async def interfere(round_: int | None, context: FakeContext) -> None:
+        if round_ == number:
+            await do(context)
+
+    target.interfere = interfere
+
+
+async def stand_still(context: FakeContext) -> None:
+    await asyncio.sleep(60)

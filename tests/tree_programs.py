@@ -1,0 +1,228 @@
+"""Drafters of trees as programs, and every draft that they may draw against tables of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.speculation.proposal import Proposal
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """Context-dependent rows of a target and of drafters over every prefix up to a length.
+
+    A prefix is a number: () is 0, and prefix x has the number V * prefix + x + 1.
+    """
+
+    vocab_size: int
+    p: Tensor
+    drafters: Sequence[Tensor]
+
+    @classmethod
+    def random(
+        cls, longest: int, seed: int, *, zeros: bool, drafters: int = 1, vocab_size: int = 3
+    ) -> Models:
+        generator = torch.Generator().manual_seed(seed)
+        count = sum(vocab_size**n for n in range(longest + 1))
+        tables = []
+        for _ in range(1 + drafters):
+            rows = torch.rand(count, vocab_size, generator=generator, dtype=torch.float64) ** 2
+            if zeros:
+                dropped = torch.rand(rows.shape, generator=generator) < 0.3
+                keep = torch.randint(vocab_size, (count, 1), generator=generator)
+                rows = rows.masked_fill(dropped.scatter(1, keep, False), 0.0)
+            tables.append(rows / rows.sum(-1, keepdim=True))
+        return cls(vocab_size, tables[0], tables[1:])
+
+    def extend(self, prefix: int, token: int) -> int:
+        return prefix * self.vocab_size + token + 1
+
+    def law(self, length: int) -> Tensor:
+        """[V ** length] probabilities of each sequence under p alone."""
+        prefixes, law = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+        for _ in range(length):
+            law = (law[:, None] * self.p[prefixes]).flatten()
+            tokens = torch.arange(self.vocab_size)
+            prefixes = (prefixes[:, None] * self.vocab_size + tokens + 1).flatten()
+        return law
+
+    @cached_property
+    def lists(self) -> list[list[list[float]]]:
+        return [table.tolist() for table in self.drafters]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One drafted token.
+
+    Attributes:
+        place: that it hangs at.
+        drafter: whose row it was drawn from; None for a certain one.
+        token: that was drawn.
+        likeliest: whether it was not drawn but is its row's likeliest: a lie.
+        number: nodes of one number are drawn by one random number: a lie, but for None.
+    """
+
+    place: int
+    drafter: int | None
+    token: int = -1
+    likeliest: bool = False
+    number: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A drafter: what it draws next, given all that it has drawn in the round.
+
+    Attributes:
+        name: for people.
+        next: the next node, its token only where it is certain; None ends the draft.
+        distinct: whether siblings are drawn without replacement, and said to be.
+        claims: what is said of that, where it is a lie.
+        edit: of a whole draft, behind its drawing: a lie. It is given the nodes and their rows,
+            and returns the places in them of the nodes that are sent, which are leaves' siblings
+            or leaves, so that no place is lost.
+    """
+
+    name: str
+    next: Callable[[Sequence[Node]], Node | None]
+    distinct: bool = False
+    claims: bool | None = None
+    edit: Callable[[Sequence[Node], Sequence[list[float]]], Sequence[int]] | None = None
+
+    @property
+    def said(self) -> bool:
+        return self.distinct if self.claims is None else self.claims
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A draft that may come out: its nodes, their rows, the chance of it behind its prefix."""
+
+    nodes: list[Node]
+    rows: list[list[float]]
+    weight: float
+
+
+def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
+    """Every draft that a program may draw behind a prefix."""
+    found: list[Drawn] = []
+
+    def end(nodes: list[Node], rows: list[list[float]], weight: float) -> None:
+        if program.edit is not None:
+            sent = program.edit(nodes, rows)
+            nodes, rows = [nodes[i] for i in sent], [rows[i] for i in sent]
+        found.append(Drawn(nodes, rows, weight))
+
+    def go_on(
+        nodes: list[Node],
+        rows: list[list[float]],
+        behind: list[int],
+        weight: float,
+        numbers: dict[int, tuple[float, float]],
+    ) -> None:
+        wanted = program.next(nodes)
+        if wanted is None:
+            end(nodes, rows, weight)
+            return
+        at = behind[wanted.place]
+        row = law = _row(models, wanted, at)
+        if program.distinct:
+            siblings = {node.token for node in nodes if node.place == wanted.place}
+            law = [0.0 if x in siblings else q for x, q in enumerate(row)]
+            total = sum(law)
+            if total <= 0:  # nothing is left to draw: the draft ends before
+                end(nodes, rows, weight)
+                return
+            law = [q / total for q in law]
+        if wanted.likeliest:
+            law = [float(x == row.index(max(row))) for x in range(len(row))]
+        low, high = numbers.get(wanted.number or 0, (0.0, 1.0)) if wanted.number else (0.0, 1.0)
+        reached = 0.0
+        for token, q in enumerate(law):
+            # Where one number draws several nodes, what it may still be.
+            part = max(low, reached), min(high, reached + q)
+            reached += q
+            chance = (part[1] - part[0]) / (high - low)
+            if chance > 1e-15:
+                kept = numbers if wanted.number is None else {**numbers, wanted.number: part}
+                after = [*behind, models.extend(at, token)]
+                node = replace(wanted, token=token)
+                go_on([*nodes, node], [*rows, row], after, weight * chance, kept)
+
+    go_on([], [], [prefix], 1.0, {})
+    return found
+
+
+def _row(models: Models, wanted: Node, at: int) -> list[float]:
+    if wanted.drafter is None:
+        return [float(x == wanted.token) for x in range(models.vocab_size)]
+    return models.lists[wanted.drafter][at]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All drafts behind some prefixes.
+
+    Attributes:
+        proposal: the drafts, each node with its own row.
+        weight: [B] of each, behind its prefix.
+        start: [B], which of the prefixes it is behind.
+        prefixes: [B, N+1] of each place.
+    """
+
+    proposal: Proposal
+    weight: Tensor
+    start: Tensor
+    prefixes: Tensor
+
+
+@lru_cache(maxsize=16)  # several rules decide the same drafts
+def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Batch:
+    """Every draft that a program may draw behind each of the prefixes."""
+    drafts, start = [], []
+    for index, prefix in enumerate(prefixes):
+        behind = drawings(program, models, prefix)
+        drafts += behind
+        start += [index] * len(behind)
+    most = max(len(draft.nodes) for draft in drafts)
+    tokens = np.zeros((len(drafts), most), np.int64)
+    rows = np.zeros((len(drafts), most, models.vocab_size))
+    for b, draft in enumerate(drafts):
+        count = len(draft.nodes)
+        if count:
+            tokens[b, :count] = [node.token for node in draft.nodes]
+            rows[b, :count] = draft.rows
+    proposal = Proposal.from_dense(
+        torch.from_numpy(tokens),
+        torch.from_numpy(rows),
+        torch.tensor([len(draft.nodes) for draft in drafts]),
+        [[node.place for node in draft.nodes] for draft in drafts],
+        distinct=program.said,
+    )
+    starts = torch.tensor(start)
+    places = grown(proposal, torch.tensor(prefixes)[starts], models.vocab_size, most)
+    weight = torch.tensor([draft.weight for draft in drafts], dtype=torch.float64)
+    return Batch(proposal, weight, starts, places)
+
+
+def grown(proposal: Proposal, prefix: Tensor, size: int, left: int) -> Tensor:
+    """[B, N+1]: the prefix of each place, of `left` tokens more at most."""
+    assert proposal.branches is not None
+    tree = proposal.branches.tree
+    found = torch.zeros_like(tree.depth)
+    found[:, 0] = prefix
+    for i in range(tree.parents.shape[1]):
+        place = tree.parents[:, [i]]
+        before = found.gather(1, place)
+        grown = torch.where(
+            tree.depth.gather(1, place) < left, before * size + proposal.tokens[:, [i]] + 1, before
+        )
+        found[:, [i + 1]] = torch.where(proposal.lengths[:, None] > i, grown, 0)
+    return found

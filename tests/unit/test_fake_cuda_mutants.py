@@ -1,0 +1,94 @@
+"""Mutants that the fake device catches: what a reader would overlook, and a GPU would pay for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from tandem.engine import decisions, draws
+from tandem.inference import attention, tiles
+from tandem.inference.tiles import Tiles
+from tandem.speculation import distribution
+from tandem.speculation.sampling import Sampling
+from tests.unit.fake_device import (
+    LLAMA,
+    PLAIN,
+    Host,
+    clock,
+    decoder_on_device,
+    draft,
+    host,
+    in_one_call,
+    kernel,
+    verify,
+)
+
+__all__ = ["clock", "host", "in_one_call", "kernel"]  # fixtures of the fake device
+
+
+def test_a_hidden_wait_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = distribution.process
+
+    def asking(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+        probs = process(logits, samplings)
+        return probs if probs.sum().item() else logits
+
+    monkeypatch.setattr(decisions, "process", asking)
+    with pytest.raises(DataDependentOutputException):
+        verify(decoder_on_device(LLAMA), [PLAIN], "block", [3])
+
+
+def test_a_hidden_list_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = draws.draw
+
+    def asking(*args: Any) -> Any:
+        drawn = drawing(*args)
+        drawn[0][0].draws.tokens.tolist()
+        return drawn
+
+    monkeypatch.setattr("tandem.engine.stepper.draw", asking)
+    with pytest.raises(DataDependentOutputException):
+        draft(decoder_on_device(LLAMA), [PLAIN], 16)
+
+
+def test_a_tensor_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = attention._attend_one
+
+    def misplacing(batch: Any, query: Tensor, *rest: Any) -> Tensor:
+        return attend(batch, query, *rest) * torch.ones(2, query.shape[-1])[0]
+
+    monkeypatch.setattr(attention, "_attend_one", misplacing)
+    with pytest.raises(RuntimeError, match="device"):
+        draft(decoder_on_device(LLAMA), [PLAIN], 16)
+
+
+def test_a_count_of_blocks_that_is_asked_for_is_caught(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making = Tiles.mask
+
+    def asking(self: Tiles, *args: Any) -> Any:
+        mask = making(self, *args)
+        mask.kv_num_blocks.max().item()
+        return mask
+
+    monkeypatch.setattr(Tiles, "mask", asking)
+    with pytest.raises(DataDependentOutputException):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)
+
+
+def test_a_mask_made_on_the_host_is_caught(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = tiles.Sent
+
+    def staying(device: torch.device, kind: Any, *arrays: Any) -> Any:
+        return sending(torch.device("cpu") if kind is np.int32 else device, kind, *arrays)
+
+    monkeypatch.setattr(tiles, "Sent", staying)
+    with pytest.raises(RuntimeError, match="device"):
+        draft(decoder_on_device(LLAMA), [PLAIN] * 2, 16)

@@ -1,0 +1,74 @@
+"""Who reads metrics, as OTEL's variables say; nothing is metered for nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tandem.errors import StartupError
+from tandem.telemetry.readers import metering_of
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("no_otel")
+
+
+def test_where_nobody_reads_nothing_is_even_imported() -> None:
+    code = (
+        "import sys; import orchestrator.servicer, drafter_svc.servicer;"
+        "from tandem.telemetry.readers import metering_of;"
+        "assert metering_of('orchestrator', None) is None;"
+        "assert 'prometheus_client' not in sys.modules;"
+        "assert 'opentelemetry.sdk.metrics' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+        {"OTEL_SDK_DISABLED": "true", "OTEL_METRICS_EXPORTER": "otlp"},
+        {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"},
+    ],
+)
+def test_nothing_is_metered_where_it_is_not_asked_for(
+    variables: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert metering_of("target", None) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"OTEL_METRICS_EXPORTER": "prometheus"}, "set METRICS_LISTEN of each service"),
+        ({"OTEL_METRICS_EXPORTER": "pigeon"}, "'pigeon', which is not installed"),
+        (
+            {
+                "OTEL_METRICS_EXPORTER": "otlp",
+                "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "delta",
+            },
+            "must be cumulative",
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "udp"},
+            "'udp'; use grpc or http/protobuf",
+        ),
+        (
+            {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "soon"},
+            "cannot make the exporter",
+        ),
+    ],
+)
+def test_a_bad_otel_variable_is_one_sentence(
+    variables: Mapping[str, str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError, match=sentence):
+        metering_of("target", None)
