@@ -188,6 +188,12 @@ def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelIn
     return info
 
 
+def longest_text(info: common_pb2.ModelInfo, nodes: int) -> int:
+    """Tokens of a sequence, with room in the cache for so many nodes of its drafts."""
+    limit = int(info.max_length)
+    return min(limit, max(int(info.cache_tokens) - nodes, 0)) if info.cache_tokens else limit
+
+
 @contextmanager
 def noting(address: str) -> Iterator[None]:
     """Note the address of what is refused inside the block: for our log, not for clients."""

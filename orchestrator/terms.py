@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from orchestrator.encoder import PromptEncoder
 from orchestrator.goodput import sizes
+from orchestrator.handshake import longest_text
 from orchestrator.ledger import Ledger
 from orchestrator.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.text import TextCodec
-from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 
@@ -193,9 +193,9 @@ class Terms:
         self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int
     ) -> int:
         """How many are to be made at most, with so many nodes of a draft beside them."""
-        limit = _longest(self.offer.target, nodes)
+        limit = longest_text(self.offer.target, nodes)
         if gamma != 0 and self.offer.drafter is not None:
-            limit = min(limit, _longest(self.offer.drafter, nodes))
+            limit = min(limit, longest_text(self.offer.drafter, nodes))
         room = limit - prompt_tokens
         count = request.max_new_tokens
         if count is None:
@@ -206,12 +206,6 @@ class Terms:
                 f" exceed the {limit} tokens that a sequence may hold"
             )
         return count
-
-
-def _longest(info: common_pb2.ModelInfo, nodes: int) -> int:
-    """Tokens of a sequence, with room in the cache for so many nodes of its drafts."""
-    limit = int(info.max_length)
-    return min(limit, max(int(info.cache_tokens) - nodes, 0)) if info.cache_tokens else limit
 
 
 def request_id_of(request: Request) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.handshake import least_limits
-from orchestrator.terms import _longest
+from orchestrator.handshake import least_limits, longest_text
 from tandem.common.v1 import common_pb2
 
 
@@ -17,7 +16,7 @@ def test_the_nodes_of_a_draft_have_room_beside_it(
     cache_tokens: int, nodes: int, longest: int
 ) -> None:
     info = common_pb2.ModelInfo(max_length=128, cache_tokens=cache_tokens)
-    assert _longest(info, nodes) == longest
+    assert longest_text(info, nodes) == longest
 
 
 def test_the_smallest_cache_counts_and_none_is_endless() -> None:
