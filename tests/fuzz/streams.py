@@ -31,6 +31,8 @@ from tests.service.talk import code_named
 # What a sequence may hold in the end.
 LONGEST = len(seeds.PROMPT) + seeds.MAX_NEW_TOKENS
 
+# In one walk, for want of a place: each takes the second that a sequence waits for one.
+_MOST_REFUSED = 3
 # None comes behind it: a mutant may have gone there at once.
 _LAST_ROUND = 2**64 - 1
 
@@ -45,6 +47,7 @@ class StreamMachine(RuleBasedStateMachine):
         super().__init__()
         self.streams: list[Stream] = []
         self.honest: dict[str, tuple[Stream, int]] = {}
+        self.refused = 0
 
     @initialize()
     def begin(self) -> None:
@@ -116,6 +119,9 @@ class StreamMachine(RuleBasedStateMachine):
         if (number := stream.last + ahead) >= 2**64:
             return
         full = self._taken(stream.role) == PLACES
+        self.refused += full
+        if full and self.refused > _MOST_REFUSED:
+            return
         told = stream.ask(self._opening(stream, number))
         stream.last = number
         if full:
