@@ -82,7 +82,9 @@ class Terms:
         nodes = self._nodes(request, gamma)
         choices = sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes)
         beside = max(size.nodes for size in choices)
-        max_new_tokens = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
+        max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
+        if not drafted:
+            gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
         stopping = Stopping(
             max_new_tokens,
             request.ignore_eos,
@@ -191,21 +193,27 @@ class Terms:
 
     def _max_new_tokens(
         self, request: Request, prompt_tokens: int, gamma: int | None, nodes: int
-    ) -> int:
-        """How many are to be made at most, with so many nodes of a draft beside them."""
-        limit = longest_text(self.offer.target, nodes)
+    ) -> tuple[int, bool]:
+        """How many are to be made at most, and whether they have room beside drafts.
+
+        What leaves gamma open and has no room beside drafts is decoded plainly.
+        """
+        room = longest_text(self.offer.target, 0) - prompt_tokens
+        drafted = longest_text(self.offer.target, nodes) - prompt_tokens
         if gamma != 0 and self.offer.drafter is not None:
-            limit = min(limit, longest_text(self.offer.drafter, nodes))
-        room = limit - prompt_tokens
+            drafted = min(drafted, longest_text(self.offer.drafter, nodes) - prompt_tokens)
+        if request.gamma:
+            room = drafted
         count = request.max_new_tokens
         if count is None:
             count = min(self.max_new_tokens, max(room, 1))
         if count > room:
             raise InvalidRequest(
                 f"max_new_tokens: {prompt_tokens} prompt tokens and {count} new ones"
-                f" exceed the {limit} tokens that a sequence may hold"
+                f" exceed the {room + prompt_tokens} tokens that a sequence may hold"
+                + (" beside drafts; gamma 0 needs none" if request.gamma else "")
             )
-        return count
+        return count, count <= drafted
 
 
 def request_id_of(request: Request) -> str:

@@ -16,6 +16,7 @@ from tandem.engine import schedule
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
+from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
 from tests.engines import (

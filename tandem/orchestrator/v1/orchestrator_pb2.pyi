@@ -170,8 +170,8 @@ class Stopping(google.protobuf.message.Message):
     STOP_STRINGS_FIELD_NUMBER: builtins.int
     max_new_tokens: builtins.int
     """max_new_tokens is the most tokens to generate; prompt and new tokens together
-    must fit the max_length of the target and, unless gamma is 0, of the drafter. >= 1.
-    Default 256, or what fits if less.
+    must fit the max_length of the target and, where gamma is given and not 0, of the drafter.
+    >= 1. Default 256, or what fits if less.
     """
     ignore_eos: builtins.bool
     """ignore_eos goes on past the model's end-of-text tokens. Default false."""
@@ -223,7 +223,8 @@ class Speculation(google.protobuf.message.Message):
     plainly, without a drafter. A round drafts less where less is left of
     max_new_tokens. Default: the orchestrator's setting (auto: each round's length is the one
     that is expected to yield the most tokens for its time at the present load, 0 among them; a
-    seed then repeats the law, not the text. greedy_block drafts 4).
+    seed then repeats the law, not the text. greedy_block drafts 4), or 0 for a text that is too
+    long for the drafter.
     """
     max_nodes: builtins.int
     """max_nodes is the most tokens drafted in a round where the drafter makes trees, whose paths
