@@ -39,8 +39,8 @@ SCENARIOS = [
     *((role, kind, name) for role in KINDS for kind in KINDS[role] for name in CUTS),
     *((role, kind, name) for role in KINDS for kind in KINDS[role][:4] for name in SILENCES),
 ]
-# What a stage may take: the fakes take none of it.
-SECONDS = 0.15
+# What a stage may take: the fakes take none of it, but a busy machine may stand still meanwhile.
+SECONDS = 0.5
 
 
 class Stage:
