@@ -88,10 +88,18 @@ class Acceptance:
         self._first = [Share(_PRIOR_FIRST, steady=steady) for _ in range(_DEEPEST)]
         later = [*_PRIOR_LATER, *[_PRIOR_LATER[-1]] * (_RANKS - 1 - len(_PRIOR_LATER))]
         self._later = [Share(value, steady=steady) for value in later]
+        # Asked for far more often than anything is seen: for which depth, with what behind it.
+        self._known: tuple[int, Chances | None, Chances] | None = None
 
     def chances(self, depth: int) -> Chances:
         """For nodes down to a depth."""
         behind = None if self.shared is None else self.shared.chances(depth)
+        if self._known is None or self._known[0] != depth or self._known[1] is not behind:
+            self._known = depth, behind, self._weigh(depth, behind)
+        return self._known[2]
+
+    def _weigh(self, depth: int, behind: Chances | None) -> Chances:
+        """What was seen here against what all texts saw."""
         first: list[float] = []
         for at in range(depth):
             own = self._first[min(at, _DEEPEST - 1)]
@@ -108,6 +116,7 @@ class Acceptance:
 
     def observe(self, drafted: Drafted, decided: Decided) -> None:
         """See what became of a draft, where its context was emitted."""
+        self._known = None
         for depth, node in enumerate(drafted.first_children(decided.place)):
             if depth == _DEEPEST:
                 break

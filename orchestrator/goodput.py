@@ -14,6 +14,8 @@ from orchestrator.peers import DraftSize
 from tandem.drafting.shape import likeliest
 
 PLAIN = DraftSize(0)
+# Goodput is known to a few percent: less than this is no reason for another size.
+WORTH_IT = 1.03
 # Between neighbours the best goodput differs by less than its measurement.
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _WIDTHS = (1, 2, 4)

@@ -8,7 +8,8 @@ from orchestrator.goodput import PLAIN
 from orchestrator.peers import DraftSize
 from tandem.telemetry.stages import StageTimes
 
-# A mean over this many rounds follows a service that became slower within a second or two.
+# Rounds are counted in rounds of each text: of 32 texts at once, as many weigh as much as one of a
+# single text. A mean over so many follows a service that became slower within a second or two.
 _LOOKS_BACK = 32
 # A round that takes longer than this many times the mean met something else: a start, a compiler,
 # a client's prompt.
@@ -24,14 +25,14 @@ class Mean:
     """A running mean that is not carried off by a single value."""
 
     value: float = 0.0
-    count: int = 0
+    count: float = 0.0
 
-    def add(self, observed: float) -> None:
-        """Take an observation in."""
+    def add(self, observed: float, weight: float = 1.0) -> None:
+        """Take an observation in, of a weight in (0, 1]."""
         if self.count >= 3:
             observed = min(observed, _OUTLIER * self.value)
-        self.count += 1
-        self.value += (observed - self.value) / min(self.count, _LOOKS_BACK)
+        self.count += weight
+        self.value += (observed - self.value) * weight / min(self.count, _LOOKS_BACK)
 
 
 @dataclass(slots=True)
@@ -47,26 +48,27 @@ class Load:
     walls: dict[DraftSize, Mean] = field(default_factory=dict)
     draft: Mean = field(default_factory=Mean)
     verify: Mean = field(default_factory=Mean)
-    _rounds: int = 0
-    _last: dict[DraftSize, int] = field(default_factory=dict)
+    _rounds: float = 0.0
+    _last: dict[DraftSize, float] = field(default_factory=dict)
 
-    def add(self, size: DraftSize, wall_ns: float, home: bool) -> None:
+    def add(self, size: DraftSize, wall_ns: float, home: bool, weight: float) -> None:
         """Take a round's time in.
 
         Args:
             size: of its draft.
             wall_ns: that it took.
+            weight: in rounds of each text.
             home: whether it was in no trial. What makes a size slower that has been in use for
                 long, another process or a warm chip, does so to all sizes: else the one that was
                 left in a bad moment would be remembered by it.
         """
         mean = self.walls.setdefault(size, Mean())
-        self._rounds += 1
+        self._rounds += weight
         if self._rounds - self._last.get(size, 0) > _LONG_AGO:
             mean.count = min(mean.count, _STALE)
         self._last[size] = self._rounds
         before = mean.value
-        mean.add(wall_ns)
+        mean.add(wall_ns, weight)
         if home and mean.count > _LOOKS_BACK:
             pace = mean.value / before
             for other in self.walls.values():
@@ -108,10 +110,10 @@ class RoundTimes:
             return self._loads[load]
         return self._loads[min(self._loads, key=lambda at: abs(at - load))] if self._loads else None
 
-    def seen(self, load: int, size: DraftSize) -> int:
-        """Rounds of a size that were seen under a load."""
+    def seen(self, load: int, size: DraftSize) -> float:
+        """Rounds of each text that were seen with a size under a load."""
         at = self._loads.get(load)
-        return at.walls[size].count if at is not None and size in at.walls else 0
+        return at.walls[size].count if at is not None and size in at.walls else 0.0
 
     def add(
         self,
@@ -122,13 +124,22 @@ class RoundTimes:
         verify: StageTimes,
         *,
         home: bool = True,
+        weight: float = 1.0,
     ) -> None:
         """Take a round in; see `Load.add`."""
-        at = self._loads.setdefault(load, Load())
-        at.add(size, wall_ns, home)
-        at.verify.add(verify.forward_ns)
+        at = self._loads.get(load)
+        if at is None:
+            at = self._loads[load] = Load(draft=Mean(self._draft_near(load)))
+        at.add(size, wall_ns, home, weight)
+        at.verify.add(verify.forward_ns, weight)
         if draft is not None and size.gamma:
-            at.draft.add(draft.forward_ns / size.gamma)
+            at.draft.add(draft.forward_ns / size.gamma, weight)
+
+    def _draft_near(self, load: int) -> float:
+        """What a draft's pass takes under the nearest load under which there was one."""
+        drafted = [at for at, known in self._loads.items() if known.draft.count]
+        near = min(drafted, key=lambda at: abs(at - load), default=None)
+        return 0.0 if near is None else self._loads[near].draft.value
 
 
 def _distance(size: DraftSize, other: DraftSize) -> tuple[bool, int]:

@@ -101,6 +101,8 @@ class Session:
             return self._emission.commit(self._deciding.round, emitted, drafted, decided, expected)
 
     def _describe(self, choice: Choice, drafted: Drafted | None, decided: Decided) -> None:
+        if self._spans.context is None:
+            return
         expected = choice.expected
         self._spans.describe(
             {

@@ -9,7 +9,8 @@ from typing import Any
 
 import structlog
 
-from orchestrator.adaptive import Adaptation
+from orchestrator.adaptation import Adaptation
+from orchestrator.adaptive import AdaptiveSize
 from orchestrator.budget import RetryBudget
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
@@ -260,8 +261,8 @@ class Texts:
         drafter = terms.offer.drafter
         pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
         if self._adaptation is None or self._adaptation[0] != pair:
-            self._adaptation = pair, Adaptation(lambda: self.places.held)
-        return self._adaptation[1].policy(generation.sizes)
+            self._adaptation = pair, Adaptation(lambda: self.active - self.places.waiting)
+        return AdaptiveSize(self._adaptation[1], generation.sizes)
 
     def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:
         spans.describe(

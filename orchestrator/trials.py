@@ -23,8 +23,10 @@ _AT_START, _SAVED = 8, 16
 _CREDIT, _OWED = 0.5, 4
 # Rounds of before may last so many times as long as expected, and slow those beside them.
 _SETTLES = 2
-# A trial ends when it took so many times as long as it should: texts may have ended, or wait.
-_PATIENCE = 4
+# A trial ends when it took so many times as long as it should: texts may have ended, or wait; so
+# many rounds of the best size later where drafters may have to be opened for it. It ends where so
+# many times as many texts are being made: what all should try is not what all do.
+_PATIENCE, _OPENING, _MORE = 4, 64, 1.25
 # A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
 # times this, and the others so long, in rounds of each text. Plain decoding is due by the last one,
 # whatever was lost before.
@@ -82,11 +84,11 @@ class Trials:
         self._sample_every: dict[int, int] = {}
         self._tried: dict[tuple[int, DraftSize], int] = {}
 
-    def earn(self, load: int, size: DraftSize, texts: int) -> None:
-        """A round of the chosen size has passed, which says again what it takes."""
-        saved = self._allowance.get(load, _AT_START * texts) + _SHARE
+    def earn(self, load: int, size: DraftSize, texts: int, rounds: int) -> None:
+        """Rounds of the chosen size have passed, which say again what it takes."""
+        saved = self._allowance.get(load, _AT_START * texts) + rounds * _SHARE
         self._allowance[load] = min(saved, _SAVED * texts)
-        self._rounds[load] = self._rounds.get(load, 0) + 1
+        self._rounds[load] = self._rounds.get(load, 0) + rounds
         self._tried[load, size] = self._rounds[load]
         if size != PLAIN:
             self._sample_every[load] = _SAMPLE_EVERY
@@ -155,6 +157,8 @@ class Trials:
         self._sampled[load] = passed
         self._tried[load, size] = passed
         until = now_ns + int(_PATIENCE * ROUNDS * max(best.wall_ns, expected.wall_ns))
+        if size != PLAIN:
+            until += int(_OPENING * best.wall_ns)
         if texts > 1:
             self.settled_ns = now_ns + int(_SETTLES * best.wall_ns)
         self.current = Trial(
@@ -169,12 +173,14 @@ class Trials:
         )
         return True
 
-    def running(self, load: int, now_ns: int) -> Trial | None:
+    def running(self, load: int, texts: int, now_ns: int) -> Trial | None:
         """The trial that goes on."""
         trial = self.current
-        if trial is not None and (
-            trial.left <= 0 or now_ns > trial.until_ns or abs(trial.load - load) > 1
-        ):
+        if trial is None:
+            return None
+        crowded = trial.measures and texts > _MORE * trial.places
+        over = trial.left <= 0 or now_ns > trial.until_ns
+        if over or crowded or abs(trial.load - load) > 1:
             self.settled_ns = now_ns + int(_SETTLES * trial.wall_ns)
-            self.current = trial = None
-        return trial
+            self.current = None
+        return self.current

@@ -7,8 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.adaptive import Adaptation
-from orchestrator.goodput import sizes
+from orchestrator.adaptation import Adaptation
+from orchestrator.adaptive import AdaptiveSize
+from orchestrator.goodput import PLAIN, sizes
 from orchestrator.peers import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 
@@ -26,6 +27,7 @@ class World:
         hop_ms: beside the models, for each message.
         acceptance: of each drafted token.
         crowd: how much longer a round takes for each text beside it that drafts, as a share.
+        opening: rounds that a text waits for a drafter which it did not begin with.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
         slower: how many times slower everything is, now and then.
@@ -38,6 +40,7 @@ class World:
     hop_ms: float = 1.0
     acceptance: float = 0.74
     crowd: float = 0.0
+    opening: int = 0
     noise: float = 0.1
     max_gamma: int = 8
     slower: float = 1.0
@@ -94,7 +97,8 @@ class World:
         self.active = texts
         began, before = self.busy, self.tokens
         offered = sizes(self.max_gamma, 0, None, None)
-        policies = [self.all.policy(offered) for _ in range(texts)]
+        policies = [AdaptiveSize(self.all, offered) for _ in range(texts)]
+        waits = [self._wait(policy) for policy in policies]
         made = [0] * texts
         ready = [(self.now, text) for text in range(texts)]
         for _ in range(rounds):
@@ -106,9 +110,12 @@ class World:
                 made[text] += 1
                 if made[text] == length:
                     policies[text].end()
-                    policies[text], made[text] = self.all.policy(offered), 0
+                    policies[text], made[text] = AdaptiveSize(self.all, offered), 0
+                    waits[text] = self._wait(policies[text])
             size = policies[text].choose(1000).size
             self.chosen.append(size)
+            if size.gamma and waits[text]:
+                size, waits[text] = PLAIN, waits[text] - 1
             self._recent[text] = size
             others = [other for at, other in self._recent.items() if at != text]
             wall = self.wall_ms(size, others)
@@ -119,6 +126,10 @@ class World:
         for policy in policies:
             policy.end()
         return (self.tokens - before) / max(self.busy - began, 1e-9)
+
+    def _wait(self, policy: AdaptiveSize) -> int:
+        """Rounds of a text for which its drafter is not there when a draft is wanted."""
+        return 0 if policy.begins_drafting else self.opening
 
     def _now(self) -> float:
         """How many times slower everything is at the moment."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.adaptive import Adaptation
+from orchestrator.adaptation import Adaptation
+from orchestrator.adaptive import AdaptiveSize
 from orchestrator.calls import DraftCall, VerifyCall
 from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
@@ -93,7 +94,7 @@ class Verdicts(Answers):
             ledger.add_round(drafted, decided)
         _stages_to(ledger)
         everyone = Adaptation(lambda: 1)
-        policy = everyone.policy(sizes(3, 0, None, None))
+        policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
         for _ in range(3):
             policy.choose(100)
             policy.observe(drafted, decided)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.acceptance import Acceptance, Share
-from orchestrator.adaptive import Adaptation
+from orchestrator.adaptation import Adaptation
+from orchestrator.adaptive import AdaptiveSize
 from orchestrator.company import Company
 from orchestrator.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.peers import Decided, Drafted, DraftSize
-from orchestrator.round_times import RoundTimes
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS, World
 
@@ -77,30 +77,6 @@ def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
     assert changes <= 30  # and those are trials, there and back
 
 
-def test_a_single_late_round_changes_nothing() -> None:
-    times = RoundTimes()
-    for _ in range(10):
-        times.add(0, PLAIN, 10 * MS, None, StageTimes(forward_ns=8 * MS))
-    times.add(0, PLAIN, 10_000 * MS, None, StageTimes(forward_ns=8 * MS))
-    at = times.at(0)
-    assert at is not None
-    assert at.wall(PLAIN) < 13 * MS
-
-
-def test_unmeasured_sizes_are_told_from_measured_ones() -> None:
-    times = RoundTimes()
-    drafted = StageTimes(forward_ns=8 * MS)
-    for _ in range(4):
-        times.add(0, DraftSize(4), 20 * MS, drafted, StageTimes(forward_ns=10 * MS))
-    at = times.at(0)
-    assert at is not None
-    assert at.wall(DraftSize(6)) == pytest.approx((20 + 2 * 2 + 2 * 0.2) * MS)
-    # Without drafts, their passes, their rows, and half of what is beside the models.
-    assert at.wall(PLAIN) == pytest.approx((20 - 8 - 0.8 - 1) * MS)
-    assert times.at(5) is at
-    assert (times.seen(0, DraftSize(4)), times.seen(5, DraftSize(4))) == (4, 0)
-
-
 def test_what_there_is_to_choose_from() -> None:
     assert [size.gamma for size in sizes(8, 0, None, None)] == [0, 1, 2, 3, 4, 6, 8]
     assert sizes(8, 0, 5, None) == (DraftSize(5),)
@@ -153,24 +129,6 @@ def test_a_share_notices_a_change_and_not_the_noise() -> None:
     assert share.value < 0.25
 
 
-def test_what_slows_one_size_slows_them_all() -> None:
-    """Else the size that was left in a bad moment would be remembered by it."""
-    times, ms = RoundTimes(), StageTimes(forward_ns=MS)
-    at = DraftSize(4)
-    for _ in range(10):
-        times.add(0, PLAIN, 10 * MS, None, ms)
-    for wall in (20, 40):
-        for _ in range(200):
-            times.add(0, at, wall * MS, None, ms)
-    known = times.at(0)
-    assert known is not None
-    assert known.wall(at) / known.wall(PLAIN) == pytest.approx(2, rel=0.01)
-    for _ in range(40):  # of a trial, which says what this size takes and nothing of others
-        times.add(0, PLAIN, 10 * MS, None, ms, home=False)
-    assert known.wall(PLAIN) == pytest.approx(10 * MS, rel=0.3)
-    assert known.wall(at) == pytest.approx(40 * MS, rel=0.01)
-
-
 def test_rounds_are_among_their_kind_or_not() -> None:
     now = 0
     company = Company(lambda: now)
@@ -206,7 +164,7 @@ def test_rounds_are_among_their_kind_or_not() -> None:
 
 def test_a_text_that_fails_in_a_round_is_no_company() -> None:
     everyone = Adaptation(lambda: 8, lambda: 7)
-    text = everyone.policy(sizes(8, 0, 4, None))
+    text = AdaptiveSize(everyone, sizes(8, 0, 4, None))
     assert text.choose(100).size == DraftSize(4)
     text.end()
     text.end()  # also behind its last round
@@ -219,7 +177,7 @@ def test_no_text_drafts_for_itself_alone(texts: int) -> None:
     """Its drafts would all be taken, and would slow the others by more than it gains."""
     active, now = 1, 0
     everyone, long = Adaptation(lambda: active, lambda: now), DraftSize(8)
-    policies = [everyone.policy(sizes(8, 0, None, None)) for _ in range(2)]
+    policies = [AdaptiveSize(everyone, sizes(8, 0, None, None)) for _ in range(2)]
     own, other = policies
     model = StageTimes(forward_ns=MS)
     for policy, overlap, rounds in ((other, 0.5, 60), (own, 0.98, 30), (other, 0.5, 60)):
