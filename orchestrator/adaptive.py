@@ -99,7 +99,7 @@ class AdaptiveSize:
         if self._unheard:
             self._unheard = False
             return
-        everyone, size, rounds = self._all, self._size, self._passed
+        everyone, size, rounds, tokens = self._all, self._size, self._passed, self._tokens
         self._passed = 0
         self._untold += rounds
         alike = self._is_alike(drafted)
@@ -109,12 +109,12 @@ class AdaptiveSize:
             if size is not None:
                 everyone.forecast(size).add(self._tokens, decided.num_accepted + 1)
         elif size is not None:
-            size = PLAIN  # no drafter, or none that is open
+            size, tokens = PLAIN, 1.0  # no drafter, or none that is open
         if size is None:
             return
         if drafted is not None or not self._wanted:
             self._tell(size, wall, drafted, decided, alike)
-        everyone.passed(size, wall, self._tokens, self._beside, alike, rounds)
+        everyone.passed(size, wall, tokens, self._beside, alike, rounds)
         if self._trial is None:
             everyone.consider(self._sizes, self._best)
         if self._beside is None and self._best == PLAIN:

@@ -261,6 +261,7 @@ class Texts:
         drafter = terms.offer.drafter
         pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
         if self._adaptation is None or self._adaptation[0] != pair:
+            # Those that come at once are as many, though the first one has the only place yet.
             self._adaptation = pair, Adaptation(lambda: self.active - self.places.waiting)
         return AdaptiveSize(self._adaptation[1], generation.sizes)
 

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from orchestrator.adaptation import Adaptation
 from orchestrator.servicer import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
@@ -63,6 +64,28 @@ async def test_texts_wait_here_and_hold_nothing_there() -> None:
         assert (drafter.ended, target.ended) == (6, 6)
         waited = [call.result().summary.stages.place_wait_ns for call in calls]
         assert sum(wait > 50_000_000 for wait in waited) == 4
+
+
+async def test_texts_that_wait_are_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rounds take is learnt by how many texts share the services."""
+    learning: list[Adaptation] = []
+
+    class Noted(Adaptation):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            learning.append(self)
+
+    monkeypatch.setattr("orchestrator.texts.Adaptation", Noted)
+    target = FakeTarget(max_sequences=2)
+    gate = Gate(target)
+    async with orchestrate(FakeDrafter(), target, gamma="auto") as stub:
+        open_sizes = request(speculation={})
+        calls = [asyncio.ensure_future(stub.Complete(open_sizes)) for _ in range(6)]
+        await eventually(lambda: gate.inside == 2)
+        await asyncio.sleep(0.1)
+        assert [all_texts.texts for all_texts in learning] == [2]
+        gate.open.set()
+        await asyncio.gather(*calls)
 
 
 async def test_a_refusal_says_when_to_come_again() -> None:

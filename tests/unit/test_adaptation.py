@@ -141,6 +141,25 @@ def test_a_trial_waits_for_drafters_and_not_for_ever() -> None:
     assert trials.running(LOAD, TEXTS, (itself + 70 * PLAINLY[PLAIN]) * MS) is None
 
 
+def test_rounds_that_wait_for_drafters_in_a_trial_are_no_gain() -> None:
+    """They were to yield a draft's tokens, and yield one."""
+    everyone, texts, clock = together(PLAINLY)
+    begin_trial(everyone, clock)
+    trial = everyone.trials.current
+    assert trial is not None
+    chances = everyone.acceptance.chances(8)
+    expected, best = (everyone.expected(size, chances) for size in (DraftSize(4), PLAIN))
+    assert expected is not None
+    assert best is not None
+    everyone.trials.spend(trial, 62.0, TEXTS)  # nearly all that there is at the start
+    for _ in range(20):
+        step(texts, clock, 10, drafting=0)
+    assert everyone.trials.current is trial
+    trial.left = 0
+    assert everyone.trials.running(LOAD, TEXTS, clock.now) is None
+    assert not everyone.trials.begin(DraftSize(4), LOAD, TEXTS, expected, best, clock.now)
+
+
 def test_chances_are_weighed_anew_when_something_was_seen() -> None:
     shared = Acceptance()
     own, other = Acceptance(shared), Acceptance(shared)
