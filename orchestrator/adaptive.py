@@ -45,7 +45,7 @@ class AdaptiveSize:
         self._expected: dict[DraftSize, Expected | None] = {}
         self._wanted = False  # whether it is to have a draft
         self._drafting: bool | None = None  # whether it should get one; None where none is on
-        self._has_drafter = False
+        self._has_drafter = self._drew = False  # as far as is known; in the last round
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
         self._rounds = 0
         # Plain rounds that are still to be as the last one, whether one is on, how many passed.
@@ -97,7 +97,7 @@ class AdaptiveSize:
         """Learn from a round."""
         self._passed += 1
         if self._unheard:
-            self._unheard = False
+            self._unheard = self._drew = False
             return
         everyone, size, rounds, tokens = self._all, self._size, self._passed, self._tokens
         self._passed = 0
@@ -122,14 +122,14 @@ class AdaptiveSize:
 
     def _is_alike(self, drafted: Drafted | None) -> bool:
         """Whether the round that was on tells what it takes."""
-        has_drafter = self._has_drafter
+        drew, self._drew = self._drew, drafted is not None
         if self._wanted:
-            self._has_drafter = drafted is not None
-        # Where the drafter is being opened others may have theirs: few drafts are soon made.
-        known = has_drafter == self._has_drafter
-        # A text's first round may have waited for its drafter's prompt.
+            self._has_drafter = self._drew
+        # A drafter first reads what was emitted without it, the prompt at a text's beginning; and
+        # while it is being opened others may have theirs: few drafts are soon made.
+        follows = drew or not self._drew
         settled = self._rounds > 1 and self._began_ns >= self._all.trials.settled_ns
-        return self._leave() and known and settled
+        return self._leave() and follows and settled
 
     def _tell(
         self, size: DraftSize, wall_ns: int, drafted: Drafted | None, decided: Decided, alike: bool

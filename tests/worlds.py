@@ -28,6 +28,7 @@ class World:
         acceptance: of each drafted token.
         crowd: how much longer a round takes for each text beside it that drafts, as a share.
         opening: rounds that a text waits for a drafter which it did not begin with.
+        reading_ms: that a drafter takes more where it was not asked in the round before.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
         slower: how many times slower everything is, now and then.
@@ -41,6 +42,7 @@ class World:
     acceptance: float = 0.74
     crowd: float = 0.0
     opening: int = 0
+    reading_ms: float = 0.0
     noise: float = 0.1
     max_gamma: int = 8
     slower: float = 1.0
@@ -99,6 +101,7 @@ class World:
         offered = sizes(self.max_gamma, 0, None, None)
         policies = [AdaptiveSize(self.all, offered) for _ in range(texts)]
         waits = [self._wait(policy) for policy in policies]
+        drew = [False] * texts
         made = [0] * texts
         ready = [(self.now, text) for text in range(texts)]
         for _ in range(rounds):
@@ -119,6 +122,9 @@ class World:
             self._recent[text] = size
             others = [other for at, other in self._recent.items() if at != text]
             wall = self.wall_ms(size, others)
+            if size.gamma and not drew[text]:
+                wall += self.reading_ms
+            drew[text] = size.gamma > 0
             self.busy += wall
             wall *= self._now() * self._random.lognormvariate(-(self.noise**2) / 2, self.noise)
             heapq.heappush(ready, (self.now + int(wall * MS), text))
