@@ -13,9 +13,9 @@ from orchestrator.trials import Trial
 # How a text begins where nothing is known.
 _FIRST = 4
 # Ranking takes far longer than all else of a round here, and little changes from one to the next.
-# Of several texts that are decoded plainly no other round is looked at: in a pass of many, each
-# waits for what the orchestrator does for the others.
-_RANK_EVERY = 8
+# Of texts that are decoded plainly few other rounds are looked at: a plain round is short, and in a
+# pass of many texts each waits for what the orchestrator does for the others.
+_RANK_EVERY, _LOOK_EVERY = 8, 4
 # Of several texts there are more rounds than a mean needs.
 _TOLD_EVERY = 4
 
@@ -148,11 +148,10 @@ class AdaptiveSize:
             )
 
     def _go_on_plainly(self) -> None:
-        """Have some rounds of one of several texts be as the last one, unless a trial begins."""
-        self._same = min(_RANK_EVERY, self._all.texts) - 1
-        if self._same:
-            self._drafting = False
-            self._all.company.enter(False)
+        """Have some rounds be as the last one, unless a trial begins."""
+        self._same = min(_RANK_EVERY, max(_LOOK_EVERY, self._all.texts)) - 1
+        self._drafting = False
+        self._all.company.enter(False)
 
     def end(self) -> None:
         """The text has ended, perhaps in the middle of a round."""
