@@ -19,8 +19,8 @@ _SHARE = 0.01
 # everything that was saved is spent. In rounds of each text.
 _AT_START, _SAVED = 8, 16
 # What costs more than this is tried on credit, and paid back before the next trial; of what one of
-# them cost beyond all expectation no more than so much.
-_CREDIT, _OWED = 0.5, 4
+# them cost beyond all expectation, as where all texts' drafters had to be opened, so much at most.
+_CREDIT, _OWED = 0.5, 16
 # Rounds of before may last so many times as long as expected, and slow those beside them.
 _SETTLES = 2
 # A trial ends when it took so many times as long as it should: texts may have ended, or wait; so
