@@ -6,7 +6,7 @@ from orchestrator.acceptance import Acceptance
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
 from orchestrator.goodput import PLAIN, sizes
-from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.peers import Decided, Drafted, DraftSize, Expected
 from orchestrator.trials import ROUNDS
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS
@@ -53,12 +53,18 @@ def step(
     return chosen
 
 
-def begin_trial(everyone: Adaptation, clock: Clock) -> None:
-    """Of drafts, by all texts that decode plainly."""
+def known_of(everyone: Adaptation) -> tuple[Expected, Expected]:
+    """What a draft and a plain round are expected to bring."""
     chances = everyone.acceptance.chances(8)
     expected, best = (everyone.expected(size, chances) for size in (DraftSize(4), PLAIN))
     assert expected is not None
     assert best is not None
+    return expected, best
+
+
+def begin_trial(everyone: Adaptation, clock: Clock) -> None:
+    """Of drafts, by all texts that decode plainly."""
+    expected, best = known_of(everyone)
     everyone.trials.earn(LOAD, PLAIN, TEXTS, 1)
     assert everyone.trials.begin(DraftSize(4), LOAD, TEXTS, expected, best, clock.now)
 
@@ -147,10 +153,7 @@ def test_rounds_that_wait_for_drafters_in_a_trial_are_no_gain() -> None:
     begin_trial(everyone, clock)
     trial = everyone.trials.current
     assert trial is not None
-    chances = everyone.acceptance.chances(8)
-    expected, best = (everyone.expected(size, chances) for size in (DraftSize(4), PLAIN))
-    assert expected is not None
-    assert best is not None
+    expected, best = known_of(everyone)
     everyone.trials.spend(trial, 62.0, TEXTS)  # nearly all that there is at the start
     for _ in range(20):
         step(texts, clock, 10, drafting=0)
@@ -158,6 +161,23 @@ def test_rounds_that_wait_for_drafters_in_a_trial_are_no_gain() -> None:
     trial.left = 0
     assert everyone.trials.running(LOAD, TEXTS, clock.now) is None
     assert not everyone.trials.begin(DraftSize(4), LOAD, TEXTS, expected, best, clock.now)
+
+
+def test_what_a_trial_cost_is_paid_back_before_the_next() -> None:
+    """One round in a hundred, for sixteen rounds of each text at most."""
+    everyone, _, clock = together(PLAINLY)
+    begin_trial(everyone, clock)
+    trials, trial = everyone.trials, everyone.trials.current
+    assert trial is not None
+    expected, best = known_of(everyone)
+    trials.spend(trial, 10_000.0, TEXTS)
+    trial.left = 0
+    assert trials.running(LOAD, TEXTS, clock.now) is None
+    owed = 16 * TEXTS * 100
+    trials.earn(LOAD, PLAIN, TEXTS, owed)
+    assert not trials.begin(DraftSize(4), LOAD, TEXTS, expected, best, clock.now)
+    trials.earn(LOAD, PLAIN, TEXTS, owed // 16)
+    assert trials.begin(DraftSize(4), LOAD, TEXTS, expected, best, clock.now)
 
 
 def test_chances_are_weighed_anew_when_something_was_seen() -> None:
