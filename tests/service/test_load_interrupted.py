@@ -48,6 +48,14 @@ class Orchestrator(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         yield pb.GenerateResponse(summary=pb.Summary(new_tokens=1))
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Also in the background of a shell, which has all that it starts there ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def orchestrator() -> Iterator[tuple[Orchestrator, str]]:
     served = Orchestrator(6)
