@@ -16,11 +16,11 @@ import structlog
 from orchestrator.agreement import Agreement, agree
 from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.deadlines import Deadlines
+from orchestrator.front.queue import Room
 from orchestrator.handshake import Law, law_of
 from orchestrator.news import News
 from orchestrator.offer import Offer, offer_of
 from orchestrator.peer_tls import dialers_of
-from orchestrator.places import Room
 from orchestrator.replica import Replica
 from orchestrator.replicas import Replicas
 from orchestrator.settings import OrchestratorSettings

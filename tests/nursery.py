@@ -35,7 +35,7 @@ _END_SECONDS = 60.0
 _IMPORTED = (
     "drafter_svc.servicer",
     "target_svc.servicer",
-    "orchestrator.servicer",
+    "orchestrator.front.grpc",
     "transformers.models.llama.modeling_llama",
 )
 # More than an environment takes.

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.servicer import make_service
+from orchestrator.front.grpc import make_service
 from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect

@@ -9,9 +9,9 @@ from typing import Any
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
 from orchestrator.calls import DraftCall, VerifyCall
+from orchestrator.front.grpc_messages import _stages_to
 from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
-from orchestrator.messages import _stages_to
 from orchestrator.peers import Decided, Drafted, DraftSize
 from orchestrator.spans import TextSpans
 from tandem.rpc.call import SequenceCall

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.encoder import PromptEncoder
+from orchestrator.front.encoder import PromptEncoder
+from orchestrator.front.grpc_messages import request_from
+from orchestrator.front.queue import Limits
+from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.ledger import Ledger
-from orchestrator.messages import request_from
 from orchestrator.offer import offer_of
-from orchestrator.places import Limits
-from orchestrator.terms import Terms, request_id_of
 from orchestrator.text import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from orchestrator.calls import CountingOn
 from orchestrator.deadlines import Deadlines
-from orchestrator.servicer import make_service
+from orchestrator.front.grpc import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc

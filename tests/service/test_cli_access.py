@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.servicer import make_service
+from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
 from tandem.load.ghz import tool as ghz
 from tandem.load.ghz.scenario import scenarios

@@ -16,7 +16,7 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator import connection
 from orchestrator.clients import TargetClient
 from orchestrator.connection import Peer
-from orchestrator.servicer import make_service as make_orchestrator
+from orchestrator.front.grpc import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

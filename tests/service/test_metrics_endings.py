@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.texts import Texts
+from orchestrator.front.texts import Texts
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fake_carrier import FakeContext

@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from orchestrator.adaptation import Adaptation
-from orchestrator.servicer import make_service
+from orchestrator.front.grpc import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.named_file import NamedFile
@@ -75,7 +75,7 @@ async def test_texts_that_wait_are_no_load(monkeypatch: pytest.MonkeyPatch) -> N
             super().__init__(*arguments)
             learning.append(self)
 
-    monkeypatch.setattr("orchestrator.texts.Adaptation", Noted)
+    monkeypatch.setattr("orchestrator.front.texts.Adaptation", Noted)
     target = FakeTarget(max_sequences=2)
     gate = Gate(target)
     async with orchestrate(FakeDrafter(), target, gamma="auto") as stub:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from orchestrator.front.grpc import make_service
 from orchestrator.resolver import Name, name_of
-from orchestrator.servicer import make_service
 from orchestrator.settings import OrchestratorSettings
 from tests.service.fakes import FakeTarget
 from tests.service.fleet import NAME, Fleet, fleet, until

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator import connection
 from orchestrator.clients import TargetClient
-from orchestrator.servicer import make_service
+from orchestrator.front.grpc import make_service
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect

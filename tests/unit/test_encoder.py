@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.encoder import PromptEncoder
-from orchestrator.places import Limits
+from orchestrator.front.encoder import PromptEncoder
+from orchestrator.front.queue import Limits
 from orchestrator.text import TextCodec
 from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
 from tests.engines import until

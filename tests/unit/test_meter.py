@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.ledger import Ledger
-from orchestrator.meter import Meters, TextMeter
 from orchestrator.round import EmittedToken, Origin, Round
 from orchestrator.summary import FinishReason
 from orchestrator.tally import Tally

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.places import Limits, Places, Room
+from orchestrator.front.queue import Limits, Places, Room
 from tandem.errors import DeadlineExceeded, Exhausted
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from orchestrator import messages
+from orchestrator.front import grpc_messages as messages
+from orchestrator.front.client import Reader
+from orchestrator.front.metrics import TextMeter
+from orchestrator.front.serving import Serving
 from orchestrator.ledger import Ledger
-from orchestrator.meter import TextMeter
-from orchestrator.reader import Reader
-from orchestrator.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.summary import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError

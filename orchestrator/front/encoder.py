@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestrator.places import Limits, Places, Room
+from orchestrator.front.queue import Limits, Places, Room
 from orchestrator.text import TextCodec
 from tandem.errors import Unavailable
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from orchestrator.encoder import PromptEncoder
+from orchestrator.front.encoder import PromptEncoder
 from orchestrator.goodput import sizes
 from orchestrator.handshake import longest_text
 from orchestrator.ledger import Ledger

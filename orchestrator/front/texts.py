@@ -15,21 +15,21 @@ from orchestrator.budget import RetryBudget
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
+from orchestrator.front.client import Reader
+from orchestrator.front.metrics import Meters, TextMeter
+from orchestrator.front.queue import Limits, Places
+from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
-from orchestrator.meter import Meters, TextMeter
 from orchestrator.peers import Policy
-from orchestrator.places import Limits, Places
 from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
-from orchestrator.reader import Reader
 from orchestrator.request import Generation, Request
 from orchestrator.round import Round
 from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
-from orchestrator.terms import Terms, request_id_of
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from orchestrator.encoder import PromptEncoder
-from orchestrator.meter import Meters
+from orchestrator.front.encoder import PromptEncoder
+from orchestrator.front.metrics import Meters
+from orchestrator.front.queue import Limits
+from orchestrator.front.texts import Texts
+from orchestrator.front.validation import Terms
 from orchestrator.news import News
 from orchestrator.offer import Offer
-from orchestrator.places import Limits
 from orchestrator.pool import Pool
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.terms import Terms
 from orchestrator.text import TextCodec
-from orchestrator.texts import Texts
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 from tandem.telemetry import metrics

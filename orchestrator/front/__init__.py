@@ -1,0 +1,1 @@
+"""Where a client meets the orchestrator: messages, validation, the queue, the making of a text."""
