@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.peers import Decided, Drafted
+from orchestrator.text.contracts import Decided, Drafted
 
 # A mean over the last 64 observations is steady to 0.04. One over the last six notices a drafter
 # that turned bad, or good again, within four: where the two are further apart than chance

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.acceptance import Acceptance, Chances
 from orchestrator.company import Company
 from orchestrator.goodput import PLAIN, WORTH_IT, expected_tokens
-from orchestrator.peers import DraftSize, Expected
 from orchestrator.round_times import RoundTimes
+from orchestrator.text.contracts import DraftSize, Expected
 from orchestrator.trials import ROUNDS, Trial, Trials
 
 # Trials of drafts that are expected to be worse than this are a waste.

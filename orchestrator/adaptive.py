@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.acceptance import Acceptance
 from orchestrator.adaptation import Adaptation
 from orchestrator.goodput import PLAIN, WORTH_IT, expected_tokens
-from orchestrator.peers import Choice, Decided, Drafted, DraftSize, Expected
+from orchestrator.text.contracts import Choice, Decided, Drafted, DraftSize, Expected
 from orchestrator.trials import Trial
 
 # How a text begins where nothing is known.

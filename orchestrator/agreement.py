@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.handshake import (
     Law,
     law_of,
@@ -16,6 +15,7 @@ from orchestrator.handshake import (
     require_protocol,
     require_trees,
 )
+from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replica import Replica
 from tandem.errors import TandemError
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import structlog
 
-from orchestrator.peers import Decided, Drafted, DraftSize, Peers, Prompt, Target
 from orchestrator.request import Generation
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, Peers, Prompt, Target
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Drafted, Drafter, DraftSize, Prompt
+from orchestrator.text.contracts import Drafted, Drafter, DraftSize, Prompt
 from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from orchestrator.acceptance import Chances
-from orchestrator.peers import DraftSize
+from orchestrator.text.contracts import DraftSize
 from tandem.drafting.shape import likeliest
 
 PLAIN = DraftSize(0)

@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Self
 
 from orchestrator.budget import RetryBudget
-from orchestrator.calls import CountingOn
-from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.offer import Offer
-from orchestrator.peers import Drafter, Target
+from orchestrator.peers.calls import CountingOn
+from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.pool import Pool
 from orchestrator.replica import Replica
 from orchestrator.spans import TextSpans
+from orchestrator.text.contracts import Drafter, Target
 from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.

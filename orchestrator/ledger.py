@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.peers import Decided, Drafted, Drafter, DraftSize, Prompt, Target
+from orchestrator.text.contracts import Decided, Drafted, Drafter, DraftSize, Prompt, Target
 from tandem.telemetry.stages import ENGINE_STAGES, GATHER, QUEUE, StageClock, StageTimes, busy_of
 
 

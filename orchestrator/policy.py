@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.peers import Choice, Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Choice, Decided, Drafted, DraftSize
 
 
 @dataclass(frozen=True, slots=True)

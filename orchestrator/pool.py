@@ -14,13 +14,13 @@ from typing import Any
 import structlog
 
 from orchestrator.agreement import Agreement, agree
-from orchestrator.clients import DrafterClient, TargetClient
-from orchestrator.deadlines import Deadlines
 from orchestrator.front.queue import Room
 from orchestrator.handshake import Law, law_of
 from orchestrator.news import News
 from orchestrator.offer import Offer, offer_of
 from orchestrator.peer_tls import dialers_of
+from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replica import Replica
 from orchestrator.replicas import Replicas
 from orchestrator.settings import OrchestratorSettings

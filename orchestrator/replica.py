@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from orchestrator.breaker import Breaker
-from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.peers.clients import DrafterClient, TargetClient
 from tandem.errors import SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from orchestrator.clients import DrafterClient, TargetClient
+from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replica import Replica
 from orchestrator.resolver import addresses_of, name_of
 from tandem.errors import TandemError, Unavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.peers import DraftSize
+from orchestrator.text.contracts import DraftSize
 from tandem.speculation.sampling import Sampling
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.peers import Expected
+from orchestrator.text.contracts import Expected
 
 
 class Origin(Enum):

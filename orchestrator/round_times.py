@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from orchestrator.goodput import PLAIN
-from orchestrator.peers import DraftSize
+from orchestrator.text.contracts import DraftSize
 from tandem.telemetry.stages import StageTimes
 
 # Rounds are counted in rounds of each text: of 32 texts at once, as many weigh as much as one of a

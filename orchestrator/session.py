@@ -16,10 +16,10 @@ from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Choice, Decided, Drafted, Expected, Policy
 from orchestrator.request import Generation
 from orchestrator.round import Round
 from orchestrator.spans import TextSpans
+from orchestrator.text.contracts import Choice, Decided, Drafted, Expected, Policy
 
 
 class Session:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from orchestrator.goodput import PLAIN
-from orchestrator.peers import DraftSize, Expected
+from orchestrator.text.contracts import DraftSize, Expected
 
 # Rounds of each text in a trial.
 ROUNDS = 4

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
 from orchestrator.goodput import PLAIN, sizes
-from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 
 MS = 1_000_000

@@ -21,7 +21,6 @@ from orchestrator.front.queue import Limits, Places
 from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Policy
 from orchestrator.policy import FixedSize
 from orchestrator.pool import Pool
 from orchestrator.request import Generation, Request
@@ -30,6 +29,7 @@ from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
+from orchestrator.text.contracts import Policy
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
 

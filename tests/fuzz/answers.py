@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
-from orchestrator.calls import DraftCall, VerifyCall
 from orchestrator.front.grpc_messages import _stages_to
 from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.peers.calls import DraftCall, VerifyCall
 from orchestrator.spans import TextSpans
+from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.rpc.call import SequenceCall
 from tandem.rpc.link import Link
 from tandem.telemetry.stages import StageTimes

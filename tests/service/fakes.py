@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orchestrator.calls import CountingOn
-from orchestrator.deadlines import Deadlines
 from orchestrator.front.grpc import make_service
+from orchestrator.peers.calls import CountingOn
+from orchestrator.peers.deadlines import Deadlines
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc

@@ -13,10 +13,10 @@ from structlog.testing import capture_logs
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator import connection
-from orchestrator.clients import TargetClient
-from orchestrator.connection import Peer
 from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.peers import connection
+from orchestrator.peers.clients import TargetClient
+from orchestrator.peers.connection import Peer
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.calls import DraftCall
-from orchestrator.clients import DrafterClient
-from orchestrator.peers import Prompt
+from orchestrator.peers.calls import DraftCall
+from orchestrator.peers.clients import DrafterClient
 from orchestrator.spans import TextSpans
+from orchestrator.text.contracts import Prompt
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling

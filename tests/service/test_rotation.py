@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator import connection
-from orchestrator.clients import TargetClient
 from orchestrator.front.grpc import make_service
+from orchestrator.peers import connection
+from orchestrator.peers.clients import TargetClient
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect

@@ -6,7 +6,7 @@ from orchestrator.acceptance import Acceptance
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
 from orchestrator.goodput import PLAIN, sizes
-from orchestrator.peers import Decided, Drafted, DraftSize, Expected
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected
 from orchestrator.trials import ROUNDS
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS

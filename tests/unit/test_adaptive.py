@@ -13,7 +13,7 @@ from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
 from orchestrator.company import Company
 from orchestrator.goodput import PLAIN, expected_tokens, sizes
-from orchestrator.peers import Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS, World
 

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.breaker import Breaker
 from orchestrator.budget import RetryBudget
-from orchestrator.deadlines import Deadlines
 from orchestrator.news import News
+from orchestrator.peers.deadlines import Deadlines
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.peers import Drafted
+from orchestrator.text.contracts import Drafted
 from tandem.telemetry.stages import StageTimes
 
 

@@ -10,7 +10,7 @@ import pytest
 from orchestrator import drafting as module
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
-from orchestrator.peers import Drafted, DraftSize, Prompt
+from orchestrator.text.contracts import Drafted, DraftSize, Prompt
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.agreement import agree
-from orchestrator.clients import DrafterClient, TargetClient
 from orchestrator.handshake import law_of
 from orchestrator.offer import offer_of
+from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.pool import _order
 from orchestrator.replica import Replica
 from tandem.common.v1 import common_pb2

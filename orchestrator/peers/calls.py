@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.deadlines import Waits
 from orchestrator.handshake import AROUND_BYTES
-from orchestrator.peers import Decided, Drafted, DraftSize, Prompt
+from orchestrator.peers.deadlines import Waits
 from orchestrator.spans import TextSpans
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable

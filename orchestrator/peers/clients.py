@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
-from orchestrator.calls import (
+from orchestrator.peers.calls import (
     DRAFT_METHOD,
     VERIFY_METHOD,
     CountingOn,
     DraftCall,
     VerifyCall,
 )
-from orchestrator.connection import Peer
-from orchestrator.deadlines import Waits
+from orchestrator.peers.connection import Peer
+from orchestrator.peers.deadlines import Waits
 from orchestrator.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
