@@ -16,9 +16,9 @@ from orchestrator.front.metrics import Meters
 from orchestrator.front.queue import Limits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Terms
-from orchestrator.news import News
-from orchestrator.offer import Offer
-from orchestrator.pool import Pool
+from orchestrator.replicas.notifier import News
+from orchestrator.replicas.offer import Offer
+from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text import TextCodec
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable

@@ -11,7 +11,6 @@ import structlog
 
 from orchestrator.adaptation import Adaptation
 from orchestrator.adaptive import AdaptiveSize
-from orchestrator.budget import RetryBudget
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
@@ -19,10 +18,11 @@ from orchestrator.front.client import Reader
 from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.front.queue import Limits, Places
 from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.leases import LeasedPeers
 from orchestrator.ledger import Ledger
 from orchestrator.policy import FixedSize
-from orchestrator.pool import Pool
+from orchestrator.replicas.leases import LeasedPeers
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.request import Generation, Request
 from orchestrator.round import Round
 from orchestrator.session import Session

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.goodput import sizes
-from orchestrator.handshake import longest_text
 from orchestrator.ledger import Ledger
-from orchestrator.offer import Offer
+from orchestrator.replicas.compatibility import longest_text
+from orchestrator.replicas.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.text import TextCodec
 from tandem.errors import InvalidRequest

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.handshake import AROUND_BYTES
 from orchestrator.peers.deadlines import Waits
+from orchestrator.replicas.compatibility import AROUND_BYTES
 from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
 from tandem.common.v1 import common_pb2

@@ -136,7 +136,7 @@ async def test_the_law_holds_where_each_text_loses_one(
     victim: str, verifier: str, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What fails each text is held off ever longer: here it is to go on failing them.
-    monkeypatch.setattr("orchestrator.breaker._AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("orchestrator.replicas.breaker._AGAIN_SECONDS", 0.0)
     texts = TEXTS[victim] if verifier == "block" else 500
     deaths = Deaths(monkeypatch, {"target": VerifiedSequence, "drafter": DraftedSequence}[victim])
     async with served(random_pair) as stub:

@@ -9,7 +9,7 @@ from orchestrator.front.grpc_messages import request_from
 from orchestrator.front.queue import Limits
 from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.ledger import Ledger
-from orchestrator.offer import offer_of
+from orchestrator.replicas.offer import offer_of
 from orchestrator.text import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from orchestrator.front.grpc import make_service
-from orchestrator.resolver import Name, name_of
+from orchestrator.replicas.dns import Name, name_of
 from orchestrator.settings import OrchestratorSettings
 from tests.service.fakes import FakeTarget
 from tests.service.fleet import NAME, Fleet, fleet, until

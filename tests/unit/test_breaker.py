@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from orchestrator.breaker import Breaker
-from orchestrator.budget import RetryBudget
-from orchestrator.news import News
 from orchestrator.peers.deadlines import Deadlines
+from orchestrator.replicas.breaker import Breaker
+from orchestrator.replicas.notifier import News
+from orchestrator.replicas.retry_budget import RetryBudget
 
 
 class Clock:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from drafter_svc.settings import DrafterSettings
-from orchestrator.peer_tls import dialers_of
+from orchestrator.replicas.peer_tls import dialers_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError, Unauthenticated
 from tandem.rpc import certificates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.handshake import least_limits, longest_text
+from orchestrator.replicas.compatibility import least_limits, longest_text
 from tandem.common.v1 import common_pb2
 
 

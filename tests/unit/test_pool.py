@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agreement import agree
-from orchestrator.handshake import law_of
-from orchestrator.offer import offer_of
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.pool import _order
-from orchestrator.replica import Replica
+from orchestrator.replicas.agreement import agree
+from orchestrator.replicas.compatibility import law_of
+from orchestrator.replicas.offer import offer_of
+from orchestrator.replicas.pool import _order
+from orchestrator.replicas.replica import Replica
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import InvalidRequest, Unavailable
@@ -107,7 +107,7 @@ async def test_texts_of_other_callers_count_for_a_while(
     assert busy.load == pytest.approx(6 / PLACES)
     with free.lease(), free.lease():
         assert first(busy, free) is free
-        monkeypatch.setattr("orchestrator.replica._TOLD_SECONDS", 0.0)
+        monkeypatch.setattr("orchestrator.replicas.replica._TOLD_SECONDS", 0.0)
         assert first(busy, free) is busy
 
 
@@ -201,7 +201,7 @@ async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None
 async def test_another_process_is_found_while_its_predecessor_is_held_off(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.replica._WHO_SECONDS", 0.01)
+    monkeypatch.setattr("orchestrator.replicas.replica._WHO_SECONDS", 0.01)
     replica = made.target(incarnation=1)
     for _ in range(8):
         replica._breaker.open()

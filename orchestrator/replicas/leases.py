@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from orchestrator.budget import RetryBudget
 from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
-from orchestrator.offer import Offer
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.pool import Pool
-from orchestrator.replica import Replica
+from orchestrator.replicas.offer import Offer
+from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Drafter, Target
 from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.handshake import Law, largest_tree, law_of, least_limits, longest_draft, rules_of
+from orchestrator.replicas.compatibility import (
+    Law,
+    largest_tree,
+    law_of,
+    least_limits,
+    longest_draft,
+    rules_of,
+)
 from orchestrator.request import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2

@@ -13,16 +13,16 @@ from typing import Any
 
 import structlog
 
-from orchestrator.agreement import Agreement, agree
 from orchestrator.front.queue import Room
-from orchestrator.handshake import Law, law_of
-from orchestrator.news import News
-from orchestrator.offer import Offer, offer_of
-from orchestrator.peer_tls import dialers_of
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.peers.deadlines import Deadlines
-from orchestrator.replica import Replica
-from orchestrator.replicas import Replicas
+from orchestrator.replicas.agreement import Agreement, agree
+from orchestrator.replicas.compatibility import Law, law_of
+from orchestrator.replicas.membership import Replicas
+from orchestrator.replicas.notifier import News
+from orchestrator.replicas.offer import Offer, offer_of
+from orchestrator.replicas.peer_tls import dialers_of
+from orchestrator.replicas.replica import Replica
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 import structlog
 
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.replica import Replica
-from orchestrator.resolver import addresses_of, name_of
+from orchestrator.replicas.dns import addresses_of, name_of
+from orchestrator.replicas.replica import Replica
 from tandem.errors import TandemError, Unavailable
 
 _log = structlog.get_logger(__name__)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.handshake import (
+from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.replicas.compatibility import (
     Law,
     law_of,
     noting,
@@ -15,8 +16,7 @@ from orchestrator.handshake import (
     require_protocol,
     require_trees,
 )
-from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.replica import Replica
+from orchestrator.replicas.replica import Replica
 from tandem.errors import TandemError
 
 R = TypeVar("R", bound=Replica[Any])

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from orchestrator.breaker import Breaker
 from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.replicas.breaker import Breaker
 from tandem.errors import SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 

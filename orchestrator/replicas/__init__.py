@@ -1,0 +1,1 @@
+"""Which replicas there are, which belong together, and which one serves a text."""
