@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.adaptation import Adaptation
-from orchestrator.adaptive import AdaptiveSize
-from orchestrator.goodput import PLAIN, sizes
+from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.goodput import PLAIN, sizes
+from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import structlog
 
-from orchestrator.adaptation import Adaptation
-from orchestrator.adaptive import AdaptiveSize
 from orchestrator.deciding import Deciding
 from orchestrator.drafting import Drafting
 from orchestrator.emission import Emission
@@ -19,7 +17,6 @@ from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.front.queue import Limits, Places
 from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.ledger import Ledger
-from orchestrator.policy import FixedSize
 from orchestrator.replicas.leases import LeasedPeers
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.retry_budget import RetryBudget
@@ -27,6 +24,9 @@ from orchestrator.request import Generation, Request
 from orchestrator.round import Round
 from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.fixed import FixedSize
+from orchestrator.sizes.shared import Adaptation
 from orchestrator.spans import TextSpans
 from orchestrator.summary import Summary
 from orchestrator.text.contracts import Policy

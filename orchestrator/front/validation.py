@@ -6,11 +6,11 @@ import uuid
 from dataclasses import dataclass
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
 from orchestrator.replicas.compatibility import longest_text
 from orchestrator.replicas.offer import Offer
 from orchestrator.request import Generation, Request, Rule, Stopping
+from orchestrator.sizes.goodput import sizes
 from orchestrator.text import TextCodec
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages

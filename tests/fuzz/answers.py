@@ -6,12 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.adaptation import Adaptation
-from orchestrator.adaptive import AdaptiveSize
 from orchestrator.front.grpc_messages import _stages_to
-from orchestrator.goodput import sizes
 from orchestrator.ledger import Ledger
 from orchestrator.peers.calls import DraftCall, VerifyCall
+from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.goodput import sizes
+from orchestrator.sizes.shared import Adaptation
 from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.rpc.call import SequenceCall

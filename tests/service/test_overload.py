@@ -11,8 +11,8 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from orchestrator.adaptation import Adaptation
 from orchestrator.front.grpc import make_service
+from orchestrator.sizes.shared import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.named_file import NamedFile

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.acceptance import Acceptance
-from orchestrator.adaptation import Adaptation
-from orchestrator.adaptive import AdaptiveSize
-from orchestrator.goodput import PLAIN, sizes
+from orchestrator.sizes.acceptance import Acceptance
+from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.goodput import PLAIN, sizes
+from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.trials import ROUNDS
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected
-from orchestrator.trials import ROUNDS
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS
 

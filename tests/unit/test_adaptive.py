@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.acceptance import Acceptance, Share
-from orchestrator.adaptation import Adaptation
-from orchestrator.adaptive import AdaptiveSize
-from orchestrator.company import Company
-from orchestrator.goodput import PLAIN, expected_tokens, sizes
+from orchestrator.sizes.acceptance import Acceptance, Share
+from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.company import Company
+from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
+from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS, World

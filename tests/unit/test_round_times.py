@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.goodput import PLAIN
-from orchestrator.round_times import RoundTimes
+from orchestrator.sizes.goodput import PLAIN
+from orchestrator.sizes.round_times import RoundTimes
 from orchestrator.text.contracts import DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.worlds import MS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.acceptance import Acceptance
-from orchestrator.adaptation import Adaptation
-from orchestrator.goodput import PLAIN, WORTH_IT, expected_tokens
+from orchestrator.sizes.acceptance import Acceptance
+from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
+from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.trials import Trial
 from orchestrator.text.contracts import Choice, Decided, Drafted, DraftSize, Expected
-from orchestrator.trials import Trial
 
 # How a text begins where nothing is known.
 _FIRST = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
-from orchestrator.goodput import PLAIN
+from orchestrator.sizes.goodput import PLAIN
 from orchestrator.text.contracts import DraftSize, Expected
 
 # Rounds of each text in a trial.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator.goodput import PLAIN
+from orchestrator.sizes.goodput import PLAIN
 from orchestrator.text.contracts import DraftSize
 from tandem.telemetry.stages import StageTimes
 

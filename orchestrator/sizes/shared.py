@@ -6,12 +6,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.acceptance import Acceptance, Chances
-from orchestrator.company import Company
-from orchestrator.goodput import PLAIN, WORTH_IT, expected_tokens
-from orchestrator.round_times import RoundTimes
+from orchestrator.sizes.acceptance import Acceptance, Chances
+from orchestrator.sizes.company import Company
+from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
+from orchestrator.sizes.round_times import RoundTimes
+from orchestrator.sizes.trials import ROUNDS, Trial, Trials
 from orchestrator.text.contracts import DraftSize, Expected
-from orchestrator.trials import ROUNDS, Trial, Trials
 
 # Trials of drafts that are expected to be worse than this are a waste.
 _HOPELESS = 0.85

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from orchestrator.acceptance import Chances
+from orchestrator.sizes.acceptance import Chances
 from orchestrator.text.contracts import DraftSize
 from tandem.drafting.shape import likeliest
 

@@ -1,0 +1,1 @@
+"""How much is drafted next: a fixed size, or one that follows what drafts earn."""
