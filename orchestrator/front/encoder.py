@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.front.queue import Limits, Places, Room
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
 
 

@@ -11,9 +11,9 @@ from orchestrator.front import grpc_messages as messages
 from orchestrator.front.client import Reader
 from orchestrator.front.metrics import TextMeter
 from orchestrator.front.serving import Serving
-from orchestrator.ledger import Ledger
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.summary import Summary
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.summary import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 
 from orchestrator.front.validation import Terms
-from orchestrator.ledger import Ledger
-from orchestrator.request import Generation, Request
-from orchestrator.round import Origin, Round
-from orchestrator.summary import FinishReason, Summary
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.round import Origin, Round
+from orchestrator.text.summary import FinishReason, Summary
+from orchestrator.text.values import Generation, Request
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
 from tandem.telemetry.stages import BUSY, WAITS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from orchestrator.ledger import Ledger
-from orchestrator.round import Origin, Round
-from orchestrator.summary import FinishReason
-from orchestrator.tally import Tally
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.round import Origin, Round
+from orchestrator.text.summary import FinishReason
+from orchestrator.text.tally import Tally
 from tandem.errors import TandemError
 from tandem.rpc.status import code_of
 from tandem.telemetry import metrics

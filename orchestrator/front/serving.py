@@ -20,7 +20,7 @@ from orchestrator.replicas.notifier import News
 from orchestrator.replicas.offer import Offer
 from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 from tandem.telemetry import metrics

@@ -9,27 +9,27 @@ from typing import Any
 
 import structlog
 
-from orchestrator.deciding import Deciding
-from orchestrator.drafting import Drafting
-from orchestrator.emission import Emission
 from orchestrator.front.client import Reader
 from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.front.queue import Limits, Places
 from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.ledger import Ledger
 from orchestrator.replicas.leases import LeasedPeers
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.request import Generation, Request
-from orchestrator.round import Round
-from orchestrator.session import Session
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.adaptive import AdaptiveSize
 from orchestrator.sizes.fixed import FixedSize
 from orchestrator.sizes.shared import Adaptation
-from orchestrator.spans import TextSpans
-from orchestrator.summary import Summary
 from orchestrator.text.contracts import Policy
+from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.emission import Emission
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.round import Round
+from orchestrator.text.session import Session
+from orchestrator.text.spans import TextSpans
+from orchestrator.text.summary import Summary
+from orchestrator.text.target_failover import Deciding
+from orchestrator.text.values import Generation, Request
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
 

@@ -6,12 +6,12 @@ import uuid
 from dataclasses import dataclass
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.ledger import Ledger
 from orchestrator.replicas.compatibility import longest_text
 from orchestrator.replicas.offer import Offer
-from orchestrator.request import Generation, Request, Rule, Stopping
 from orchestrator.sizes.goodput import sizes
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.peers.deadlines import Waits
 from orchestrator.replicas.compatibility import AROUND_BYTES
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
+from orchestrator.text.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable

@@ -17,7 +17,7 @@ from orchestrator.peers.calls import (
 )
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
-from orchestrator.spans import TextSpans
+from orchestrator.text.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Exhausted

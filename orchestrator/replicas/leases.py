@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from orchestrator.ledger import Ledger, TimedDrafter, TimedTarget
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replicas.offer import Offer
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Drafter, Target
+from orchestrator.text.ledger import Ledger, TimedDrafter, TimedTarget
+from orchestrator.text.spans import TextSpans
 from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.

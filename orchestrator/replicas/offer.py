@@ -13,7 +13,7 @@ from orchestrator.replicas.compatibility import (
     longest_draft,
     rules_of,
 )
-from orchestrator.request import Rule
+from orchestrator.text.values import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.target.v1 import target_pb2

@@ -28,7 +28,7 @@ EXPECTED = FakeTarget().text(20)
 DAY_NS = 24 * 3600 * 10**9
 # Stamps of spans and of metrics, which are times of day, and what is kept from start to start.
 WALL_CLOCK = {
-    "orchestrator/spans.py",
+    "orchestrator/text/spans.py",
     "tandem/inference/record.py",
     "tandem/rpc/certificates.py",  # they say themselves from when and until when they hold
     "tandem/telemetry/instruments.py",

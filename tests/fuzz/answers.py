@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.front.grpc_messages import _stages_to
-from orchestrator.ledger import Ledger
 from orchestrator.peers.calls import DraftCall, VerifyCall
 from orchestrator.sizes.adaptive import AdaptiveSize
 from orchestrator.sizes.goodput import sizes
 from orchestrator.sizes.shared import Adaptation
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.spans import TextSpans
 from tandem.rpc.call import SequenceCall
 from tandem.rpc.link import Link
 from tandem.telemetry.stages import StageTimes

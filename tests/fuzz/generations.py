@@ -8,9 +8,9 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.grpc_messages import request_from
 from orchestrator.front.queue import Limits
 from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.ledger import Ledger
 from orchestrator.replicas.offer import offer_of
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
+from orchestrator.text.ledger import Ledger
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb

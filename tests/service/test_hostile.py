@@ -16,8 +16,8 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.peers.calls import DraftCall
 from orchestrator.peers.clients import DrafterClient
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Prompt
+from orchestrator.text.spans import TextSpans
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling

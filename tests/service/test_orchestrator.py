@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.ledger import Ledger
 from orchestrator.replicas.leases import LeasedPeers
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.spans import TextSpans
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.spans import TextSpans
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fakes import (

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request

@@ -13,8 +13,8 @@ import pytest
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import DraftSize, Prompt
+from orchestrator.text.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.ledger import Ledger
+from orchestrator.text.ledger import Ledger
 from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.planning.benched import measured_from

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import drafting as module
-from orchestrator.drafting import Drafting
-from orchestrator.ledger import Ledger
+from orchestrator.text import drafter_failover as module
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt
+from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.ledger import Ledger
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes

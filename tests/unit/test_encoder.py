@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import Limits
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
 from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
 from tests.engines import until
 

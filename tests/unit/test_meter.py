@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from orchestrator.front.metrics import Meters, TextMeter
-from orchestrator.ledger import Ledger
-from orchestrator.round import EmittedToken, Origin, Round
-from orchestrator.summary import FinishReason
-from orchestrator.tally import Tally
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.round import EmittedToken, Origin, Round
+from orchestrator.text.summary import FinishReason
+from orchestrator.text.tally import Tally
 from tandem.errors import DrafterLost, IdleTimeout
 from tandem.telemetry.instruments import Instruments
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from orchestrator.text import TextCodec
+from orchestrator.text.codec import TextCodec
 from tandem.errors import StartupError
 
 # A byte-level vocabulary without merges: one token a byte.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from orchestrator.request import Stopping
-from orchestrator.round import EmittedToken, Origin, Round
-from orchestrator.summary import FinishReason
-from orchestrator.tally import Tally
-from orchestrator.text import TextStream
+from orchestrator.text.codec import TextStream
 from orchestrator.text.contracts import Decided, Drafted, Expected
+from orchestrator.text.round import EmittedToken, Origin, Round
+from orchestrator.text.summary import FinishReason
+from orchestrator.text.tally import Tally
+from orchestrator.text.values import Stopping
 from tandem.errors import InvalidRequest
 
 

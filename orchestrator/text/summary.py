@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.ledger import Ledger
-from orchestrator.request import Generation
-from orchestrator.tally import Tally
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.tally import Tally
+from orchestrator.text.values import Generation
 
 
 class FinishReason(Enum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from orchestrator.detokenizer import Detokenizer, Vocabulary
+from orchestrator.text.detokenizer import Detokenizer, Vocabulary
 from tandem.errors import StartupError
 
 

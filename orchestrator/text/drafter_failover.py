@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
-from orchestrator.ledger import Ledger
 from orchestrator.text.contracts import Drafted, Drafter, DraftSize, Prompt
+from orchestrator.text.ledger import Ledger
 from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 

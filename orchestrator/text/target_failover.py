@@ -6,8 +6,8 @@ from typing import Any
 
 import structlog
 
-from orchestrator.request import Generation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Peers, Prompt, Target
+from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from orchestrator.deciding import Deciding
-from orchestrator.drafting import Drafting
-from orchestrator.emission import Emission
-from orchestrator.ledger import Ledger
-from orchestrator.request import Generation
-from orchestrator.round import Round
-from orchestrator.spans import TextSpans
 from orchestrator.text.contracts import Choice, Decided, Drafted, Expected, Policy
+from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.emission import Emission
+from orchestrator.text.ledger import Ledger
+from orchestrator.text.round import Round
+from orchestrator.text.spans import TextSpans
+from orchestrator.text.target_failover import Deciding
+from orchestrator.text.values import Generation
 
 
 class Session:
