@@ -19,8 +19,8 @@ import torch
 
 from tandem.inference.choice import EngineName
 from tandem.inference.decoder import Decoder
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
 
 _SHAPES = ((1, 1), (1, 5), (1, 9), (1, 17), (16, 1), (16, 5))
 _ENGINES: tuple[EngineName, ...] = ("torch", "openvino")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.asks import Decide, Decided, Decision, Host, Score, Scored, Scorer, Steps, Take
-from tandem.inference.cache import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tandem.engine.asks import Ask, Draw, Host, Steps, Take, Tokens
 from tandem.engine.draws import drafts_of, tokens_of
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Drawn, Draws, Feed, listed
+from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.categorical import Categorical
 
 VOCAB_SIZE = 3

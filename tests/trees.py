@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tandem.inference.branches import Branches
 from tandem.inference.decoder import Decoder
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.branches import Branches
+from tandem.inference.kv.extents import SequenceCache
 from tests.architectures import VOCAB_SIZE, Architecture
 from tests.parity import plain
 

@@ -9,9 +9,9 @@ from statistics import median
 
 import torch
 
-from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tandem.inference.kv.pool import SequenceCache
 
 # Positions already held, about the middle of a text of the benchmark.
 _CONTEXT = 64

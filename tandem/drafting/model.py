@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Draw, Host, Scorer, Steps, Take, Truncation
-from tandem.inference.cache import SequenceCache
 from tandem.inference.feed import Drawn, Feed
+from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft
 
 

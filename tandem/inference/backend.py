@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tandem.inference.batch import PackedBatch
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed, again, listed
+from tandem.inference.kv.extents import SequenceCache
 
 # Fed at start, plainly and batched: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tandem.errors import Unsupported
 from tandem.inference.backend import Backend
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
 
 
 class Backends:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tandem.inference.branch_tiles import BranchTiles
-from tandem.inference.branches import Branches
 from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.kv.branches import Branches
 from tandem.inference.tiles import Tiles
 
 

@@ -23,7 +23,6 @@ from tandem.inference.backend import (
     probe,
     probe_tree,
 )
-from tandem.inference.cache import KVPool
 from tandem.inference.compatibility import (
     agrees,
     cannot_serve,
@@ -32,6 +31,7 @@ from tandem.inference.compatibility import (
     name_of_model,
     plain_logits,
 )
+from tandem.inference.kv.pool import KVPool
 from tandem.inference.layout import choose_layout
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass

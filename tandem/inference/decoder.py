@@ -17,11 +17,11 @@ from tandem.inference.backends import Backends
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
 from tandem.inference.graph import capture_passes
-from tandem.inference.memory import cache_size, free_memory
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.memory import cache_size, free_memory
 from tandem.inference.threads import use_threads
 
 _log = structlog.get_logger(__name__)

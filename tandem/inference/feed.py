@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from tandem.inference.branches import NO_BRANCHES
+from tandem.inference.kv.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from torch import Tensor
 
-    from tandem.inference.cache import SequenceCache
+    from tandem.inference.kv.pool import SequenceCache
     from tandem.speculation.categorical import Categorical
 
 

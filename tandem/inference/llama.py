@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch
-from tandem.inference.cache import KVPool
 from tandem.inference.compatibility import max_positions
+from tandem.inference.kv.pool import KVPool
 from tandem.inference.layout import PlainLinear
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tandem.errors import Unsupported
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch
-from tandem.inference.cache import KVPool
+from tandem.inference.kv.pool import KVPool
 
 _names = itertools.count()
 

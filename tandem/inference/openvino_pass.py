@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem.inference.batch import PackedBatch, Segment
-from tandem.inference.extents import Extents
+from tandem.inference.kv.extents import Extents
 from tandem.inference.openvino_core import core
 from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino_trace import INPUTS

@@ -19,7 +19,7 @@ from tandem.settings import ModelSettings
 from tandem.telemetry.readers import metering_of
 
 if TYPE_CHECKING:
-    from tandem.inference.extents import Extents
+    from tandem.inference.kv.extents import Extents
 
 M = TypeVar("M", bound=ModelSettings)
 L = TypeVar("L", bound="Loaded")

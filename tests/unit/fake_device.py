@@ -31,8 +31,8 @@ from tandem.engine.stepper import Stepper
 from tandem.inference import flex
 from tandem.inference.backend import Backend
 from tandem.inference.backends import Backends
-from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
+from tandem.inference.kv.pool import KVPool
 from tandem.inference.llama import LlamaPass
 from tandem.inference.modules import ModulePass
 from tandem.inference.tiles import BLOCK

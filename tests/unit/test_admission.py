@@ -9,7 +9,7 @@ import pytest
 
 from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
-from tandem.inference.cache import KVPool, SequenceCache
+from tandem.inference.kv.pool import KVPool, SequenceCache
 
 
 @dataclass(eq=False)

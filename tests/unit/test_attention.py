@@ -20,9 +20,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 from tandem.inference import flex
 from tandem.inference.attention import attend
 from tandem.inference.batch import PackedBatch, Segment
-from tandem.inference.cache import KVPool
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.pool import KVPool
 from tandem.inference.tiles import FEW, MANY, Tiles
 from tests.flex import BLOCK, as_a_device_reads, without_compiler
 

@@ -10,11 +10,11 @@ import torch
 
 from tandem.inference import batch
 from tandem.inference.batch import Packing
-from tandem.inference.branches import NO_BRANCHES, Branches
-from tandem.inference.cache import KVPool
 from tandem.inference.decoder import Decoder
-from tandem.inference.extents import SequenceCache
 from tandem.inference.feed import Feed
+from tandem.inference.kv.branches import NO_BRANCHES, Branches
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.pool import KVPool
 from tests.architectures import LLAMA, build
 
 

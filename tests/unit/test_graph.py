@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from tandem.inference import flex, graph, one_call
-from tandem.inference.cache import SequenceCache
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.graph import Graph, rooms
+from tandem.inference.kv.pool import SequenceCache
 from tandem.inference.tiles import FEW, Room, Tiles
 from tests.architectures import SUPPORTED, Architecture, build
 from tests.flex import BLOCK, Kernel, without_compiler

@@ -14,7 +14,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting import ranks
 from tandem.drafting.drafter import Drafter
 from tandem.engine.asks import Steps, Truncation
-from tandem.inference.extents import SequenceCache
+from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import Shape
 from tandem.verification import VERIFIERS, Verifier

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from tandem.inference.extents import Extents, SequenceCache
+from tandem.inference.kv.extents import Extents, SequenceCache
 
 __all__ = ["KVPool", "SequenceCache"]
 

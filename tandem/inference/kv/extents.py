@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.inference.branches import NO_BRANCHES, Branches
+from tandem.inference.kv.branches import NO_BRANCHES, Branches
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,1 @@
+"""The KV pool: a sequence's extent in it, branch rows behind it, and its size."""
