@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from tandem.inference import flex, one_call, tiles
+from tandem.inference import one_call
+from tandem.inference.batch import flex, tiles
 
 BLOCK = 16  # so that small texts have several
 

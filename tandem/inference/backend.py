@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tandem.inference.batch import PackedBatch
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.kv.extents import SequenceCache
 

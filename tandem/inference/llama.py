@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 from transformers import PreTrainedModel
 
-from tandem.inference.attention import attend
-from tandem.inference.batch import PackedBatch
+from tandem.inference.batch.attention import attend
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.layout import PlainLinear

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tandem.errors import Unsupported
-from tandem.inference.attention import attend
-from tandem.inference.batch import PackedBatch
+from tandem.inference.batch.attention import attend
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.kv.pool import KVPool
 
 _names = itertools.count()

@@ -11,7 +11,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from tandem.inference.batch import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch, Segment
 from tandem.inference.kv.extents import Extents
 from tandem.inference.openvino_core import core
 from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of

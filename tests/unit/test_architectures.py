@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference import attention, llama
-from tandem.inference.batch import PackedBatch
+from tandem.inference import llama
+from tandem.inference.batch import attention
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.decoder import Decoder
 from tandem.inference.llama import LlamaPass
 from tests.architectures import (

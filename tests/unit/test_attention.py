@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tandem.inference import flex
-from tandem.inference.attention import attend
-from tandem.inference.batch import PackedBatch, Segment
+from tandem.inference.batch import flex
+from tandem.inference.batch.attention import attend
+from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.tiles import FEW, MANY, Tiles
 from tests.flex import BLOCK, as_a_device_reads, without_compiler
 
 HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.inference import batch
-from tandem.inference.batch import Packing
+from tandem.inference.batch import packed as batch
+from tandem.inference.batch.packed import Packing
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import NO_BRANCHES, Branches

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from tandem.engine import decisions, draws
-from tandem.inference import attention, tiles
-from tandem.inference.tiles import Tiles
+from tandem.inference.batch import attention, tiles
+from tandem.inference.batch.tiles import Tiles
 from tandem.speculation import distribution
 from tandem.speculation.sampling import Sampling
 from tests.unit.fake_device import (

@@ -11,12 +11,13 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from tandem.inference import flex, graph, one_call
+from tandem.inference import graph, one_call
+from tandem.inference.batch import flex
+from tandem.inference.batch.tiles import FEW, Room, Tiles
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.graph import Graph, rooms
 from tandem.inference.kv.pool import SequenceCache
-from tandem.inference.tiles import FEW, Room, Tiles
 from tests.architectures import SUPPORTED, Architecture, build
 from tests.flex import BLOCK, Kernel, without_compiler
 from tests.recording import Recorder

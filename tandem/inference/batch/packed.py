@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.inference.branch_tiles import BranchTiles
+from tandem.inference.batch.branch_tiles import BranchTiles
+from tandem.inference.batch.tiles import Tiles
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
-from tandem.inference.tiles import Tiles
 
 
 @dataclass(frozen=True, slots=True)

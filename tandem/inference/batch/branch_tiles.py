@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from tandem.inference.tiles import Sent, Tiles, block_mask
+from tandem.inference.batch.tiles import Sent, Tiles, block_mask
 
 if TYPE_CHECKING:
-    from tandem.inference.batch import Segment
+    from tandem.inference.batch.packed import Segment
 
 
 class BranchTiles(Tiles):

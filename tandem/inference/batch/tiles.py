@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 if TYPE_CHECKING:
-    from tandem.inference.batch import Segment
+    from tandem.inference.batch.packed import Segment
 
 # Positions of the pool that a kernel reads together; extents begin with such a block, so that
 # no text's tile reads what another text holds.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from tandem.inference.tiles import BLOCK, Tiles
+from tandem.inference.batch.tiles import BLOCK, Tiles
 
 # Of a device's shared memory, for keys and values on their way; the smallest have 99 KiB.
 _ON_THEIR_WAY = 64 * 1024

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.inference.batch import PackedBatch, Segment
-from tandem.inference.flex import attend_tiled
+from tandem.inference.batch.flex import attend_tiled
+from tandem.inference.batch.packed import PackedBatch, Segment
 
 
 def attend(

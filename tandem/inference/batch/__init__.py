@@ -1,0 +1,1 @@
+"""A batch of sequences packed into one row, and attention over it."""
