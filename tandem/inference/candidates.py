@@ -178,10 +178,10 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     if model.dtype == torch.bfloat16 and threads < OPENVINO_BFLOAT16_THREADS:
         raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
     # Here, since OpenVINO need not be installed and takes half a second to import.
-    from tandem.inference.openvino_graph import complete, precision_of, slides
-    from tandem.inference.openvino_pass import OpenVinoPass
-    from tandem.inference.openvino_store import kept
-    from tandem.inference.openvino_trace import trace, weights_of
+    from tandem.inference.openvino.graph import complete, precision_of, slides
+    from tandem.inference.openvino.paged_pass import OpenVinoPass
+    from tandem.inference.openvino.store import kept
+    from tandem.inference.openvino.trace import trace, weights_of
 
     structure = kept(model, trace)
     cut_by_place = slides(structure)

@@ -33,8 +33,8 @@ from tests.tiny import random_llama
 pytest.importorskip("openvino")
 from openvino import opset15 as ops
 
-from tandem.inference import openvino_graph
-from tandem.inference.openvino_pass import OpenVinoPass
+from tandem.inference.openvino import graph as openvino_graph
+from tandem.inference.openvino.paged_pass import OpenVinoPass
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -71,7 +71,7 @@ def another_input(name: str, change: Callable[[list[int]], list[int]]) -> Fault:
     """Of a batch, handed to OpenVINO."""
 
     def fault(patch: pytest.MonkeyPatch) -> None:
-        from tandem.inference import openvino_pass
+        from tandem.inference.openvino import paged_pass as openvino_pass
 
         right = openvino_pass._values
 

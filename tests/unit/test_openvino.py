@@ -110,7 +110,7 @@ def test_nothing_of_the_model_is_read_once_it_is_compiled() -> None:
 
 def test_single_tokens_are_computed_apart_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small model is compiled twice, since a change of sizes costs; both see one cache."""
-    from tandem.inference import openvino_pass
+    from tandem.inference.openvino import paged_pass as openvino_pass
 
     texts = random_texts()
     expected = plain_logits(build(LLAMA), texts)
@@ -181,7 +181,7 @@ import tandem.inference.candidates
 asked = []
 watched = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
 sys.addaudithook(lambda event, _: asked.append(event) if event in watched else None)
-import tandem.inference.openvino_pass
+import tandem.inference.openvino.paged_pass
 import time
 time.sleep(0.5)
 sys.exit(", ".join(asked) or None)

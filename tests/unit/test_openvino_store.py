@@ -19,7 +19,8 @@ from tests.parity import (
 
 pytest.importorskip("openvino")
 
-from tandem.inference import openvino_trace, record
+from tandem.inference import record
+from tandem.inference.openvino import trace as openvino_trace
 
 
 def graphs(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from openvino import opset15 as ops
 from torch import Tensor
 
 from tandem.errors import Unsupported
-from tandem.inference.openvino_trace import INPUTS, MARK, AttentionSpec
+from tandem.inference.openvino.trace import INPUTS, MARK, AttentionSpec
 
 # Positions of a block, which the CPU's kernel knows and does not ask for.
 BLOCK = 32

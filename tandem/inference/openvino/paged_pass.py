@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tandem.inference.batch.packed import PackedBatch, Segment
 from tandem.inference.kv.extents import Extents
-from tandem.inference.openvino_core import core
-from tandem.inference.openvino_graph import BATCH_INPUTS, BLOCK, precision_of
-from tandem.inference.openvino_trace import INPUTS
+from tandem.inference.openvino.core import core
+from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
+from tandem.inference.openvino.trace import INPUTS
 
 _Array = np.ndarray[Any, Any]
 # Parameters of a model that may be in memory twice: a drafter's.
