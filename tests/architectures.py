@@ -224,10 +224,10 @@ than the trees are deep, and a text that goes on behind a path that was kept.
 {supported}
 
 By torch, Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators
-(`tandem/inference/llama.py`), the others through the modules of `transformers`. By OpenVINO
-(`ENGINE`, on a CPU) all of them but Gemma 2 are held to the same logits; Gemma 2, whose scores are
-capped, is left to torch with a warning. Trees of models with sliding windows are left to torch as
-well.
+(`tandem/inference/passes/torch_llama.py`), the others through the modules of `transformers`. By
+OpenVINO (`ENGINE`, on a CPU) all of them but Gemma 2 are held to the same logits; Gemma 2, whose
+scores are capped, is left to torch with a warning. Trees of models with sliding windows are left to
+torch as well.
 
 A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
 there: beyond it `transformers` takes other frequencies for a whole batch.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from tandem.inference import one_call
 from tandem.inference.batch import flex, tiles
+from tandem.inference.passes import one_call
 
 BLOCK = 16  # so that small texts have several
 

@@ -13,16 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
-from tandem.inference import one_call
-from tandem.inference.backend import (
-    PROBE,
-    PROBE_TOKENS,
-    SIBLING,
-    Backend,
-    name_of,
-    probe,
-    probe_tree,
-)
 from tandem.inference.compatibility import (
     agrees,
     cannot_serve,
@@ -32,9 +22,19 @@ from tandem.inference.compatibility import (
     plain_logits,
 )
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.layout import choose_layout
-from tandem.inference.llama import LlamaPass
-from tandem.inference.modules import ModulePass
+from tandem.inference.passes import one_call
+from tandem.inference.passes.backend import (
+    PROBE,
+    PROBE_TOKENS,
+    SIBLING,
+    Backend,
+    name_of,
+    probe,
+    probe_tree,
+)
+from tandem.inference.passes.torch_layout import choose_layout
+from tandem.inference.passes.torch_llama import LlamaPass
+from tandem.inference.passes.torch_modules import ModulePass
 from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)

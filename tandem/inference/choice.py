@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference import speed
-from tandem.inference.backend import Backend
 from tandem.inference.candidates import (
     OPENVINO_BFLOAT16_THREADS,
     Way,
@@ -27,6 +26,7 @@ from tandem.inference.candidates import (
     openvino_threads,
     sharing_weights,
 )
+from tandem.inference.passes.backend import Backend
 from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)

@@ -12,16 +12,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.backend import Backend
-from tandem.inference.backends import Backends
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
-from tandem.inference.graph import capture_passes
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.memory import cache_size, free_memory
+from tandem.inference.passes.backend import Backend
+from tandem.inference.passes.backends import Backends
+from tandem.inference.passes.cuda_graphs import capture_passes
 from tandem.inference.threads import use_threads
 
 _log = structlog.get_logger(__name__)

@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 
-from tandem.inference.backend import Backend, some_tokens
 from tandem.inference.candidates import SPARE
 from tandem.inference.feed import Feed
+from tandem.inference.passes.backend import Backend, some_tokens
 
 _log = structlog.get_logger(__name__)
 

@@ -28,14 +28,14 @@ from tandem.engine import stepper as steppers
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference.backend import Backend
-from tandem.inference.backends import Backends
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import BLOCK
 from tandem.inference.decoder import Decoder
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.llama import LlamaPass
-from tandem.inference.modules import ModulePass
+from tandem.inference.passes.backend import Backend
+from tandem.inference.passes.backends import Backends
+from tandem.inference.passes.torch_llama import LlamaPass
+from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS

@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference import llama
 from tandem.inference.batch import attention
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.decoder import Decoder
-from tandem.inference.llama import LlamaPass
+from tandem.inference.passes import torch_llama as llama
+from tandem.inference.passes.torch_llama import LlamaPass
 from tests.architectures import (
     DOCUMENT,
     LLAMA,

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from tandem.inference import one_call
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tandem.inference.passes import one_call
 from tests.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.flex import BLOCK, as_a_device_reads, without_compiler
 from tests.parity import TOLERANCE, worst_difference

@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tandem.inference import graph, one_call
 from tandem.inference.batch import branch_tiles, flex
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch, Segment
@@ -24,6 +23,8 @@ from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.passes import cuda_graphs as graph
+from tandem.inference.passes import one_call
 from tests.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
 from tests.parity import TOLERANCE

@@ -16,9 +16,9 @@ from torch import Tensor
 from tandem.errors import StartupError
 from tandem.inference import choice, speed
 from tandem.inference import decoder as decoder_module
-from tandem.inference.backend import Backend
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tandem.inference.passes.backend import Backend
 from tests.architectures import LLAMA, SUPPORTED, build
 from tests.parity import (
     TOLERANCE,

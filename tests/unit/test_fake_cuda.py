@@ -23,8 +23,8 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
-from tandem.inference import graph
 from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.passes import cuda_graphs as graph
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from tests.flex import Kernel

@@ -11,13 +11,14 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from tandem.inference import graph, one_call
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import FEW, Room, Tiles
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
-from tandem.inference.graph import Graph, rooms
 from tandem.inference.kv.pool import SequenceCache
+from tandem.inference.passes import cuda_graphs as graph
+from tandem.inference.passes import one_call
+from tandem.inference.passes.cuda_graphs import Graph, rooms
 from tests.architectures import SUPPORTED, Architecture, build
 from tests.flex import BLOCK, Kernel, without_compiler
 from tests.recording import Recorder

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from tandem.inference import layout
-from tandem.inference.layout import PackedLinear, PlainLinear, choose_layout
+from tandem.inference.passes import torch_layout as layout
+from tandem.inference.passes.torch_layout import PackedLinear, PlainLinear, choose_layout
 
 _CASES = list(product((torch.float32, torch.bfloat16), (True, False), (1, 5)))
 # A sum that is rounded once, or twice.

@@ -29,7 +29,7 @@ from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
 from tandem.inference.candidates import sharing_weights
-from tandem.inference.modules import refuse_what_is_unknown
+from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 
 MARK = "tandem_attention"
 INPUTS = ("token_ids", "positions", "rows")

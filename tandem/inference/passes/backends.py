@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tandem.errors import Unsupported
-from tandem.inference.backend import Backend
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.passes.backend import Backend
 
 
 class Backends:

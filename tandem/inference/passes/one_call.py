@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
-from tandem.inference.backend import PROBE, Backend, Pass, probe, probe_tree, some_tokens
 from tandem.inference.batch.tiles import BLOCK, FEW
 from tandem.inference.compatibility import compare, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.passes.backend import PROBE, Backend, Pass, probe, probe_tree, some_tokens
 
 _log = structlog.get_logger(__name__)
 

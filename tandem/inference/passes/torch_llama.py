@@ -20,7 +20,7 @@ from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.layout import PlainLinear
+from tandem.inference.passes.torch_layout import PlainLinear
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Positions whose rotation is computed at first; then twice as many whenever a text is longer.
