@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from tandem.inference.choice import EngineName
+from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache

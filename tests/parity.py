@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tandem.inference.choice import EngineName
+from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tests.architectures import VOCAB_SIZE, WINDOW, Architecture, build

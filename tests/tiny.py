@@ -21,7 +21,7 @@ from tandem.engine.asks import Decision, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
-from tandem.inference.choice import EngineName
+from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
-from tandem.inference.choice import EngineName, choose_backend
+from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint

@@ -29,7 +29,7 @@ DAY_NS = 24 * 3600 * 10**9
 # Stamps of spans and of metrics, which are times of day, and what is kept from start to start.
 WALL_CLOCK = {
     "orchestrator/text/spans.py",
-    "tandem/inference/record.py",
+    "tandem/inference/choice/record.py",
     "tandem/rpc/certificates.py",  # they say themselves from when and until when they hold
     "tandem/telemetry/instruments.py",
     "tandem/telemetry/otlp_metrics.py",

@@ -139,7 +139,7 @@ def test_the_matrix_and_the_start_catch_mutants(
         mutant(patch)
         with pytest.raises(StartupError, match="differs from a plain pass"):
             Decoder(build(row), row.name)
-        patch.setattr("tandem.inference.candidates.compare", lambda *_: None)
+        patch.setattr("tandem.inference.choice.candidates.compare", lambda *_: None)
         assert worst_difference(row) > 100 * TOLERANCE
 
 

@@ -11,13 +11,13 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference.candidates import by_openvino, in_dtype, sharing_weights
+from tandem.inference.choice.candidates import by_openvino, in_dtype, sharing_weights
+from tandem.inference.choice.record import Record
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tandem.inference.record import Record
 from tests.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.parity import TOLERANCE, plain_logits
 from tests.tiny import random_llama

@@ -14,8 +14,9 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from tandem.errors import StartupError
-from tandem.inference import choice, speed
 from tandem.inference import decoder as decoder_module
+from tandem.inference.choice import choose as choice
+from tandem.inference.choice import speed
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend

@@ -177,7 +177,7 @@ def test_nothing_is_sent_and_nothing_forked_by_its_import() -> None:
     program = """
 import sys
 import torch
-import tandem.inference.candidates
+import tandem.inference.choice.candidates
 asked = []
 watched = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
 sys.addaudithook(lambda event, _: asked.append(event) if event in watched else None)

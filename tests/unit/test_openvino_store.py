@@ -19,7 +19,7 @@ from tests.parity import (
 
 pytest.importorskip("openvino")
 
-from tandem.inference import record
+from tandem.inference.choice import record
 from tandem.inference.openvino import trace as openvino_trace
 
 

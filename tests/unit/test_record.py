@@ -10,10 +10,11 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tandem.inference import choice, record
-from tandem.inference.choice import choose_backend
+from tandem.inference.choice import choose as choice
+from tandem.inference.choice import record
+from tandem.inference.choice.choose import choose_backend
+from tandem.inference.choice.record import Record
 from tandem.inference.decoder import Decoder
-from tandem.inference.record import Record
 from tests.architectures import LLAMA, build
 from tests.tiny import random_llama
 

@@ -16,8 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference import speed
-from tandem.inference.candidates import (
+from tandem.inference.choice import speed
+from tandem.inference.choice.candidates import (
     OPENVINO_BFLOAT16_THREADS,
     Way,
     by_openvino,
@@ -26,8 +26,8 @@ from tandem.inference.candidates import (
     openvino_threads,
     sharing_weights,
 )
+from tandem.inference.choice.record import Record
 from tandem.inference.passes.backend import Backend
-from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)
 

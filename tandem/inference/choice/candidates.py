@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference.choice.record import Record
 from tandem.inference.compatibility import (
     agrees,
     cannot_serve,
@@ -35,7 +36,6 @@ from tandem.inference.passes.backend import (
 from tandem.inference.passes.torch_layout import choose_layout
 from tandem.inference.passes.torch_llama import LlamaPass
 from tandem.inference.passes.torch_modules import ModulePass
-from tandem.inference.record import Record
 
 _log = structlog.get_logger(__name__)
 

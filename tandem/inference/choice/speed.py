@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from tandem.inference.candidates import SPARE
+from tandem.inference.choice.candidates import SPARE
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend, some_tokens
 

@@ -1,0 +1,1 @@
+"""Which pass serves a model: what there is, how fast each is, what earlier starts found."""
