@@ -17,12 +17,12 @@ from orchestrator.text.summary import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.access import caller
 from tandem.rpc.channel import age_of
-from tandem.rpc.named_file import NamedFile
+from tandem.rpc.security.access import caller
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.tokens import Tokens
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
-from tandem.rpc.tokens import Tokens
 from tandem.settings import MIB, variable_of
 from tandem.telemetry import metrics
 from tandem.telemetry.readers import metering_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError
 from tandem.rpc.dialer import Dialer
-from tandem.rpc.named_file import NamedFile
-from tandem.rpc.plaintext import check_plaintext
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.plaintext import check_plaintext
 from tandem.settings import variable_of
 
 
@@ -35,7 +35,7 @@ def dialers_of(settings: OrchestratorSettings) -> tuple[Dialer, Dialer]:
         dialer = Dialer(age_seconds=settings.peer_connection_seconds)
         return dialer, dialer
     # What reads certificates takes a tenth of a second to import.
-    from tandem.rpc.tls import ClientTls
+    from tandem.rpc.security.tls import ClientTls
 
     tls = ClientTls(
         NamedFile(_named("peer_ca"), ca),

@@ -71,10 +71,10 @@ class Security:
             Misconfigured: options do not go together, or a file is unfit.
         """
         from tandem.errors import StartupError
-        from tandem.rpc.named_file import NamedFile
         from tandem.rpc.place import Place
-        from tandem.rpc.plaintext import stays_here
-        from tandem.rpc.tokens import read_token
+        from tandem.rpc.security.files import NamedFile
+        from tandem.rpc.security.plaintext import stays_here
+        from tandem.rpc.security.tokens import read_token
 
         if bool(self.cert) != bool(self.key):
             raise Misconfigured("--cert and --key go together")
@@ -84,7 +84,7 @@ class Security:
             tls = None
             if self.ca is not None:
                 # What reads certificates takes a tenth of a second to import.
-                from tandem.rpc.tls import ClientTls
+                from tandem.rpc.security.tls import ClientTls
 
                 tls = ClientTls(
                     NamedFile("--ca", self.ca),

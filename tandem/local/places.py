@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
-from tandem.rpc.named_file import NamedFile
 from tandem.rpc.place import Place
+from tandem.rpc.security.files import NamedFile
 
 if TYPE_CHECKING:
-    from tandem.rpc.tls import ClientTls
+    from tandem.rpc.security.tls import ClientTls
 
 _PEERS = "TANDEM_ORCHESTRATOR_PEER_"
 _FILES = ("CA", "CERT", "KEY")
@@ -42,7 +42,7 @@ def place_of(
             return Place(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
         token = ""
         if "TOKEN_FILE" in own and (file := os.environ.get("TANDEM_TOKEN_FILE")):
-            from tandem.rpc.tokens import read_token
+            from tandem.rpc.security.tokens import read_token
 
             token = read_token(NamedFile("TANDEM_TOKEN_FILE", Path(file)))
         if "TLS_CERT" not in own:
@@ -62,6 +62,6 @@ def _tls(prefix: str, paths: list[str]) -> ClientTls:
     if ca is None:
         raise Misconfigured(f"a service asks for TLS: set {prefix}CA too, to know it by")
     # What reads certificates takes a tenth of a second to import.
-    from tandem.rpc.tls import ClientTls
+    from tandem.rpc.security.tls import ClientTls
 
     return ClientTls(ca, cert, key)

@@ -10,7 +10,7 @@ import grpc
 from tandem.rpc.channel import connect, connect_blocking
 
 if TYPE_CHECKING:
-    from tandem.rpc.tls import ClientTls
+    from tandem.rpc.security.tls import ClientTls
 
 
 @dataclass(frozen=True)

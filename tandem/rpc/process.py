@@ -14,7 +14,7 @@ import structlog
 import uvloop
 
 from tandem.errors import StartupError
-from tandem.rpc.security import tls_of
+from tandem.rpc.security.settings import tls_of
 from tandem.rpc.server import RunningServer, Service
 from tandem.settings import ServiceSettings, read_settings
 from tandem.telemetry import logs, tracing

@@ -13,15 +13,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
-from tandem.rpc.access import AccessInterceptor
 from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
+from tandem.rpc.security.access import AccessInterceptor
 
 if TYPE_CHECKING:
-    from tandem.rpc.tls import ServerTls
-    from tandem.rpc.tokens import Tokens
+    from tandem.rpc.security.tls import ServerTls
+    from tandem.rpc.security.tokens import Tokens
     from tandem.telemetry.metering import Metering
 
 _log = structlog.get_logger(__name__)

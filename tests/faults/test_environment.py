@@ -30,7 +30,7 @@ DAY_NS = 24 * 3600 * 10**9
 WALL_CLOCK = {
     "orchestrator/text/spans.py",
     "tandem/inference/choice/record.py",
-    "tandem/rpc/certificates.py",  # they say themselves from when and until when they hold
+    "tandem/rpc/security/certificates.py",  # they say themselves from when and until when they hold
     "tandem/telemetry/instruments.py",
     "tandem/telemetry/otlp_metrics.py",
     "tandem/telemetry/spans.py",

@@ -15,12 +15,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.access import Caller, caller
 from tandem.rpc.channel import connect
-from tandem.rpc.named_file import NamedFile
+from tandem.rpc.security.access import Caller, caller
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
+from tandem.rpc.security.tokens import Tokens
 from tandem.rpc.server import RunningServer, Service
-from tandem.rpc.tls import ClientTls, ServerTls, server_tls
-from tandem.rpc.tokens import Tokens
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.authorities import Authority, Pair
 

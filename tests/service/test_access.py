@@ -12,9 +12,9 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.access import Caller
 from tandem.rpc.channel import connect
-from tandem.rpc.tls import ClientTls, ServerTls
+from tandem.rpc.security.access import Caller
+from tandem.rpc.security.tls import ClientTls, ServerTls
 from tests.authorities import Authority
 from tests.service.gate import (
     TOKEN,

@@ -18,10 +18,10 @@ from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
 from tandem.load.ghz import tool as ghz
 from tandem.load.ghz.scenario import scenarios
-from tandem.rpc.named_file import NamedFile
 from tandem.rpc.place import Place
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tandem.rpc.tls import ClientTls, server_tls
 from tests.authorities import Authority
 from tests.manifests import tool
 from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes

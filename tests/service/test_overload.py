@@ -15,9 +15,9 @@ from orchestrator.front.grpc import make_service
 from orchestrator.sizes.shared import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
-from tandem.rpc.named_file import NamedFile
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tandem.rpc.tls import ClientTls, server_tls
 from tests.authorities import Authority
 from tests.service.fakes import (
     FakeDrafter,

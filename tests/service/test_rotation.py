@@ -21,9 +21,9 @@ from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.dialer import Dialer
-from tandem.rpc.named_file import NamedFile
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tandem.rpc.tls import ClientTls, server_tls
 from tests.authorities import Authority
 from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request, serve_fakes

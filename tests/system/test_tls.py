@@ -72,8 +72,8 @@ def test_plaintext_is_answered_by_nobody(secured: Trio) -> None:
 
 def test_another_services_certificate_opens_no_text(secured: Trio, folder: Path) -> None:
     """A drafter that was taken over knows its own key only."""
-    from tandem.rpc.named_file import NamedFile
-    from tandem.rpc.tls import ClientTls
+    from tandem.rpc.security.files import NamedFile
+    from tandem.rpc.security.tls import ClientTls
 
     drafters = ClientTls(
         NamedFile("CA", folder / "authority.pem"),

@@ -19,12 +19,12 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.replicas.peer_tls import dialers_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError, Unauthenticated
-from tandem.rpc import certificates
-from tandem.rpc.certificates import read_authorities, read_pair
-from tandem.rpc.named_file import NamedFile
-from tandem.rpc.security import tls_of
-from tandem.rpc.tokens import Tokens, read_token
-from tandem.rpc.watched import Watched
+from tandem.rpc.security import certificates
+from tandem.rpc.security.certificates import read_authorities, read_pair
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.settings import tls_of
+from tandem.rpc.security.tokens import Tokens, read_token
+from tandem.rpc.security.watched import Watched
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
 from tests.authorities import Authority, Pair

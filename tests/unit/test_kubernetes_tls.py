@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.settings import OrchestratorSettings
-from tandem.rpc.plaintext import host_of
+from tandem.rpc.security.plaintext import host_of
 from tests.manifests import SERVICES, VARIANTS, Manifests, base, overlay_folder, render, tool
 
 # What cert-manager writes into a Secret.

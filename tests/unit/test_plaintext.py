@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.errors import StartupError
-from tandem.rpc.plaintext import check_plaintext, stays_here
+from tandem.rpc.security.plaintext import check_plaintext, stays_here
 
 HERE = [
     "127.0.0.1:50050",

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import grpc
 
 from tandem.errors import Forbidden, TandemError
+from tandem.rpc.security.tokens import Tokens
 from tandem.rpc.status import abort
-from tandem.rpc.tokens import Tokens
 from tandem.telemetry.logs import bind_caller
 
 # Probes have neither a token nor a name.

@@ -13,7 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from tandem.rpc.named_file import NamedFile
+from tandem.rpc.security.files import NamedFile
 
 
 @dataclass(frozen=True)

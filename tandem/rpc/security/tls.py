@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from tandem.rpc.certificates import KeyPair, read_authorities, read_pair
-from tandem.rpc.named_file import NamedFile
-from tandem.rpc.watched import Watched
+from tandem.rpc.security.certificates import KeyPair, read_authorities, read_pair
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.watched import Watched
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
-from tandem.rpc.named_file import NamedFile
-from tandem.rpc.plaintext import check_plaintext
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.plaintext import check_plaintext
 from tandem.settings import ServiceSettings, variable_of
 
 if TYPE_CHECKING:
-    from tandem.rpc.tls import ServerTls
+    from tandem.rpc.security.tls import ServerTls
 
 
 def tls_of(settings: ServiceSettings) -> ServerTls | None:
@@ -41,7 +41,7 @@ def tls_of(settings: ServiceSettings) -> ServerTls | None:
     if settings.tls_clients and ca is None:
         raise StartupError(f"{named('tls_clients')} needs {named('tls_client_ca')} too")
     # What reads certificates takes a tenth of a second to import.
-    from tandem.rpc.tls import server_tls
+    from tandem.rpc.security.tls import server_tls
 
     return server_tls(
         NamedFile(named("tls_cert"), cert),
