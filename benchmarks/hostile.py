@@ -24,7 +24,7 @@ from rich.table import Table
 from tandem.common.v1 import common_pb2
 from tandem.local.stack import StackSettings, running
 from tandem.rpc.channel import connect
-from tandem.rpc.stream import MAX_REQUESTS
+from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _PROMPT, _NEW, _GAMMA, _SUPPORT = 16, 400, 4, 256

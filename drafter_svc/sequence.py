@@ -8,7 +8,7 @@ from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
-from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request

@@ -12,7 +12,7 @@ from tandem.rpc import messages
 from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
-from tandem.rpc.stream import Streams
+from tandem.rpc.streams.server import Streams
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 

@@ -9,7 +9,7 @@ from tandem.engine.asks import Scorer
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
-from tandem.rpc.sequence import Progress, ServedSequence, StepReply
+from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
 from tandem.speculation.nodes import Shape, misfit
 from tandem.target.v1 import target_pb2

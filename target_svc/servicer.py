@@ -11,7 +11,7 @@ from tandem.inference.decoder import Decoder
 from tandem.rpc.channel import age_of
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
-from tandem.rpc.stream import Streams
+from tandem.rpc.streams.server import Streams
 from tandem.serving.model import engine_over, info_of, load_decoder
 from tandem.serving.servicer import EngineServicer, Loaded, stream_limits
 from tandem.settings import MIB

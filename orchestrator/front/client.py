@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable
 
 from tandem.errors import IdleTimeout
-from tandem.rpc.patience import Patience
+from tandem.rpc.streams.patience import Patience
 
 
 class Reader:

@@ -14,7 +14,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.rpc import messages
-from tandem.rpc.call import SequenceCall
+from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes

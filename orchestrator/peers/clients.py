@@ -21,8 +21,8 @@ from orchestrator.text.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Exhausted
-from tandem.rpc.call import SequenceCall
-from tandem.rpc.link import Link
+from tandem.rpc.streams.call import SequenceCall
+from tandem.rpc.streams.link import Link
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _PROBE = "probe"

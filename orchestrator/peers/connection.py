@@ -17,8 +17,8 @@ import structlog
 from tandem.errors import TandemError
 from tandem.rpc.dialer import Dialer
 from tandem.rpc.health_watch import HealthWatch
-from tandem.rpc.link import Link
 from tandem.rpc.status import from_peer, notes_of
+from tandem.rpc.streams.link import Link
 
 _log = structlog.get_logger(__name__)
 

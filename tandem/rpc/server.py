@@ -15,9 +15,9 @@ from tandem.errors import StartupError
 from tandem.rpc import reflection
 from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
-from tandem.rpc.decoding import DecodingInterceptor
 from tandem.rpc.health import Health
 from tandem.rpc.security.access import AccessInterceptor
+from tandem.rpc.streams.decoding import DecodingInterceptor
 
 if TYPE_CHECKING:
     from tandem.rpc.security.tls import ServerTls

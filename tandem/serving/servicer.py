@@ -13,7 +13,7 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
 from tandem.engine.engine import Engine
 from tandem.errors import Unavailable
-from tandem.rpc.stream import StreamLimits, Streams
+from tandem.rpc.streams.server import StreamLimits, Streams
 from tandem.serving.background import in_daemon_thread
 from tandem.settings import ModelSettings
 from tandem.telemetry.readers import metering_of

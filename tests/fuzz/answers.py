@@ -14,8 +14,8 @@ from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from orchestrator.text.ledger import Ledger
 from orchestrator.text.spans import TextSpans
-from tandem.rpc.call import SequenceCall
-from tandem.rpc.link import Link
+from tandem.rpc.streams.call import SequenceCall
+from tandem.rpc.streams.link import Link
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
 from tests.fuzz.surface import MessageSurface, Violation

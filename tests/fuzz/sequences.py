@@ -13,8 +13,8 @@ from drafter_svc.sequence import DraftedSequence
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.engine.admission import AdmissionLimits
-from tandem.rpc.sequence import ServedSequence, State
-from tandem.rpc.stream import MAX_REQUESTS
+from tandem.rpc.streams.sequence import ServedSequence, State
+from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2
 from target_svc.sequence import VerifiedSequence
 from tests.engines import emptied

@@ -15,8 +15,8 @@ import pytest
 from drafter_svc.servicer import DrafterServicer, service_of
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.rpc import stream as stream_module
 from tandem.rpc.server import RunningServer
+from tandem.rpc.streams import server as stream_module
 from tests.service.conftest import Stack, address_of, connect, start
 from tests.service.steps import draft_step, open_draft
 

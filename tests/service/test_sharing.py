@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from tandem.errors import Exhausted
-from tandem.rpc import call as call_module
-from tandem.rpc import link
-from tandem.rpc.call import SequenceCall
+from tandem.rpc.streams import call as call_module
+from tandem.rpc.streams import link
+from tandem.rpc.streams.call import SequenceCall
 from tandem.target.v1 import target_pb2
 from tests.service.fake_carrier import FakeContext
 from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.rpc import health, stream
+from tandem.rpc import health
+from tandem.rpc.streams import server as stream
 from tests.service.conftest import address_of, connect, start
 from tests.service.talk import Talk
 

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import PeerFailure
-from tandem.rpc.call import SequenceCall
-from tandem.rpc.link import Link, _Status
+from tandem.rpc.streams.call import SequenceCall
+from tandem.rpc.streams.link import Link, _Status
 
 OVERWRITTEN = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 REFUSED = (grpc.StatusCode.UNAVAILABLE, "the target is loading its model")

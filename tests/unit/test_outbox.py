@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc import outbox
-from tandem.rpc.outbox import Outbox
+from tandem.rpc.streams import outbox
+from tandem.rpc.streams.outbox import Outbox
 from tandem.target.v1 import target_pb2
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tandem.rpc.patience import Patience
+from tandem.rpc.streams.patience import Patience
 
 
 async def test_a_wait_that_ends_in_time_gives_its_result() -> None:

@@ -20,11 +20,11 @@ from tandem.errors import (
     Unavailable,
     WrongState,
 )
-from tandem.rpc.conversation import Conversation
-from tandem.rpc.decoding import Malformed
-from tandem.rpc.outbox import Outbox
-from tandem.rpc.sequence import Answer, ServedSequence, StepMessage
 from tandem.rpc.status import end_of
+from tandem.rpc.streams.conversation import Conversation
+from tandem.rpc.streams.decoding import Malformed
+from tandem.rpc.streams.outbox import Outbox
+from tandem.rpc.streams.sequence import Answer, ServedSequence, StepMessage
 
 # In one message.
 MAX_REQUESTS = 1024

@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from tandem.errors import PeerFailure, TandemError
-from tandem.rpc.outbox import Outbox
 from tandem.rpc.status import from_peer
+from tandem.rpc.streams.outbox import Outbox
 
 # That share a stream; what a message costs is shared well enough by so many.
 SEQUENCES_A_STREAM = 64

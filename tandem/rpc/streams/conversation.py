@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from tandem.errors import IdleTimeout, TandemError, WrongState
-from tandem.rpc.patience import Patience
-from tandem.rpc.sequence import Answer, ServedSequence, State, StepMessage, StepReply
 from tandem.rpc.status import INTERNAL_ERROR
+from tandem.rpc.streams.patience import Patience
+from tandem.rpc.streams.sequence import Answer, ServedSequence, State, StepMessage, StepReply
 from tandem.telemetry.logs import bind_span
 from tandem.telemetry.spans import caller_of
 from tandem.telemetry.steps import StepSpan

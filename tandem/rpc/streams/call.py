@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 from tandem.errors import Exhausted, OutOfTime, PeerFailure, TandemError, Unavailable
-from tandem.rpc.link import Link, Response, SharedStream, broken
-from tandem.rpc.patience import Patience
 from tandem.rpc.status import ended_by_peer
+from tandem.rpc.streams.link import Link, Response, SharedStream, broken
+from tandem.rpc.streams.patience import Patience
 from tandem.telemetry.spans import Span
 
 # How long a peer may take to say goodbye.
