@@ -14,7 +14,8 @@ import pytest
 from tandem.engine import decisions, draws
 from tandem.speculation import randomness, sampler
 from tandem.speculation.categorical import Categorical
-from tandem.verification import Verifier, fused
+from tandem.verification import Verifier
+from tandem.verification.kernels import chains as fused
 
 # (purpose, part, round, row)
 Key = tuple[int, int, int, int]

@@ -15,7 +15,7 @@ from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import foresee
-from tandem.verification.fused import decide_all, decide_trees
+from tandem.verification.kernels.chains import decide_all, decide_trees
 
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
 # rows are. Then come the overlaps, then the rule's state.

@@ -12,8 +12,8 @@ from torch import Tensor
 from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, last_success, plain_view, row_within
-from tandem.verification.fused import decide_block
-from tandem.verification.fused_tree import decide_block_tree
+from tandem.verification.kernels.chains import decide_block
+from tandem.verification.kernels.trees import decide_block_tree
 from tandem.verification.traversal import Traversal
 from tandem.verification.tree import TreeRule
 from tandem.verification.verifier import Verifier

@@ -12,7 +12,7 @@ from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.block import BlockVerifier
-from tandem.verification.fused import decide_block
+from tandem.verification.kernels.chains import decide_block
 from tandem.verification.ratios import ratios
 from tandem.verification.tree import Nodes, TreeRule, excess_or
 

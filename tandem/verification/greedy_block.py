@@ -26,7 +26,7 @@ from tandem.verification.chain import (
     row_at,
     row_within,
 )
-from tandem.verification.fused_greedy import decide_greedy_block
+from tandem.verification.kernels.greedy_block import decide_greedy_block
 from tandem.verification.ratios import MAX_RATIO, ratios
 from tandem.verification.verifier import Verifier
 

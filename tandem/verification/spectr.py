@@ -11,7 +11,7 @@ from torch import Tensor
 from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
-from tandem.verification.fused import decide_token
+from tandem.verification.kernels.chains import decide_token
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from tandem.verification.tree import Nodes, TreeRule, first_passed_child

@@ -11,8 +11,8 @@ from torch import Tensor
 from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
-from tandem.verification.fused import decide_token
-from tandem.verification.fused_tree import decide_token_tree
+from tandem.verification.kernels.chains import decide_token
+from tandem.verification.kernels.trees import decide_token_tree
 from tandem.verification.recursive import RecursiveRejection
 from tandem.verification.tree import TreeRule
 from tandem.verification.verifier import Verifier

@@ -20,8 +20,8 @@ from tandem.speculation.distribution import draw
 from tandem.speculation.nodes import Shape
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification.chain import View
-from tandem.verification.fused import FusedVerdict
-from tandem.verification.fused_tree import FusedTreeVerdict
+from tandem.verification.kernels.chains import FusedVerdict
+from tandem.verification.kernels.trees import FusedTreeVerdict
 from tandem.verification.tree import Judged, TreeRule
 
 W = TypeVar("W", bound=View)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.verification.fused import decide_block
+from tandem.verification.kernels.chains import decide_block
 from target_svc.__main__ import main
 from target_svc.verifiers import VERIFIERS
 

@@ -22,7 +22,7 @@ from tandem.speculation.sampler import sample
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tandem.verification.block import BlockVerifier
-from tandem.verification.fused import decide_all, decide_token
+from tandem.verification.kernels.chains import decide_all, decide_token
 
 FUSED = [name for name, rule in VERIFIERS.items() if rule.kernel is not None]
 STATEFUL = [name for name in FUSED if VERIFIERS[name].pack([None], 3).numel()]

@@ -13,7 +13,7 @@ import torch
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification import VERIFIERS
-from tandem.verification.fused import decide_all
+from tandem.verification.kernels.chains import decide_all
 from tests.laws import Tables, speculative_law
 from tests.unit.test_kernels import STATEFUL, decided, draft_of, rows_of, state
 

@@ -17,8 +17,8 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
-from tandem.verification.fused import decide_trees
-from tandem.verification.fused_tree import decide_token_tree
+from tandem.verification.kernels.chains import decide_trees
+from tandem.verification.kernels.trees import decide_token_tree
 from tandem.verification.token import TokenVerifier
 from tests.unit.test_kernels import ALMOST_ONE, received, rows_of
 

@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32
 
 from tandem.speculation.kernel import kernel
-from tandem.verification.fused import SIGNATURE
+from tandem.verification.kernels.chains import SIGNATURE
 
 # As in `verifier.py` and `greedy_block.py`.
 _MAX_RATIO = 1e18

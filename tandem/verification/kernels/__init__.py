@@ -1,0 +1,1 @@
+"""The rules as kernels for a CPU, compiled by numba."""
