@@ -43,7 +43,7 @@ from benchmarks.measure.services import serving
 from benchmarks.sweep import sweeps
 from benchmarks.sweep.plots import draw
 from tandem.failure import Failure
-from tandem.local.pair import Pair, embedded
+from tandem.tools.local.pair import Pair, embedded
 
 # Wide enough for the table; the file gets the same text.
 _WIDTH = 190

@@ -32,13 +32,13 @@ from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.load.generator import LoadGenerator
-from tandem.load.timeline import Timeline
-from tandem.local.pair import embedded
-from tandem.local.process import ROOT
-from tandem.local.stack import StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.timeline import Timeline
+from tandem.tools.local.pair import embedded
+from tandem.tools.local.process import ROOT
+from tandem.tools.local.stack import StackSettings, running
 
 _NEW_TOKENS = 128
 _CODES = ("ours", "theirs")

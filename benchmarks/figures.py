@@ -25,9 +25,9 @@ from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import serving
-from tandem.local.pair import Pair
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.tools.local.pair import Pair
 
 NEW_TOKENS = 250
 CASES = tuple((verifier, gamma) for gamma in (4, 8) for verifier in ("token", "block"))

@@ -20,14 +20,14 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.services import serving
-from tandem.load.client import Client
-from tandem.load.method import Method
-from tandem.load.prompts import PROMPTS
-from tandem.load.tracing import sampled
-from tandem.local.pair import Pair
-from tandem.traces.basis import Basis
-from tandem.traces.recording import Recording
-from tandem.traces.whatif import Outlook
+from tandem.tools.load.client import Client
+from tandem.tools.load.method import Method
+from tandem.tools.load.prompts import PROMPTS
+from tandem.tools.load.tracing import sampled
+from tandem.tools.local.pair import Pair
+from tandem.tools.traces.basis import Basis
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.whatif import Outlook
 
 WAYS = (Method("block", 4), Method("block", 2), Method("block", 8), Method("token", 4))
 _SERVICES = ("drafter", "target", "orchestrator")

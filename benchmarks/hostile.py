@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.common.v1 import common_pb2
-from tandem.local.stack import StackSettings, running
 from tandem.rpc.channel import connect
 from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.local.stack import StackSettings, running
 
 _PROMPT, _NEW, _GAMMA, _SUPPORT = 16, 400, 4, 256
 _TICKS = os.sysconf("SC_CLK_TCK")

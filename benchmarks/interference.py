@@ -25,9 +25,9 @@ from rich.console import Console
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.services import serving
-from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.tools.local.pair import Pair, embedded
 
 RUNNING = 8
 LONG_PROMPT = 4000

@@ -30,9 +30,9 @@ from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import drafting
 from tandem.failure import Failure
-from tandem.local.pair import Pair
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.tools.local.pair import Pair
 
 NEW_TOKENS = 200
 # What a pass of the target over one row takes, in passes of the drafter.

@@ -28,12 +28,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure.environment import RESULTS, describe
 from tandem.common.v1 import common_pb2
-from tandem.load.generator import LoadGenerator
-from tandem.load.timeline import Timeline
-from tandem.local.process import ROOT
-from tandem.local.stack import StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.place import Place
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.timeline import Timeline
+from tandem.tools.local.process import ROOT
+from tandem.tools.local.stack import StackSettings, running
 
 SERVICES = ("drafter", "target", "orchestrator")
 _VOCAB_SIZE = 4096

@@ -30,11 +30,11 @@ from benchmarks.measure.prompts import PROMPTS
 from benchmarks.overhead import save_pair
 from benchmarks.simulated.fleet import Device, fleet
 from tandem.common.v1 import common_pb2
-from tandem.local.pair import Pair
-from tandem.local.stack import Stack, StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import Stack, StackSettings, running
 
 _NEW_TOKENS = 96
 _PUSHBACK = "grpc-retry-pushback-ms"

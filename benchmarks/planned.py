@@ -24,13 +24,13 @@ from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.overhead import save_pair
 from benchmarks.simulated.fleet import Device, fleet
 from tandem.common.v1 import common_pb2
-from tandem.load.generator import LoadGenerator
-from tandem.load.report import LoadReport
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.planning.measurement import Measurement
-from tandem.planning.recorded import measured_from
-from tandem.planning.rounds import Fleet, Load, Rounds
-from tandem.traces.recording import Recording
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.report import LoadReport
+from tandem.tools.planning.measurement import Measurement
+from tandem.tools.planning.recorded import measured_from
+from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.traces.recording import Recording
 
 DEVICES = {"target": Device(40.0, 0.1), "drafter": Device(5.0, 0.05)}
 _GAMMA = 4

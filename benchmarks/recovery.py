@@ -23,8 +23,8 @@ from rich.table import Table
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.simulated.shuffled import SHUFFLED
 from benchmarks.sizes import AUTO, PLAIN, measure
-from tandem.local.pair import Pair
-from tandem.local.stack import StackSettings, running
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import StackSettings, running
 
 _PHASES = ("good", "turned bad", "bad", "turned good", "good again")
 

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.services import serving
-from tandem.local.pair import Pair, embedded
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.telemetry.stages import STEP_STAGES, span_of
+from tandem.tools.local.pair import Pair, embedded
 
 _NEW_TOKENS = 250
 _SERVICES = ("drafter", "target", "orchestrator")

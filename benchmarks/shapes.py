@@ -25,8 +25,8 @@ from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.ratio import ratio
 from benchmarks.sweep.recorded import Recorder
 from tandem.drafting.shape import best, expected_tokens
-from tandem.local.pair import embedded
 from tandem.speculation.proposal import Proposal
+from tandem.tools.local.pair import embedded
 from tandem.verification import VERIFIERS
 
 LENGTH = 200

@@ -23,10 +23,10 @@ from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
 from benchmarks.overhead import serving
 from tandem.common.v1 import common_pb2
-from tandem.load.generator import LoadGenerator
-from tandem.local.pair import embedded
-from tandem.local.process import ROOT
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.local.pair import embedded
+from tandem.tools.local.process import ROOT
 
 _NEW_TOKENS = 160
 

@@ -30,12 +30,12 @@ from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.services import serving
 from benchmarks.measure.vitals import Vitals, vitals_of
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.local.pair import Pair
-from tandem.local.stack import Stack
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import Stack
 
 _KNOWN = 96
 # Allocators, caches and thread stacks have grown to their size by then.

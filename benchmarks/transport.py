@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.overhead import SERVICES, Cost, measure, save_pair
-from tandem.local.stack import StackSettings, running
 from tandem.rpc.place import Place
+from tandem.tools.local.stack import StackSettings, running
 from tests.authorities import Authority
 
 _GAMMA = 4

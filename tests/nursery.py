@@ -26,8 +26,8 @@ from queue import Queue
 from typing import IO, Any
 
 from tandem.inference.threads import spin_less
-from tandem.local import tethered
-from tandem.local.process import MEMORY, ROOT
+from tandem.tools.local import tethered
+from tandem.tools.local.process import MEMORY, ROOT
 
 _POLL_SECONDS = 0.02
 _BORN_SECONDS = 120.0

@@ -12,11 +12,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.local.process import ServiceProcess
-from tandem.local.stack import Stack, StackSettings, running
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.local.process import ServiceProcess
+from tandem.tools.local.stack import Stack, StackSettings, running
 from tests.nursery import Forked
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from transformers.generation import BaseStreamer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.contest.method import dtypes_of
-from tandem.load.timeline import Timeline
+from tandem.tools.load.timeline import Timeline
 
 # The assistant's defaults in transformers 5: up to 20 tokens, fewer where one is less likely
 # than this.

@@ -14,9 +14,9 @@ from benchmarks.contest.baseline import Baseline
 from benchmarks.contest.floor import Floor, copy_bandwidth
 from benchmarks.contest.method import Method, System
 from benchmarks.measure.prompts import PROMPTS
-from tandem.load import method as served
-from tandem.load.generator import LoadGenerator
-from tandem.load.timeline import Timeline
+from tandem.tools.load import method as served
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.timeline import Timeline
 
 _WARM_UP_TOKENS = 12
 # Bare rounds beside each repeat.

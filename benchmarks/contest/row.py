@@ -9,7 +9,7 @@ from statistics import mean, median
 from benchmarks.contest.floor import Floor
 from benchmarks.contest.method import Method, System
 from benchmarks.measure.ratio import ratio
-from tandem.load.timeline import Percentiles, Timeline
+from tandem.tools.load.timeline import Percentiles, Timeline
 
 
 @dataclass(frozen=True)

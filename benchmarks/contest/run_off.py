@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from benchmarks.contest.contest import Contest
 from benchmarks.contest.method import Method, System
-from tandem.load.timeline import Timeline
+from tandem.tools.load.timeline import Timeline
 
 _BLOCK = f"{System.TANDEM} block"
 # The table may err on the best dtype or draft length; plain generation has little to choose.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tandem.local.pair import Pair
-from tandem.local.stack import Stack, StackSettings, running
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import Stack, StackSettings, running
 
 # Nothing runs any more when a benchmark stops its services.
 _ENDING = {"DRAIN_SECONDS": "2"}

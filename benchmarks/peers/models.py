@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.expand import Shape, expand
 from benchmarks.peers.installation import CACHE, OPENVINO, run_logged
-from tandem.local.pair import embedded
+from tandem.tools.local.pair import embedded
 
 _CONVERSION_SECONDS = 600.0
 

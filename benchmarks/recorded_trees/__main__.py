@@ -37,7 +37,7 @@ from benchmarks.recorded_trees.wire import SUPPORTS, Wire, wire_of
 from benchmarks.sweep.branching import path_of
 from benchmarks.sweep.expectation import STARTS
 from benchmarks.sweep.recorded import Recorder
-from tandem.local.pair import embedded
+from tandem.tools.local.pair import embedded
 
 LENGTH = 200
 # Of a batch: each text's rows of all nodes take a megabyte and a half.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from benchmarks.simulated.device import PASS_VARIABLE, ROW_VARIABLE
 from tandem.failure import Failure
-from tandem.local.process import ROOT, ServiceProcess
-from tandem.local.readiness import is_ready
-from tandem.local.stack import Stack, StackSettings, running
 from tandem.rpc.place import Place
+from tandem.tools.local.process import ROOT, ServiceProcess
+from tandem.tools.local.readiness import is_ready
+from tandem.tools.local.stack import Stack, StackSettings, running
 
 _READY_SECONDS = 120.0
 _DRAIN_SECONDS = 10.0

@@ -9,11 +9,11 @@ import grpc
 from rich.progress import Progress
 
 from benchmarks.measure.prompts import PROMPTS
-from tandem.load.generator import LoadGenerator
-from tandem.load.method import BLOCK, PLAIN, Method
-from tandem.load.report import LoadReport
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.method import BLOCK, PLAIN, Method
+from tandem.tools.load.report import LoadReport
 
 METHODS = (BLOCK, PLAIN)
 # An open loop at the closed loop's own rate would have no steady state.

@@ -11,10 +11,10 @@ from rich.progress import Progress
 
 from benchmarks.sweep.concurrency import generations
 from benchmarks.sweep.delay_proxy import DelayProxy
-from tandem.load.generator import LoadGenerator
-from tandem.load.method import BLOCK, PLAIN, Method
-from tandem.load.report import LoadReport
-from tandem.local.stack import Stack, StackSettings
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.method import BLOCK, PLAIN, Method
+from tandem.tools.load.report import LoadReport
+from tandem.tools.local.stack import Stack, StackSettings
 
 METHODS = (PLAIN, BLOCK, Method("block", 8))
 

@@ -16,8 +16,8 @@ from benchmarks.sweep.expectation import Expectation, expectations
 from benchmarks.sweep.network_delay import Delayed, delay_sweep
 from benchmarks.sweep.recorded import Recorder
 from benchmarks.sweep.support_size import SupportSize, support_sizes
-from tandem.load.timeline import Percentiles
-from tandem.local.pair import embedded
+from tandem.tools.load.timeline import Percentiles
+from tandem.tools.local.pair import embedded
 
 
 @dataclass(frozen=True)

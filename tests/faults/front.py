@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models
 
-from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.local.process import ServiceProcess
 from tests.faults.fleet import free_port
 from tests.processes import READY_SECONDS, ROOT, is_serving
 from tests.service.fake_carrier import VOCAB_SIZE, FakeContext

@@ -16,10 +16,10 @@ import grpc
 import pytest
 
 from orchestrator.front.grpc import make_service
-from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
+from tandem.tools.local.process import ServiceProcess
 from tests.processes import READY_SECONDS, ROOT, is_serving
 from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request, serve_fakes
 from tests.service.names import serve_names
@@ -61,8 +61,8 @@ def test_nothing_is_waited_for_by_the_time_of_day() -> None:
         for folder in ("tandem", "orchestrator", "drafter_svc", "target_svc")
         for path in (ROOT / folder).rglob("*.py")
         if re.search(r"\btime\.time(_ns)?\(|datetime\.(now|utcnow)\(", path.read_text())
-        and not path.is_relative_to(ROOT / "tandem/traces")
-        and not path.is_relative_to(ROOT / "tandem/load")
+        and not path.is_relative_to(ROOT / "tandem/tools/traces")
+        and not path.is_relative_to(ROOT / "tandem/tools/load")
     }
     assert found == WALL_CLOCK
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tandem.load.client import Lost
-from tandem.load.resuming import Resuming
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.client import Lost
+from tandem.tools.load.resuming import Resuming
 from tests.faults.fleet import free_port
 from tests.faults.front import WORDS, Front, fronted, ids_of, speaking_target
 from tests.processes import READY_SECONDS, ROOT, generation
@@ -77,7 +77,7 @@ async def test_a_text_at_temperature_0_is_the_fault_free_one(
 async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path) -> None:
     async with fronted(tmp_path) as front:
         address = front.addresses[0]
-        command = [sys.executable, "-m", "tandem.cli", "generate", "aa", "--address", address]
+        command = [sys.executable, "-m", "tandem.tools.cli", "generate", "aa", "--address", address]
         command += ["--temperature", "0", "--gamma", "4", "-n", "400"]
         whole = speaking_target([]).text(400, last=0)
 
@@ -112,7 +112,7 @@ async def test_the_command_does_so_by_itself_and_gives_up_in_time(tmp_path: Path
 async def test_one_json_object_goes_on_as_a_streamed_text_does(tmp_path: Path) -> None:
     async with fronted(tmp_path) as front:
         address = front.addresses[0]
-        command = [sys.executable, "-m", "tandem.cli", "generate", "aa", "--address", address]
+        command = [sys.executable, "-m", "tandem.tools.cli", "generate", "aa", "--address", address]
         command += ["--temperature", "0", "--gamma", "4", "-n", "400", "--json"]
 
         def finished(*, interrupted: bool) -> tuple[int, str, str]:

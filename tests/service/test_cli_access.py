@@ -16,12 +16,12 @@ import pytest
 
 from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
-from tandem.load.ghz import tool as ghz
-from tandem.load.ghz.scenario import scenarios
 from tandem.rpc.place import Place
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
+from tandem.tools.load.ghz import tool as ghz
+from tandem.tools.load.ghz.scenario import scenarios
 from tests.authorities import Authority
 from tests.manifests import tool
 from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
@@ -51,7 +51,7 @@ async def served(folder: Path) -> AsyncIterator[str]:
 async def tandem(*words: str, **environment: str) -> tuple[int, str, str]:
     """A run of the command: exit code, output, errors."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem.cli", *words),
+        *(sys.executable, "-m", "tandem.tools.cli", *words),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200", **environment},

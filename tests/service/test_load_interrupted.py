@@ -16,14 +16,14 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from tandem.cli.exit_codes import so_far
-from tandem.cli.main import app
-from tandem.load.ghz.calls import Call, Calls
-from tandem.load.ghz.campaign import Campaign
-from tandem.load.ghz.outcome import Outcome
-from tandem.load.ghz.scenario import Scenario
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.tools.cli.exit_codes import so_far
+from tandem.tools.cli.main import app
+from tandem.tools.load.ghz.calls import Call, Calls
+from tandem.tools.load.ghz.campaign import Campaign
+from tandem.tools.load.ghz.outcome import Outcome
+from tandem.tools.load.ghz.scenario import Scenario
 
 _SECONDS = 30.0
 
@@ -83,7 +83,7 @@ def test_a_bench_reports_the_texts_that_had_ended(
     served, address = orchestrator
     if "--sweep" in how:
         served.left = 3  # a rate of one text and a rate of two, and the next one waits
-    command = [sys.executable, "-m", "tandem.cli", "bench", "-a", address, "--warm-up", "0"]
+    command = [sys.executable, "-m", "tandem.tools.cli", "bench", "-a", address, "--warm-up", "0"]
     run = subprocess.Popen(
         [*command, *how, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -107,7 +107,7 @@ def test_a_bench_without_a_text_has_nothing_to_report(
 ) -> None:
     served, address = orchestrator
     served.left = 0
-    command = [sys.executable, "-m", "tandem.cli", "bench", "-a", address, "--json"]
+    command = [sys.executable, "-m", "tandem.tools.cli", "bench", "-a", address, "--json"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: served.left < 0)
     run.send_signal(signal.SIGINT)
@@ -131,7 +131,7 @@ def test_a_load_reports_the_scenarios_that_had_ended(
         return Outcome.of(scenario, calls)
 
     monkeypatch.setattr(Campaign, "run", run)
-    monkeypatch.setattr("tandem.load.ghz.tool.find", lambda root: "ghz")
+    monkeypatch.setattr("tandem.tools.load.ghz.tool.find", lambda root: "ghz")
     arguments = ["load", "-a", address, "--no-sweep", "--out", str(tmp_path)]
     ended = CliRunner().invoke(app, [*arguments, "generate-closed", "generate-open"])
     assert ended.exit_code == 130

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from tandem.cli.main import app
-from tandem.planning.bound import NOTHING
+from tandem.tools.cli.main import app
+from tandem.tools.planning.bound import NOTHING
 from tests.processes import ROOT, trio
 
 RUN_SECONDS = 300

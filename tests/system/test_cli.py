@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import comparison, report
-from tandem.load.client import Client
-from tandem.load.method import BLOCK, Method
-from tandem.load.prompts import PROMPTS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.cli import comparison, report
+from tandem.tools.load.client import Client
+from tandem.tools.load.method import BLOCK, Method
+from tandem.tools.load.prompts import PROMPTS
 from tests.processes import ROOT
 from tests.system.test_up import (
     PLAIN,
@@ -63,10 +63,11 @@ def test_help_reads_well(command: str) -> None:
 
 
 def test_imports_no_model_library_and_help_no_grpc() -> None:
-    modules = [f"tandem.cli.{path.stem}" for path in (ROOT / "tandem/cli").glob("[a-z]*.py")]
+    files = (ROOT / "tandem/tools/cli").rglob("[a-z]*.py")
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
     program = (
         "import sys, importlib; sys.modules['torch'] = sys.modules['transformers'] = None;"
-        "import tandem.cli.main; assert 'grpc' not in sys.modules;"
+        "import tandem.tools.cli.main; assert 'grpc' not in sys.modules;"
         f"[importlib.import_module(name) for name in {modules}]"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

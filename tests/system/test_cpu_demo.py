@@ -55,7 +55,7 @@ def pods(
 def complete(pods: Pods) -> dict[str, Any]:
     """A text that the client asks for, from where it is."""
     said = pods.namespaces["client"].run(
-        *(sys.executable, "-m", "tandem.cli", "generate", "--json"),
+        *(sys.executable, "-m", "tandem.tools.cli", "generate", "--json"),
         *("--address", "orchestrator.tandem:50050", "--seed", "1", "--timeout", "50"),
         *("--gamma", "4"),  # whatever drafts earn on a machine as busy as this
         *("--max-new-tokens", str(NEW_TOKENS), "--ignore-eos", "import "),

@@ -14,10 +14,10 @@ import grpc
 import pytest
 
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.local.process import ServiceProcess
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.local.process import ServiceProcess
 from tests.nursery import Forked
 from tests.processes import READY_SECONDS, generation, is_serving
 from tests.service.names import Names, serve_names

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.load.ghz.scenario import scenarios
-from tandem.local.process import ServiceProcess
+from tandem.tools.load.ghz.scenario import scenarios
+from tandem.tools.local.process import ServiceProcess
 from tests.processes import ROOT, Trio, trio
 from tests.system.test_prometheus import free_ports
 
@@ -62,7 +62,7 @@ def stack(
 
 
 def load(*arguments: str, address: str, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tandem.cli", "load", *arguments]
+    command = [sys.executable, "-m", "tandem.tools.cli", "load", *arguments]
     clean = {name: value for name, value in os.environ.items() if "METRICS_LISTEN" not in name}
     return subprocess.run(
         [*command, "--address", address, "--out", str(out)],
@@ -165,7 +165,7 @@ def test_a_server_that_refuses_is_reported(ghz: str, tmp_path: Path) -> None:
 def test_a_missing_ghz_says_how_to_install_it(tmp_path: Path) -> None:
     """A checkout without one, as an environment without any folder of programs."""
     program = (
-        "from pathlib import Path; from tandem.load.ghz.tool import find\n"
+        "from pathlib import Path; from tandem.tools.load.ghz.tool import find\n"
         "from tandem.failure import Misconfigured\n"
         f"try: find(Path({str(tmp_path)!r}))\n"
         "except Misconfigured as error: print(error)\n"

@@ -146,7 +146,8 @@ def test_twenty_requests_are_twenty_whole_traces(
 
 def report(collector: Jaeger) -> Any:
     """What `tandem trace report` makes of what Jaeger gives back."""
-    command = [sys.executable, "-m", "tandem.cli", "trace", "report", "--json", collector.source]
+    report = ("trace", "report", "--json", collector.source)
+    command = [sys.executable, "-m", "tandem.tools.cli", *report]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

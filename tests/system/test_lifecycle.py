@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.local.process import ServiceProcess
-from tandem.local.readiness import is_improving, is_ready
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.place import Place
+from tandem.tools.local.process import ServiceProcess
+from tandem.tools.local.readiness import is_improving, is_ready
 from tests.processes import READY_SECONDS, ROOT, Trio, generation, is_serving, trio
 
 LONG = 200

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.load.client import Client
-from tandem.local.places import place_of
+from tandem.tools.load.client import Client
+from tandem.tools.local.places import place_of
 from tests.manifests import known_variables
 from tests.processes import generation, trio
 

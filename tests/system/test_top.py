@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if "METRICS_LISTEN" not in name}
     return subprocess.run(
-        [sys.executable, "-m", "tandem.cli", "top", *arguments],
+        [sys.executable, "-m", "tandem.tools.cli", "top", *arguments],
         env={**clean, **variables},
         cwd=ROOT,
         capture_output=True,

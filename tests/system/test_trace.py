@@ -33,7 +33,8 @@ def test_help_reads_well(command: str) -> None:
 def test_reads_without_grpc_and_model_libraries(trace: Path) -> None:
     blocked = "import sys; sys.modules['torch'] = sys.modules['grpc'] = None"
     program = (
-        f"{blocked}; from tandem.cli.main import app; app(['trace', 'report', {str(trace)!r}])"
+        f"{blocked}; from tandem.tools.cli.main import app;"
+        f" app(['trace', 'report', {str(trace)!r}])"
     )
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
@@ -166,7 +167,7 @@ def test_files_without_a_span_are_one_line(content: str, said: str, tmp_path: Pa
 
 
 def test_a_broken_pipe_is_no_traceback(trace: Path) -> None:
-    program = f"{sys.executable} -m tandem.cli trace export {trace} -f csv | head -n 1"
+    program = f"{sys.executable} -m tandem.tools.cli trace export {trace} -f csv | head -n 1"
     run = subprocess.run(
         ["bash", "-c", program], capture_output=True, text=True, cwd=ROOT, env=PLAIN, check=False
     )

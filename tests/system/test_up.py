@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from tandem.cli.main import app
-from tandem.local.pair import Pair
-from tandem.local.stack import Stack
+from tandem.tools.cli.main import app
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import Stack
 from tests.processes import ROOT
 from tests.tiny import save_random_llama
 
-TANDEM = [sys.executable, "-m", "tandem.cli"]
+TANDEM = [sys.executable, "-m", "tandem.tools.cli"]
 PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
 START_SECONDS = 90
 

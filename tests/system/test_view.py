@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.traces import view
-from tandem.traces.recording import Recording
+from tandem.tools.traces import view
+from tandem.tools.traces.recording import Recording
 from tests.chromium import Page, chromium
 from tests.traces import COSTS, Tape, recorded, request, request_ms
 

@@ -120,7 +120,7 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
 
 @pytest.mark.parametrize("folder", [*SERVICES, "benchmarks"])
 def test_the_command_is_nobodys_library(folder: str) -> None:
-    assert not [(p, m) for p, m in imports(folder) if m.startswith("tandem.cli")]
+    assert not [(p, m) for p, m in imports(folder) if m.startswith("tandem.tools.cli")]
 
 
 def test_only_the_models_side_touches_torch() -> None:
@@ -135,7 +135,7 @@ def test_only_the_models_side_touches_torch() -> None:
     "module",
     [
         "orchestrator.__main__",
-        "tandem.cli.main",
+        "tandem.tools.cli.main",
         "drafter_svc.servicer",
         "drafter_svc.methods",
         "target_svc.settings",

@@ -12,8 +12,8 @@ from benchmarks.contest.floor import BareRound, Floor
 from benchmarks.contest.method import Method, System
 from benchmarks.contest.row import Row, floors, measured
 from benchmarks.contest.run_off import ratios
-from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.timeline import Timeline
 
 
 @pytest.fixture

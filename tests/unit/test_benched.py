@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.text.ledger import Ledger
-from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.planning.benched import measured_from
 from tandem.telemetry.stages import StageTimes
+from tandem.tools.load.timeline import Timeline
+from tandem.tools.planning.benched import measured_from
 
 _MS = 1_000_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from tandem.cli.main import app
 from tandem.failure import Misconfigured
-from tandem.load.objective import Objective
+from tandem.tools.cli.main import app
+from tandem.tools.load.objective import Objective
 
 
 @pytest.mark.parametrize("command", ["load", "bench", "info"])

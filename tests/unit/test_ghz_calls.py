@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from tandem.cli.load_report import require
-from tandem.cli.load_services import services
 from tandem.failure import Failure, Misconfigured
-from tandem.load.ghz import report, table
-from tandem.load.ghz.calls import Calls, read
-from tandem.load.ghz.campaign import Campaign
-from tandem.load.ghz.outcome import Outcome
-from tandem.load.ghz.scenario import Scenario, scenarios
-from tandem.load.ghz.served import Served, Watch
-from tandem.load.objective import Objective
 from tandem.rpc.place import Place
 from tandem.telemetry import metrics
-from tandem.watch.figures import figures
-from tandem.watch.histogram import Histogram
-from tandem.watch.scrape import Scrape
+from tandem.tools.cli.load_report import require
+from tandem.tools.cli.load_services import services
+from tandem.tools.load.ghz import report, table
+from tandem.tools.load.ghz.calls import Calls, read
+from tandem.tools.load.ghz.campaign import Campaign
+from tandem.tools.load.ghz.outcome import Outcome
+from tandem.tools.load.ghz.scenario import Scenario, scenarios
+from tandem.tools.load.ghz.served import Served, Watch
+from tandem.tools.load.objective import Objective
+from tandem.tools.watch.figures import figures
+from tandem.tools.watch.histogram import Histogram
+from tandem.tools.watch.scrape import Scrape
 from tests.processes import ROOT
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.load.generator import LoadGenerator
-from tandem.load.report import LoadReport
-from tandem.load.timeline import Percentiles, Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.report import LoadReport
+from tandem.tools.load.timeline import Percentiles, Timeline
 
 
 class SlowService(LoadGenerator):

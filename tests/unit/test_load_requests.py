@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tandem.failure import Misconfigured
-from tandem.load.requests import RequestFile, requests
+from tandem.tools.load.requests import RequestFile, requests
 from tests.processes import ROOT
 
 PROMPTS = ROOT / "deploy" / "ghz" / "prompts.json"

@@ -7,12 +7,12 @@ import math
 import pytest
 
 from tandem.failure import Misconfigured
-from tandem.load.generator import LoadGenerator
-from tandem.load.objective import Goodput, Objective
-from tandem.load.report import LoadReport
-from tandem.load.sweep import Level, OpenLoop, best, failures, require_rate, rows, sweep
-from tandem.load.timeline import Timeline
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.objective import Goodput, Objective
+from tandem.tools.load.report import LoadReport
+from tandem.tools.load.sweep import Level, OpenLoop, best, failures, require_rate, rows, sweep
+from tandem.tools.load.timeline import Timeline
 from tests.unit.test_load import SlowService
 
 # Due at 10, asked for at 10.5: TTFT 1 s, latency 1.5 s, TPOT 0.1 s.

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from tandem.failure import Failure
-from tandem.load.objective import Objective
-from tandem.planning import plan as plan_module
-from tandem.planning.engine import Engine, Times
-from tandem.planning.measurement import Measurement, Shape
-from tandem.planning.plan import Prices, planned
-from tandem.planning.prediction import predicted
-from tandem.planning.rounds import Fleet, Load, Rounds
-from tandem.planning.sizing import Need, Sizing
-from tandem.planning.window import Window
-from tandem.traces.costs import Curve
+from tandem.tools.load.objective import Objective
+from tandem.tools.planning import plan as plan_module
+from tandem.tools.planning.engine import Engine, Times
+from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.planning.plan import Prices, planned
+from tandem.tools.planning.prediction import predicted
+from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.sizing import Need, Sizing
+from tandem.tools.planning.window import Window
+from tandem.tools.traces.costs import Curve
 from tests.unit.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
 LONG = replace(NONE_KEPT, texts=[Shape(3000, 0.020, 0.002)])

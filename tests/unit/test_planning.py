@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from tandem.failure import Failure
-from tandem.load.objective import Objective
-from tandem.planning.measurement import Measurement, Shape
-from tandem.planning.pace import Pace, ratio_of
-from tandem.planning.plan import Prices, planned
-from tandem.planning.rounds import Fleet, Load, Rounds
-from tandem.planning.sizing import Need, Sizing, good_share
-from tandem.planning.texts import Texts
-from tandem.traces.costs import Curve
+from tandem.tools.load.objective import Objective
+from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.planning.pace import Pace, ratio_of
+from tandem.tools.planning.plan import Prices, planned
+from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.sizing import Need, Sizing, good_share
+from tandem.tools.planning.texts import Texts
+from tandem.tools.traces.costs import Curve
 
 
 def flat(seconds: float) -> Curve:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.local.process import ServiceProcess
+from tandem.tools.local.process import ServiceProcess
 
 SERVICE = """
 import json, os, signal, sys

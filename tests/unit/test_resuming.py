@@ -9,10 +9,10 @@ from typing import Any, Self
 import pytest
 
 from tandem.failure import Failure
-from tandem.load import resuming
-from tandem.load.client import Lost
-from tandem.load.resuming import Resuming
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load import resuming
+from tandem.tools.load.client import Lost
+from tandem.tools.load.resuming import Resuming
 
 
 class FakeClient:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Failure, Misconfigured
-from tandem.traces import request as request_module
-from tandem.traces import source, store
-from tandem.traces.quantiles import RELATIVE_ERROR, Quantiles
-from tandem.traces.recording import Recording
-from tandem.traces.report import Report
+from tandem.tools.traces import request as request_module
+from tandem.tools.traces import source, store
+from tandem.tools.traces.quantiles import RELATIVE_ERROR, Quantiles
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.report import Report
 from tests.traces import Tape, otlp, recorded, request
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.traces import view
-from tandem.traces.recording import Recording
+from tandem.tools.traces import view
+from tandem.tools.traces.recording import Recording
 from tests.traces import Tape, request, request_ms
 
 EVIL = "</script><script>alert(1)</script><!--"

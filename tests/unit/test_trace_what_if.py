@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Failure
-from tandem.traces.basis import Basis
-from tandem.traces.batches import Waits
-from tandem.traces.costs import Curve, batch_curve
-from tandem.traces.recording import Recording
-from tandem.traces.speculation import RatioModel, continued, kept
-from tandem.traces.whatif import Outlook, Prediction
+from tandem.tools.traces.basis import Basis
+from tandem.tools.traces.batches import Waits
+from tandem.tools.traces.costs import Curve, batch_curve
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.speculation import RatioModel, continued, kept
+from tandem.tools.traces.whatif import Outlook, Prediction
 from tests.traces import COSTS, Costs, Tape, recorded, request, request_ms
 
 

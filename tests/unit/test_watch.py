@@ -12,8 +12,8 @@ import pytest
 from tandem.telemetry import metrics
 from tandem.telemetry.exposition import Exposition
 from tandem.telemetry.instruments import Instruments
-from tandem.watch.figures import Figures, figures
-from tandem.watch.scrape import Scrape, scrape
+from tandem.tools.watch.figures import Figures, figures
+from tandem.tools.watch.scrape import Scrape, scrape
 
 
 @contextmanager

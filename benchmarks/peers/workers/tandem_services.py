@@ -12,10 +12,10 @@ import grpc
 from benchmarks.measure.services import serving
 from benchmarks.peers.protocol import Generate, Load, serve
 from tandem.common.v1 import common_pb2
-from tandem.local.pair import Pair
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.tools.local.pair import Pair
 
 _RULE = "block"
 _TEXT_SECONDS = 300.0

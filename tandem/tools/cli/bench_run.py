@@ -1,0 +1,113 @@
+"""What `tandem bench` does: a load, or one rate after the other, until they end or are stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.progress import Progress
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.rpc.place import Place
+from tandem.tools.cli.terminal import err, tell
+from tandem.tools.load.client import Client
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.objective import Objective
+from tandem.tools.load.sweep import Level, OpenLoop, sweep
+from tandem.tools.load.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Load:
+    """How texts are asked for."""
+
+    warm_up: int
+    concurrency: int
+    rate: float | None
+    max_in_flight: int
+    seed: int
+    timeout_s: float
+
+    def __str__(self) -> str:
+        if self.rate is not None:
+            return f"{self.rate:.4g} a second"
+        return f"{self.concurrency} at a time"
+
+
+def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[list[Timeline], bool]:
+    """Warm up, then the load, with its progress on standard error.
+
+    Returns:
+        The texts that ended, and whether the load was interrupted.
+
+    Raises:
+        KeyboardInterrupt: before the first of them.
+    """
+    warm_up, counted = generations[: load.warm_up], generations[load.warm_up :]
+
+    done: list[Timeline] = []
+
+    async def texts(tick: Callable[[], None]) -> list[Timeline]:
+        def ended(text: Timeline) -> None:
+            done.append(text)
+            tick()
+
+        async with LoadGenerator(place, load.timeout_s) as generator:
+            await generator.closed_loop(warm_up, load.concurrency)
+            if load.rate is None:
+                return await generator.closed_loop(counted, load.concurrency, ended)
+            return await generator.open_loop(
+                counted, load.rate, load.seed, ended, load.max_in_flight
+            )
+
+    with Client(place) as client:
+        client.info()
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task("texts", total=len(counted))
+        try:
+            return asyncio.run(texts(lambda: progress.advance(task))), False
+        except KeyboardInterrupt:
+            if not done:
+                raise
+    tell(f"interrupted: {len(done)} of {len(counted)} texts had ended. Again to end at once")
+    return done, True
+
+
+def run_sweep(
+    place: Place,
+    request: Callable[[int], pb.Generation],
+    load: Load,
+    objective: Objective,
+    seconds: float,
+) -> tuple[list[Level], bool]:
+    """Warm up, then one rate after the other.
+
+    Returns:
+        The rates that were run to their ends, and whether others were not for an interrupt.
+
+    Raises:
+        KeyboardInterrupt: before the first of them.
+    """
+    done: list[Level] = []
+
+    def ended(level: Level) -> None:
+        done.append(level)
+        tell(level)
+
+    async def rates() -> list[Level]:
+        async with LoadGenerator(place, load.timeout_s) as generator:
+            warm_up = [request(number) for number in range(load.warm_up)]
+            await generator.closed_loop(warm_up, load.concurrency)
+            loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
+            return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, ended)
+
+    with Client(place) as client:
+        client.info()
+    try:
+        return asyncio.run(rates()), False
+    except KeyboardInterrupt:
+        if not done:
+            raise
+    tell(f"interrupted: {len(done)} rates had been run. Again to end at once")
+    return done, True

@@ -1,0 +1,72 @@
+"""tandem info: what an orchestrator serves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.tools.cli.exit_codes import reported
+from tandem.tools.cli.options import DEFAULT_ADDRESS, AddressOption
+from tandem.tools.cli.place import Security, secured
+from tandem.tools.cli.terminal import out
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tandem.common.v1 import common_pb2
+    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+
+@secured
+def info(
+    security: Security,
+    address: AddressOption = DEFAULT_ADDRESS,
+) -> None:
+    """Show what an orchestrator serves: its models, verifiers and defaults."""
+    from tandem.tools.load.client import Client
+
+    with reported(), Client(security.at(address)) as client:
+        reply = client.info()
+        out.print(_models(reply))
+        nodes = ""
+        if reply.max_nodes:
+            nodes = f"nodes: 1 to {reply.max_nodes} ({_default(reply, 'nodes')})\n"
+        out.print(
+            f"verifiers: {', '.join(reply.verifiers)} (default {reply.default_verifier})\n"
+            f"gamma: 0 to {reply.max_gamma} ({_default(reply, 'gamma')})\n"
+            f"{nodes}"
+            f"texts being generated: {reply.active_requests}"
+        )
+
+
+def _default(reply: pb.GetModelInfoResponse, name: str) -> str:
+    """Of a size, which may be chosen round by round."""
+    given = reply.HasField(f"default_{name}")  # type: ignore[arg-type]
+    return f"default {getattr(reply, f'default_{name}') if given else 'auto'}"
+
+
+def _models(reply: pb.GetModelInfoResponse) -> Table:
+    from rich.table import Table
+
+    table = Table("", "target")
+    columns = [reply.target]
+    if reply.HasField("drafter"):
+        table.add_column("drafter")
+        columns.append(reply.drafter)
+    rows = [_rows(model) for model in columns]
+    for name in rows[0]:
+        table.add_row(name, *(row[name] for row in rows))
+    return table
+
+
+def _rows(model: common_pb2.ModelInfo) -> dict[str, str]:
+    return {
+        "model": model.model,
+        "parameters": f"{model.parameters:,}",
+        "vocabulary": f"{model.vocab_size:,}",
+        "tokenizer": model.tokenizer_fingerprint[:12] or "none: prompts are token ids",
+        "end-of-text ids": ", ".join(map(str, model.eos_token_ids)) or "none",
+        "tokens a sequence": f"{model.max_length:,}",
+        "sequences at once": f"{model.max_sequences:,}",
+        "longest draft": f"{model.max_gamma}",
+        "runs on": f"{model.device}, {model.dtype}",
+    }

@@ -1,0 +1,78 @@
+"""What `tandem load` loads: services that run, or ours for as long as it takes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tandem.failure import Failure, Misconfigured
+from tandem.tools.cli.endpoints import endpoints_of
+from tandem.tools.cli.terminal import tell
+
+_SERVICES = ("orchestrator", "drafter", "target")
+_LOOPBACK = ("127.0.0.1", "localhost")
+_CONNECT_SECONDS = 2.0
+
+
+@contextmanager
+def services(
+    address: str, metrics: Sequence[str] | None, must_measure: bool, log_dir: Path
+) -> Iterator[tuple[list[str], bool]]:
+    """Where running services serve their metrics, and whether they are ours, for want of others.
+
+    Args:
+        address: of the orchestrator.
+        metrics: where those that run serve their metrics; else as the environment says.
+        must_measure: whether a load cannot be judged without them.
+        log_dir: gets the logs of ours.
+
+    Raises:
+        Failure: none answer at an address that is not of this machine, or whose metrics somebody
+            has named; or ours cannot start.
+        Misconfigured: a scenario needs metrics that nobody has named.
+    """
+    from tandem.tools.local.pair import Pair
+    from tandem.tools.local.stack import StackSettings, running
+
+    host, _, port = address.rpartition(":")
+    if _answers(host, port):
+        try:
+            endpoints = endpoints_of(metrics)
+        except Misconfigured:
+            if metrics or must_measure:
+                raise
+            tell("without metrics: nothing is said of tokens")
+            endpoints = []
+        yield endpoints, False
+        return
+    if host not in _LOOPBACK or metrics:  # figures of ours would be of something else
+        raise Failure(f"no orchestrator answers at {address}")
+    tell(f"no orchestrator at {address}: starting the embedded pair")
+    started = {**Pair().settings(), "orchestrator": {"LISTEN": address}}
+    endpoints = [f"127.0.0.1:{free}" for free in _free_ports(len(_SERVICES))]
+    for name, endpoint in zip(_SERVICES, endpoints, strict=True):
+        started[name] = {**started[name], "METRICS_LISTEN": endpoint}
+    with running(StackSettings(started, log_dir)):
+        yield endpoints, True
+
+
+def _answers(host: str, port: str) -> bool:
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody has, all held until all are known."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

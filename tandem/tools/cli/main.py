@@ -1,0 +1,32 @@
+"""The command line's root. Each command imports gRPC when it runs, so that help is instant."""
+
+from __future__ import annotations
+
+import typer
+
+from tandem.tools.cli.bench import bench
+from tandem.tools.cli.demo import demo
+from tandem.tools.cli.generate import generate
+from tandem.tools.cli.info import info
+from tandem.tools.cli.load import load
+from tandem.tools.cli.plan import plan
+from tandem.tools.cli.top import top
+from tandem.tools.cli.trace import trace
+from tandem.tools.cli.up import up
+
+app = typer.Typer(
+    name="tandem",
+    help=(
+        "Lossless speculative decoding: a small drafter guesses, the target decides,"
+        " and the text stays exactly the target's own."
+    ),
+    epilog="Start with [bold]tandem up[/], then [bold]tandem generate 'def '[/] elsewhere.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (up, generate, demo, bench, load, plan, info, top):
+    app.command()(command)
+app.add_typer(trace)

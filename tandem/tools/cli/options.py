@@ -1,0 +1,94 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tandem.tools.cli.endpoints import is_endpoint
+
+DEFAULT_ADDRESS = "127.0.0.1:50050"
+
+
+def _address(value: str) -> str:
+    """A gRPC target that has a port, or needs none."""
+    if not value.startswith("unix:") and not is_endpoint(value.rpartition("/")[2]):
+        raise typer.BadParameter(f"{value!r} is not HOST:PORT")
+    return value
+
+
+AddressOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="TANDEM_ADDRESS",
+        metavar="HOST:PORT",
+        help="The orchestrator to talk to.",
+        callback=_address,
+    ),
+]
+
+
+def _addresses(value: str) -> str:
+    for part in value.split(","):
+        _address(part)
+    return value
+
+
+AddressesOption = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        "-a",
+        envvar="TANDEM_ADDRESS",
+        metavar="HOST:PORT,...",
+        help="The orchestrator to talk to, and others of the same target to go on at.",
+        callback=_addresses,
+    ),
+]
+
+_OBJECTIVE = "Objective"
+
+SloTtftOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-ttft-ms",
+        metavar="MS",
+        min=0,
+        help="A good text's first token comes within this; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloTpotOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-tpot-ms",
+        metavar="MS",
+        min=0,
+        help="A good text takes this for each further token; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloLatencyOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-latency-ms",
+        metavar="MS",
+        min=0,
+        help="A good text is whole within this; 0 does not mind.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]
+SloShareOption = Annotated[
+    float,
+    typer.Option(
+        "--slo-share",
+        metavar="X",
+        min=0,
+        max=1,
+        help="Share of all texts that have to be good.",
+        rich_help_panel=_OBJECTIVE,
+    ),
+]

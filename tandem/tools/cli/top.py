@@ -1,0 +1,166 @@
+"""tandem top: what running services do, second by second."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.failure import Failure
+from tandem.tools.cli.endpoints import endpoints_of
+from tandem.tools.cli.exit_codes import reported
+from tandem.tools.cli.terminal import out, write_exactly
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from tandem.tools.watch.figures import Figures
+    from tandem.tools.watch.scrape import Scrape
+
+_ANSWER_SECONDS = 2.0
+# Rates are over the last so many seconds: a text of some seconds books its stages at its end.
+_WINDOW_SECONDS = 10.0
+# Of a step's time: a stage with less would push others off the screen.
+_LEAST_SHARE = 0.01
+
+_Endpoints = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[HOST:PORT]...",
+        help="Where services serve their metrics. Default: as the environment's"
+        " TANDEM_*_METRICS_LISTEN say.",
+    ),
+]
+_Interval = Annotated[
+    float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Between two looks.")
+]
+_Count = Annotated[
+    int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Looks, then end.")
+]
+
+
+def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count = None) -> None:
+    """Watch running services: tokens, acceptance, sequences, KV cache, where the time goes."""
+    with reported():
+        asked = endpoints_of(endpoints)
+        looks = _looks(asked, interval, count)
+        if not out.is_terminal:
+            for seen, away in looks:
+                write_exactly(_line(seen, away) + "\n")
+            return
+        from rich.live import Live
+
+        with Live(console=out, auto_refresh=False, screen=count is None) as live:
+            for seen, away in looks:
+                live.update(_screen(seen, away), refresh=True)
+
+
+def _looks(
+    endpoints: Sequence[str], interval: float, count: int | None
+) -> Iterator[tuple[Figures, list[str]]]:
+    """Figures again and again, and the endpoints that are away.
+
+    Raises:
+        Failure: none answers at the start.
+    """
+    from tandem.tools.watch.figures import figures
+
+    kept: deque[Mapping[str, Scrape]] = deque(maxlen=round(_WINDOW_SECONDS / interval) or 1)
+    with ThreadPoolExecutor(len(endpoints), thread_name_prefix="top") as threads:
+        begun = time.monotonic()
+        kept.append(_look(threads, endpoints))
+        for number in range(1, (count or 1 << 62) + 1):
+            # By the clock: what a look takes does not add up.
+            time.sleep(max(begun + number * interval - time.monotonic(), 0.0))
+            seen = _look(threads, endpoints, must=False)
+            yield figures(kept[0], seen), [name for name in endpoints if name not in seen]
+            kept.append(seen)
+
+
+def _look(
+    threads: ThreadPoolExecutor, endpoints: Sequence[str], must: bool = True
+) -> dict[str, Scrape]:
+    from tandem.tools.watch.scrape import scrape
+
+    asked = {name: threads.submit(scrape, name, _ANSWER_SECONDS) for name in endpoints}
+    seen: dict[str, Scrape] = {}
+    failures: dict[str, Exception] = {}
+    for name, answer in asked.items():
+        try:
+            seen[name] = answer.result()
+        except (OSError, ValueError) as error:
+            failures[name] = error
+    if must and not seen:
+        name, failure = next(iter(failures.items()))
+        reason = (isinstance(failure, OSError) and failure.strerror) or failure
+        raise Failure(f"no metrics at {name}: {reason}")
+    return seen
+
+
+def _line(seen: Figures, away: Sequence[str]) -> str:
+    """The figures in a line, for a log."""
+    parts = [
+        f"{seen.tokens:.1f} tokens/s",
+        f"{seen.rounds:.1f} rounds/s",
+        f"acceptance {_share(seen.acceptance)}",
+        f"block efficiency {_number(seen.block_efficiency)}",
+        f"{seen.requests:.1f} requests/s",
+    ]
+    if seen.failed:
+        parts.append(f"{seen.failed:.1f} failed/s")
+    for service in seen.services:
+        own = f"{service.role} {service.open} open"
+        if service.waiting:
+            own += f" {service.waiting} waiting"
+        if service.kv_share is not None:
+            own += f" KV {_share(service.kv_share)}"
+        parts.append(own)
+    parts += [f"{name} is away" for name in away]
+    return "  ".join(parts)
+
+
+def _screen(seen: Figures, away: Sequence[str]) -> Group:
+    from rich.box import SIMPLE
+    from rich.console import Group
+    from rich.table import Table
+
+    heads = "tokens/s", "rounds/s", "acceptance", "block efficiency", "requests/s", "failed/s"
+    head = Table(*heads, box=SIMPLE)
+    head.add_row(
+        f"{seen.tokens:.1f}",
+        f"{seen.rounds:.1f}",
+        _share(seen.acceptance),
+        _number(seen.block_efficiency),
+        f"{seen.requests:.1f}",
+        f"{seen.failed:.1f}",
+    )
+    services = Table("service", "replicas", "open", "waiting", "KV cache", "a batch", box=SIMPLE)
+    for service in seen.services:
+        services.add_row(
+            service.role,
+            str(service.replicas),
+            str(service.open),
+            str(service.waiting),
+            _share(service.kv_share),
+            _number(service.batch),
+        )
+    stages = Table("stage", "each", "share", "", box=SIMPLE)
+    for stage in seen.stages:
+        if stage.share >= _LEAST_SHARE:
+            bar = "█" * round(stage.share * 20)
+            stages.add_row(stage.name, f"{stage.seconds * 1000:.2f} ms", _share(stage.share), bar)
+    # On top: where the screen is short, what is cut off is the end of the stages.
+    notes = [f"over the last {seen.seconds:.0f} s", *(f"{name} is away" for name in away)]
+    return Group(*notes, head, services, stages)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _number(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"

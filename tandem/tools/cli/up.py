@@ -1,0 +1,255 @@
+"""tandem up: the three services on this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.failure import Failure, Misconfigured
+from tandem.tools.cli.exit_codes import reported
+from tandem.tools.cli.options import DEFAULT_ADDRESS
+from tandem.tools.cli.terminal import err, out
+
+if TYPE_CHECKING:
+    from tandem.tools.local.stack import Stack
+
+_MODELS = "Models"
+_SPECULATION = "Speculation"
+_RUNNING = "Running"
+_WATCH_SECONDS = 0.2
+
+_Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|ID",
+        envvar="TANDEM_TARGET_MODEL",
+        help="Target checkpoint: directory or hub id. Default: the embedded demo pair.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Drafter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|ID|none",
+        envvar="TANDEM_DRAFTER_MODEL",
+        help="Drafter checkpoint with the target's tokenizer; none decodes plainly.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Device = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Device of both models: cpu, cuda, cuda:1.", rich_help_panel=_MODELS
+    ),
+]
+_TargetDevice = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Device of the target.", rich_help_panel=_MODELS)
+]
+_DrafterDevice = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Device of the drafter.", rich_help_panel=_MODELS)
+]
+_Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="auto, float32, bfloat16 or float16. Default auto: float32 on a CPU, else the"
+        " checkpoint's.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_MaxLength = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=2,
+        help="Tokens a sequence may hold. Default 2048.",
+        rich_help_panel=_MODELS,
+    ),
+]
+_Recipe = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="What drafts: model, tree, chains, lookup, forest, or a TOML file. Default model.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_Gamma = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Tokens to draft a round, at most 64. Default 4.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_Verifier = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="block, token, greedy_block, spectr or gbv. Default block.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_DraftSupport = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Most tokens of a drafted distribution; 0 keeps all.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+_Listen = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="TANDEM_ORCHESTRATOR_LISTEN",
+        help="Where clients connect.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_TraceDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="Write each service's spans to DIR/<service>.jsonl.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_LogDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        file_okay=False,
+        help="Write each service's log to DIR/<service>.log.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_DrainSeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long running texts may take to finish. Default 30.",
+        rich_help_panel=_RUNNING,
+    ),
+]
+_Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show the services' logs.", rich_help_panel=_RUNNING),
+]
+
+
+def up(
+    target: _Target = None,
+    drafter: _Drafter = None,
+    device: _Device = None,
+    target_device: _TargetDevice = None,
+    drafter_device: _DrafterDevice = None,
+    dtype: _Dtype = None,
+    max_length: _MaxLength = None,
+    recipe: _Recipe = None,
+    gamma: _Gamma = None,
+    verifier: _Verifier = None,
+    draft_support: _DraftSupport = None,
+    listen: _Listen = DEFAULT_ADDRESS,
+    trace_dir: _TraceDir = None,
+    log_dir: _LogDir = None,
+    drain_seconds: _DrainSeconds = None,
+    verbose: _Verbose = False,
+) -> None:
+    """Start drafter, target and orchestrator, and serve until Ctrl-C.
+
+    Ctrl-C or SIGTERM lets running texts finish; a second Ctrl-C does not.
+    More can be set by TANDEM_DRAFTER_*, TANDEM_TARGET_* and
+    TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
+    the orchestrator's DRAFTERS and TARGETS are chosen here.
+    """
+    from tandem.tools.local.draft_length import allow_drafts
+    from tandem.tools.local.pair import Pair
+    from tandem.tools.local.stack import Stack, StackSettings
+
+    with reported():
+        services = Pair(
+            target,
+            drafter,
+            target_device or device,
+            drafter_device or device,
+            dtype,
+            max_length,
+            draft_support,
+        ).settings()
+        if recipe is not None:
+            if "drafter" not in services:
+                raise Misconfigured("--recipe says what drafts, and there is no drafter")
+            services["drafter"]["RECIPE"] = recipe
+        orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
+        services["orchestrator"] = {
+            name: str(value) for name, value in orchestrator.items() if value is not None
+        }
+        allow_drafts(services)
+        for name, settings in services.items():
+            if trace_dir is not None:
+                settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
+            if drain_seconds is not None:
+                settings["DRAIN_SECONDS"] = f"{drain_seconds:g}"
+        echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
+        _serve(Stack(StackSettings(services, log_dir, echo)))
+
+
+def _serve(stack: Stack) -> None:
+    """Run a stack from its start to its end."""
+    from tandem.tools.local.stack import Interrupted
+
+    with _stop_signals() as stopping:
+        try:
+            with err.status("starting") as status:
+                stack.start(stopping, status.update)
+            _announce(stack)
+            while not stopping.wait(_WATCH_SECONDS):
+                stack.require_alive()
+            err.out("draining; Ctrl-C again to stop at once", style="dim", highlight=False)
+            codes = stack.drain()
+        except Interrupted:
+            return
+        finally:
+            stack.kill()
+    if failed := {name: code for name, code in codes.items() if code}:
+        raise Failure(f"not every service ended well; exit codes: {failed}")
+    err.out("stopped", style="dim", highlight=False)
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Event]:
+    """An event that the first signal sets. A second Ctrl-C interrupts as usual."""
+    stopping = Event()
+
+    def stop(number: int, frame: object) -> None:
+        stopping.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _announce(stack: Stack) -> None:
+    addresses = stack.addresses
+    for name in ("orchestrator", "target", "drafter"):
+        out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
+    shown = addresses["orchestrator"]
+    option = "" if shown == DEFAULT_ADDRESS else f" --address {shown}"
+    out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
+    out.file.flush()

@@ -1,0 +1,150 @@
+"""An orchestrator, called without asyncio: one text at a time."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tandem.failure import Failure
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.place import Place, place_at
+from tandem.tools.load.status import sentence
+
+# How long a host may take to accept a connection, and to say what it serves.
+CONNECT_SECONDS = 5.0
+INFO_SECONDS = 10.0
+
+# After these the same call may go well, here a moment later or at another orchestrator.
+_PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,  # a connection that broke, in gRPC's words
+)
+
+_Metadata = Sequence[tuple[str, str]]
+
+
+class Lost(Failure):
+    """Nobody answers, or nobody any more; a moment later, or elsewhere, somebody may."""
+
+
+class Client:
+    """A connection to an orchestrator; use it as a context manager.
+
+    Args:
+        where: it is.
+    """
+
+    def __init__(self, where: Place | str) -> None:
+        place = place_at(where)
+        self._address = place.address
+        self._metadata = place.metadata
+        self._channel = place.connect_blocking()
+        self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            Lost: nobody answers at the address.
+        """
+        try:
+            self._connect()
+        except BaseException:
+            self._channel.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def _connect(self) -> None:
+        """Tell "nobody is there" from UNAVAILABLE, which an orchestrator may answer too."""
+        states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
+        self._channel.subscribe(states.put, try_to_connect=True)
+        settled = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+        state = None
+        try:
+            while state not in settled:
+                state = states.get(timeout=CONNECT_SECONDS)
+        except queue.Empty:
+            pass
+        finally:
+            self._channel.unsubscribe(states.put)
+        if state is not grpc.ChannelConnectivity.READY:
+            raise Lost(
+                f"no orchestrator answers at {self._address}: start one with `tandem up`,"
+                " or name another with --address"
+            )
+
+    def info(self) -> pb.GetModelInfoResponse:
+        """What is served.
+
+        Raises:
+            Failure: it is not ready.
+        """
+        with self._readable():
+            reply: pb.GetModelInfoResponse = self._stub.GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=INFO_SECONDS, metadata=self._metadata
+            )
+        return reply
+
+    def complete(
+        self, generation: pb.Generation, timeout_s: float | None = None
+    ) -> pb.CompleteResponse:
+        """A whole text.
+
+        Raises:
+            Failure: the call's status, in one sentence; Lost, where another call may go well.
+        """
+        with self._readable():
+            reply: pb.CompleteResponse = self._stub.Complete(
+                pb.CompleteRequest(generation=generation),
+                timeout=timeout_s,
+                metadata=self._metadata,
+            )
+        return reply
+
+    def generate(
+        self,
+        generation: pb.Generation,
+        timeout_s: float | None = None,
+        metadata: _Metadata = (),
+    ) -> Iterator[pb.GenerateResponse]:
+        """A text, round by round, then its summary. The call is cancelled if not used up.
+
+        Raises:
+            Failure: the call's status, in one sentence; Lost, where another call may go well.
+        """
+        request = pb.GenerateRequest(generation=generation)
+        call = self._stub.Generate(
+            request, timeout=timeout_s, metadata=(*self._metadata, *metadata)
+        )
+        try:
+            with self._readable():
+                yield from call
+        finally:
+            call.cancel()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+            details = error.details() if isinstance(error, grpc.Call) else str(error)
+            kind = Lost if code in _PASSING else Failure
+            raise kind(sentence(code, details)) from error

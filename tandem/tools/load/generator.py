@@ -1,0 +1,138 @@
+"""A load generator: texts asked for over gRPC, in a closed or an open loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.place import Place, place_at
+from tandem.tools.load.limits import MAX_IN_FLIGHT
+from tandem.tools.load.status import sentence
+from tandem.tools.load.timeline import Timeline
+
+# A status may carry pages, and every text of a load its own.
+_LONGEST_ERROR = 240
+
+
+class LoadGenerator:
+    """A connection to an orchestrator; use it as an async context manager.
+
+    Args:
+        where: it is.
+        timeout_s: how long a text may take: a service that hangs is an error, not a load
+            without an end.
+    """
+
+    def __init__(self, where: Place | str, timeout_s: float = 600.0) -> None:
+        self._place = place_at(where)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> Self:
+        self._channel = self._place.connect()
+        self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._channel.close()
+
+    async def text(self, generation: pb.Generation, intended_s: float | None = None) -> Timeline:
+        """One text; a call that fails is a timeline with an error.
+
+        Args:
+            generation: what to ask for.
+            intended_s: when it was due, by time.perf_counter(); now by default.
+        """
+        arrivals: list[tuple[float, int]] = []
+        summary, error = None, ""
+        asked = time.perf_counter()
+        request = pb.GenerateRequest(generation=generation)
+        try:
+            call = self._stub.Generate(
+                request, timeout=self._timeout_s, metadata=self._place.metadata
+            )
+            async for event in call:
+                if event.HasField("round"):
+                    arrivals.append((time.perf_counter(), len(event.round.tokens)))
+                else:
+                    summary = event.summary
+        except grpc.aio.AioRpcError as failed:
+            error = _cut(sentence(failed.code(), failed.details()))
+        due = asked if intended_s is None else intended_s
+        return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary)
+
+    async def closed_loop(
+        self,
+        generations: Sequence[pb.Generation],
+        concurrency: int,
+        ended: Callable[[Timeline], object] = lambda text: None,
+    ) -> list[Timeline]:
+        """Clients that ask for a text as soon as they have their last one.
+
+        Args:
+            generations: shared out in their order.
+            concurrency: clients.
+            ended: is handed each text when it has ended.
+        """
+        waiting = iter(generations)
+        timelines: list[Timeline] = []
+
+        async def client() -> None:
+            for generation in waiting:
+                text = await self.text(generation)
+                timelines.append(text)
+                ended(text)
+
+        await asyncio.gather(*(client() for _ in range(concurrency)))
+        return timelines
+
+    async def open_loop(
+        self,
+        generations: Sequence[pb.Generation],
+        rate: float,
+        seed: int,
+        ended: Callable[[Timeline], object] = lambda text: None,
+        max_in_flight: int = MAX_IN_FLIGHT,
+    ) -> list[Timeline]:
+        """Texts asked for at random moments, however busy the server is.
+
+        Args:
+            generations: in their order.
+            rate: mean texts a second; gaps are exponential (a Poisson process).
+            seed: of the gaps.
+            ended: is handed each text when it has ended.
+            max_in_flight: texts on their way at once. One more is asked for when there is room,
+                and its times count from when it was due all the same.
+        """
+        gaps = random.Random(seed)
+        due = time.perf_counter()
+        places = asyncio.Semaphore(max_in_flight)
+
+        async def one(generation: pb.Generation, intended_s: float) -> Timeline:
+            await asyncio.sleep(intended_s - time.perf_counter())
+            async with places:
+                timeline = await self.text(generation, intended_s)
+            ended(timeline)
+            return timeline
+
+        texts = []
+        for generation in generations:
+            due += gaps.expovariate(rate)
+            texts.append(one(generation, due))
+        return list(await asyncio.gather(*texts))
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= _LONGEST_ERROR else f"{error[: _LONGEST_ERROR - 1]}…"

@@ -1,0 +1,117 @@
+"""What to ask for: prompts in turn, or a file of requests as ghz reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from tandem.common.v1 import common_pb2
+from tandem.failure import Misconfigured
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.tools.load.prompts import PROMPTS
+
+# The one template of ghz that such a file may have: the number of the request.
+_NUMBER = "{{.RequestNumber}}"
+# A file of a hundred thousand prompts; more is no mix of prompts.
+_MOST_BYTES = 256 << 20
+
+
+class RequestFile:
+    """Requests that are asked for in turn.
+
+    Args:
+        path: of a JSON array of GenerateRequest or CompleteRequest messages.
+
+    Raises:
+        Misconfigured: it cannot be read, or is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise Misconfigured(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
+            # ghz takes a file for an array only if this is its first byte.
+            text = path.read_text("utf-8")
+            if not text.startswith("["):
+                raise ValueError("its first character is not [")
+            self._rows = [json.dumps(row) for row in json.loads(text)]
+            self._path = path
+            if not self._rows:
+                raise ValueError("it is empty")
+            for number in range(len(self._rows)):
+                self.generation(number)
+        except OSError as error:
+            raise Misconfigured(f"cannot read {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise Misconfigured(f"{path} is no list of requests: {error}") from None
+
+    def generation(self, number: int) -> pb.Generation:
+        """A request by its number, which takes the place of ghz's template of that name.
+
+        Raises:
+            ValueError: it is no request.
+        """
+        row = json.loads(self._rows[number % len(self._rows)].replace(_NUMBER, str(number)))
+        try:
+            message = json_format.ParseDict(row, pb.GenerateRequest())
+        except json_format.ParseError as error:
+            raise ValueError(f"request {number}: {error}") from None
+        if not message.HasField("generation"):
+            raise ValueError(f"request {number} has no generation")
+        return message.generation
+
+
+def requests(
+    data: Path | None,
+    prompts: Sequence[str] | None,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    seed: int,
+    *,
+    verifier: str | None,
+    gamma: int | None,
+) -> Callable[[int], pb.Generation]:
+    """What makes a request, from its number.
+
+    Args:
+        data: requests to take in turn, instead of the next three.
+        prompts: to take in turn; `PROMPTS` by default.
+        max_new_tokens: of every text, whatever the model ends; 128 by default.
+        temperature: of every text; 1 by default.
+        seed: of the first text; each further one adds 1.
+        verifier: over what a request says.
+        gamma: over what a request says.
+
+    Raises:
+        Misconfigured: these contradict each other, or a number is out of range.
+    """
+    file = None
+    if data is not None:
+        given = {"prompt": prompts, "max-new-tokens": max_new_tokens, "temperature": temperature}
+        if both := [name for name, value in given.items() if value is not None]:
+            raise Misconfigured(f"--data says it already: leave out --{both[0]}")
+        file = RequestFile(data)
+
+    def listed(number: int) -> pb.Generation:
+        chosen = prompts or PROMPTS
+        return pb.Generation(
+            prompt=chosen[number % len(chosen)],
+            sampling=common_pb2.Sampling(
+                temperature=1.0 if temperature is None else temperature, seed=seed + number
+            ),
+            stopping=pb.Stopping(max_new_tokens=max_new_tokens or 128, ignore_eos=True),
+        )
+
+    def request(number: int) -> pb.Generation:
+        generation = file.generation(seed + number) if file else listed(number)
+        generation.speculation.MergeFrom(pb.Speculation(verifier=verifier, gamma=gamma))
+        return generation
+
+    try:
+        request(0)
+    except ValueError as error:
+        raise Misconfigured(f"a number is out of range: {error}") from None
+    return request

@@ -1,0 +1,87 @@
+"""The pair of models to serve, and the settings that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.failure import Misconfigured
+from tandem.tools.local.checkpoint import located
+from tandem.tools.local.process import ROOT
+
+NO_DRAFTER = "none"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two checkpoints and how they are run. None takes the services' defaults.
+
+    Attributes:
+        target: directory or hub id; None is the embedded model.
+        drafter: the same, or "none" to decode plainly.
+        target_device: as torch names it.
+        drafter_device: as torch names it.
+        dtype: of both.
+        max_length: tokens a sequence may hold on both.
+        draft_support: the most tokens of a drafted distribution.
+        drafter_dtype: of the drafter, where it has another.
+    """
+
+    target: str | None = None
+    drafter: str | None = None
+    target_device: str | None = None
+    drafter_device: str | None = None
+    dtype: str | None = None
+    max_length: int | None = None
+    draft_support: int | None = None
+    drafter_dtype: str | None = None
+
+    def settings(self) -> dict[str, dict[str, str]]:
+        """Settings by service, without their prefixes.
+
+        Raises:
+            Misconfigured: a model is not there, or only one of the pair is named.
+        """
+        if self.target is not None and self.drafter is None:
+            raise Misconfigured(
+                "--target needs a --drafter that shares its tokenizer, or --drafter none"
+            )
+        shared = {"DTYPE": self.dtype, "MAX_LENGTH": self.max_length}
+        target = {
+            "MODEL": located("target", self.target) if self.target else embedded("target"),
+            "DEVICE": self.target_device,
+            **shared,
+        }
+        services = {"target": _given(target)}
+        if self.drafter != NO_DRAFTER:
+            drafter = {
+                "MODEL": (
+                    located("drafter", self.drafter) if self.drafter else embedded("drafter")
+                ),
+                # A forest of the embedded pair has the drafter that was tuned on its misses.
+                "SECOND_MODEL": None if self.drafter else embedded("boosted"),
+                "DEVICE": self.drafter_device,
+                "DRAFT_SUPPORT": self.draft_support,
+                **shared,
+                "DTYPE": self.drafter_dtype or self.dtype,
+            }
+            services["drafter"] = _given(drafter)
+        return services
+
+
+def _given(settings: dict[str, str | int | None]) -> dict[str, str]:
+    return {name: str(value) for name, value in settings.items() if value is not None}
+
+
+def embedded(name: str) -> str:
+    """Directory of a model of the embedded pair.
+
+    Raises:
+        Misconfigured: it is not installed.
+    """
+    folder: Path = ROOT / "models" / name
+    if not (folder / "config.json").is_file():
+        raise Misconfigured(
+            f"there is no embedded {name} at {folder}: name models with --target and --drafter"
+        )
+    return str(folder)

@@ -1,0 +1,282 @@
+"""The three services as processes: started, waited for, watched, drained."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+from tandem.failure import Failure, Misconfigured
+from tandem.rpc.place import Place
+from tandem.tools.local.places import place_of
+from tandem.tools.local.ports import require_free
+from tandem.tools.local.process import ServiceProcess
+from tandem.tools.local.readiness import is_improving, is_ready, refusal
+
+_POLL_SECONDS = 0.1
+# A ready pair that the orchestrator still refuses after this long does not fit.
+_FIT_SECONDS = 5.0
+# What a service may take beside its drain: stopping its engine, writing its last spans.
+_MARGIN_SECONDS = 10.0
+_KILL_SECONDS = 2.0
+# A model of 90 M parameters takes some ten seconds on a slow machine.
+_SETTLE_SECONDS = 120.0
+# The environment comes before these: it is the user's.
+_DEFAULTS = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "30", "LOG_LEVEL": "info"}
+_TELLING_LEVELS = ("info", "debug")
+
+_MODELS = ("drafter", "target")
+_MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
+
+
+class Interrupted(Exception):
+    """We were asked to stop before all was ready."""
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """What to start.
+
+    Attributes:
+        services: settings by service, named as in the environment but for the prefix; they
+            win over the environment's. Without "drafter" the stack decodes plainly; an
+            orchestrator alone is told its DRAFTERS and TARGETS.
+        log_dir: gets each service's log, if given.
+        echo: is called with every log line, if given.
+        modules: to run instead of a service's own, by its name.
+        root: of another checkout, whose services then run.
+        start: begins a process, as `subprocess.Popen` does.
+    """
+
+    services: Mapping[str, Mapping[str, str]]
+    log_dir: Path | None = None
+    echo: Callable[[str], None] | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
+    root: Path | None = None
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+
+
+class Stack:
+    """Drafter, target and orchestrator."""
+
+    def __init__(self, settings: StackSettings) -> None:
+        self._settings = settings
+        self._processes: dict[str, ServiceProcess] = {}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each service is reached."""
+        return {name: process.address for name, process in self._processes.items()}
+
+    @property
+    def processes(self) -> Mapping[str, ServiceProcess]:
+        """Each service's process."""
+        return self._processes
+
+    def place(self, name: str) -> Place:
+        """Where a service is reached, and how."""
+        settings, orchestrator = self._settings_of(name), self._settings_of("orchestrator")
+        return place_of(name, self._processes[name].address, settings, orchestrator)
+
+    def start(
+        self,
+        stopping: Event | None = None,
+        progress: Callable[[str], None] = lambda waited_for: None,
+    ) -> None:
+        """Start all and return when all are ready.
+
+        Args:
+            stopping: gives up when set, if given.
+            progress: is told what is waited for.
+
+        Raises:
+            Failure: a service cannot start, or the pair does not fit.
+            Interrupted: `stopping` was set.
+        """
+        stopping = stopping or Event()
+        require_free(self._settings_of("orchestrator")["LISTEN"])
+        models = [name for name in _MODELS if name in self._settings.services]
+        for name in models:
+            self._launch(name)
+        progress("starting the models' processes")
+        self._wait(stopping, lambda: all(self._processes[name].port for name in models))
+        self._launch("orchestrator")
+        for name in models:
+            progress(f"loading the {name}'s model")
+            self._wait(stopping, lambda name=name: self._is_ready(name))  # type: ignore[misc]
+        progress("matching the pair")
+        self._wait(stopping, lambda: self._processes["orchestrator"].port is not None)
+        fit_by = time.monotonic() + _FIT_SECONDS
+        self._wait(stopping, lambda: self._is_matched(fit_by))
+
+    def settle(self, stopping: Event | None = None) -> None:
+        """Return when no service looks for a faster pass any more: what is measured from then on
+        is what stays. Gives up after two minutes.
+
+        Raises:
+            Failure: a service has ended.
+            Interrupted: `stopping` was set.
+        """
+        settled_by = time.monotonic() + _SETTLE_SECONDS
+        for name in _MODELS:
+            if name in self._processes:
+                self._wait(
+                    stopping or Event(),
+                    lambda name=name: (  # type: ignore[misc]
+                        time.monotonic() > settled_by or not is_improving(name, self.place(name))
+                    ),
+                )
+
+    def restart(self, name: str) -> None:
+        """Start a service that has ended once more, on its old port; return when it is ready.
+
+        Raises:
+            Failure: a service has ended.
+        """
+        host = self._settings_of(name)["LISTEN"].rpartition(":")[0]
+        self._launch(name, f"{host}:{self._processes[name].port}")
+        self._wait(Event(), lambda: self._is_ready(name))
+
+    def _settings_of(self, name: str) -> dict[str, str]:
+        """What was asked for, else what the environment says, else our own defaults.
+
+        Raises:
+            Misconfigured: we could not run a service that is set so.
+        """
+        prefix = f"TANDEM_{name.upper()}_"
+        inherited = {
+            variable.removeprefix(prefix): value
+            for variable, value in os.environ.items()
+            if variable.startswith(prefix)
+        }
+        peers = self._peers() if name == "orchestrator" else {}
+        chosen = {**_DEFAULTS, **inherited, **peers, **self._settings.services.get(name, {})}
+        if chosen["LOG_LEVEL"] not in _TELLING_LEVELS:
+            raise Misconfigured(
+                f"{prefix}LOG_LEVEL: the ports are read from the services' logs;"
+                f" use {' or '.join(_TELLING_LEVELS)}"
+            )
+        return {**chosen, "LOG_FORMAT": "json"}
+
+    def _peers(self) -> dict[str, str]:
+        """Where an orchestrator finds the other services of this stack."""
+        return {
+            f"{name.upper()}S": self._processes[name].address if name in self._processes else ""
+            for name in _MODELS
+        }
+
+    def _launch(self, name: str, listen: str | None = None) -> None:
+        chosen = self._settings_of(name)
+        chosen["LISTEN"] = listen or chosen["LISTEN"]
+        self._processes[name] = ServiceProcess(
+            name,
+            self._settings.modules.get(name, _MODULES[name]),
+            chosen["LISTEN"].rpartition(":")[0],
+            {f"TANDEM_{name.upper()}_{key}": value for key, value in chosen.items()},
+            self._log_of(name),
+            self._settings.echo,
+            self._settings.root,
+            self._settings.start,
+        )
+
+    def _log_of(self, name: str) -> Path | None:
+        """A service's log file; that of an earlier stack is gone."""
+        if self._settings.log_dir is None:
+            return None
+        self._settings.log_dir.mkdir(parents=True, exist_ok=True)
+        path = self._settings.log_dir / f"{name}.log"
+        if name not in self._processes:
+            path.unlink(missing_ok=True)
+        return path
+
+    def _wait(self, stopping: Event, condition: Callable[[], bool]) -> None:
+        """Wait for a condition while all services live."""
+        while not condition():
+            self.require_alive()
+            if stopping.wait(_POLL_SECONDS):
+                raise Interrupted
+
+    def _is_ready(self, name: str) -> bool:
+        process = self._processes[name]
+        return process.port is not None and is_ready(name, self.place(name))
+
+    def _is_matched(self, fit_by: float) -> bool:
+        """Whether the orchestrator takes the pair.
+
+        Raises:
+            Misconfigured: it does not, and says why.
+        """
+        if self._is_ready("orchestrator"):
+            return True
+        if time.monotonic() < fit_by:
+            return False
+        if reason := refusal(self.place("orchestrator")):
+            raise Misconfigured(f"orchestrator: {reason}")
+        return False
+
+    def require_alive(self) -> None:
+        """Check that no service has ended.
+
+        Raises:
+            Failure: which one has, and the end of its log.
+        """
+        for process in self._processes.values():
+            code = process.exit_code
+            if code is None:
+                continue
+            lines = process.last_lines()
+            # With this code a service leaves one line that says it all.
+            if code == 2 and lines:
+                raise Misconfigured(lines[-1])
+            raise Failure(f"the {process.name} {process.ending()}", lines)
+
+    def drain(self) -> dict[str, int]:
+        """End all in order, the orchestrator first, so that running texts can finish.
+
+        Returns:
+            Exit codes.
+        """
+        codes = {}
+        orchestrator = self._processes.get("orchestrator")
+        if orchestrator is not None:
+            codes["orchestrator"] = orchestrator.stop(self._drain_seconds("orchestrator"))
+        for process in self._processes.values():
+            process.terminate()
+        for name, process in self._processes.items():
+            codes[name] = process.wait(self._drain_seconds(name))
+        return codes
+
+    def _drain_seconds(self, name: str) -> float:
+        """The most that a service takes to end, which has read the same value and found it good."""
+        return float(self._settings_of(name)["DRAIN_SECONDS"]) + _MARGIN_SECONDS
+
+    def kill(self) -> None:
+        """End all at once; a service that is loading its model does not hear SIGTERM."""
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _KILL_SECONDS
+        for process in self._processes.values():
+            process.wait(max(deadline - time.monotonic(), 0.0))
+
+
+@contextmanager
+def running(settings: StackSettings) -> Iterator[Stack]:
+    """A stack that is ready and as fast as it gets; it is drained at the end, and ended at once
+    after an error.
+
+    Raises:
+        Failure: a service cannot start, or the pair does not fit.
+    """
+    stack = Stack(settings)
+    try:
+        stack.start()
+        stack.settle()
+        yield stack
+        stack.drain()
+    finally:
+        stack.kill()

@@ -1,0 +1,115 @@
+"""How fast a target's texts go on, by how many it has: simulated round by round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.tools.planning.measurement import Measurement
+from tandem.tools.planning.rounds import Fleet
+from tandem.tools.planning.window import Seen, Window
+
+# Whole texts that tell how texts differ in pace; a level with fewer takes the level's before it.
+_TELLING_TEXTS = 16
+# Replicas of each kind that stand for a fleet of their ratio.
+_MOST_IN_CELL = 4
+
+
+@dataclass(frozen=True)
+class Level:
+    """A target with so many texts, all the time.
+
+    Attributes:
+        texts: on each target.
+        pace: of each text, relative to their mean.
+        seen: all of the window.
+    """
+
+    texts: int
+    pace: NDArray[np.float64]
+    seen: Seen
+
+
+class Pace:
+    """Levels of a ratio of targets to drafters.
+
+    Attributes:
+        drafters_each: drafters for each target.
+        gamma: draft length.
+        slots: texts that a target holds.
+        levels: by texts on a target, from 1 to `slots`.
+
+    Args:
+        measured: times and acceptance.
+        drafters_each: the ratio, of small numbers; 0 with gamma 0.
+        gamma: draft length.
+        slots: texts that a target holds.
+        gather: as the services' setting of that name.
+        seed: of the runs.
+    """
+
+    def __init__(
+        self,
+        measured: Measurement,
+        drafters_each: Fraction,
+        gamma: int,
+        slots: int,
+        gather: float,
+        seed: int,
+    ) -> None:
+        self.drafters_each, self.gamma, self.slots = drafters_each, gamma, slots
+        targets, drafters = drafters_each.denominator, drafters_each.numerator
+        fleet = Fleet(targets, drafters, gamma, slots, gather)
+        self.levels: list[Level] = []
+        for texts in _up_to(slots):
+            clients = texts * targets
+            seen = Window(measured, fleet, clients, seed).look()
+            if len(seen.tpot) >= max(_TELLING_TEXTS, clients):
+                pace = seen.tpot / seen.tpot.mean()
+            else:
+                pace = self.levels[-1].pace if self.levels else np.ones(1)
+            self.levels.append(Level(texts, pace, seen))
+        self._at = [float(level.texts) for level in self.levels]
+
+    def tokens_per_s(self) -> list[float]:
+        """Of each text, by how many are on its target: from 0 (as with 1) to `slots`."""
+        known = [level.seen.tokens_per_s for level in self.levels]
+        found = np.interp(range(self.slots + 1), self._at, known)
+        return [float(speed) for speed in found]
+
+    def busy(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Shares of the time that targets' and drafters' engines are in a step, by texts on a
+        target: from 0, with which they rest."""
+        known = [(level.seen.target_busy, level.seen.drafter_busy) for level in self.levels]
+        at, texts = [0.0, *self._at], range(self.slots + 1)
+        target, drafter = ([0.0, *of] for of in zip(*known, strict=True))
+        return np.interp(texts, at, target), np.interp(texts, at, drafter)
+
+    def needed(self, tokens_per_s: float) -> int | None:
+        """The fewest texts on a target that together go on so fast; None where none do."""
+        speeds = self.tokens_per_s()
+        return next((n for n in range(1, self.slots + 1) if n * speeds[n] >= tokens_per_s), None)
+
+    def nearest(self, texts: int) -> Level:
+        """The level that most resembles a target with so many texts, from above."""
+        return next((lev for lev in self.levels if lev.texts >= texts), self.levels[-1])
+
+
+def ratio_of(drafters_each: float) -> Fraction:
+    """A ratio of small numbers that is no less than this one."""
+    best = Fraction(math.ceil(drafters_each))
+    for targets in range(1, _MOST_IN_CELL + 1):
+        drafters = math.ceil(drafters_each * targets - 1e-9)
+        if drafters:
+            best = min(best, Fraction(drafters, targets)) if best else Fraction(drafters, targets)
+    return best or Fraction(1, _MOST_IN_CELL)
+
+
+def _up_to(slots: int) -> list[int]:
+    """1, 2, 4 and so on, and `slots`."""
+    doubled = [1 << power for power in range(slots.bit_length())]
+    return sorted({*(texts for texts in doubled if texts < slots), slots})

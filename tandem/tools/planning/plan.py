@@ -1,0 +1,203 @@
+"""A plan: a fleet, what it costs, and what the same load would cost without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.failure import Failure
+from tandem.tools.planning.measurement import Measurement
+from tandem.tools.planning.served import Served
+from tandem.tools.planning.sizing import Need, Sized, Sizing, likely_gamma
+
+_HOUR = 3600.0
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a replica.
+
+    Attributes:
+        target: an hour.
+        drafter: an hour.
+        target_gpus: GPUs of one.
+        drafter_gpus: GPUs of one.
+    """
+
+    target: float = 0.0
+    drafter: float = 0.0
+    target_gpus: int = 1
+    drafter_gpus: int = 1
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is any; the other one is 0 then."""
+        return bool(self.target or self.drafter)
+
+    def an_hour(self, targets: int, drafters: int) -> float:
+        """Of a fleet; its GPUs where there are no prices."""
+        if not self.are_known:
+            return float(self.gpus(targets, drafters))
+        return targets * self.target + drafters * self.drafter
+
+    def gpus(self, targets: int, drafters: int) -> int:
+        """Of a fleet."""
+        return targets * self.target_gpus + drafters * self.drafter_gpus
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        need: what is wanted.
+        prices: of replicas.
+        fleet: that does it.
+        plain: the one that does it without drafts; None where none does.
+        tokens_a_round: block efficiency.
+        mean_tokens: of a text.
+        notes: what was assumed.
+    """
+
+    need: Need
+    prices: Prices
+    fleet: Sized
+    plain: Sized | None
+    tokens_a_round: float
+    mean_tokens: float
+    notes: tuple[str, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """That a fleet writes which holds the asked rate."""
+        return self.need.rate * self.mean_tokens
+
+    @property
+    def speed_up(self) -> float | None:
+        """Tokens a second of a text over those without drafts, each in its own fleet."""
+        if self.plain is None:
+            return None
+        ours, theirs = (float(np.mean(s.served.tpot)) for s in (self.fleet, self.plain))
+        return theirs / ours if ours else None
+
+    @property
+    def is_cheaper_plain(self) -> bool:
+        """Whether the load costs less without drafts, in money or else in GPUs."""
+        if self.plain is None:
+            return False
+        ours, theirs = (
+            self.prices.an_hour(sized.targets, sized.drafters) for sized in (self.fleet, self.plain)
+        )
+        return theirs < ours
+
+    def gpus(self, sized: Sized) -> int:
+        """Of a fleet."""
+        return self.prices.gpus(sized.targets, sized.drafters)
+
+    def million_tokens(self, sized: Sized) -> float | None:
+        """Price of a million tokens at the asked rate; None without prices."""
+        if not self.prices.are_known:
+            return None
+        hour = self.prices.an_hour(sized.targets, sized.drafters)
+        return hour / (self.tokens_per_s * _HOUR) * _MILLION
+
+    def as_json(self) -> dict[str, Any]:
+        """For json.dumps."""
+        return {
+            "rate": self.need.rate,
+            "objective": vars(self.need.objective),
+            "prices": asdict(self.prices),
+            "fleet": self._fleet(self.fleet),
+            "without_drafts": self.plain and self._fleet(self.plain),
+            "tokens_a_round": self.tokens_a_round,
+            "speed_up": self.speed_up,
+            "is_cheaper_plain": self.is_cheaper_plain,
+            "bound": self.fleet.bound,
+            "notes": list(self.notes),
+        }
+
+    def _fleet(self, sized: Sized) -> dict[str, Any]:
+        return {
+            "gamma": sized.gamma,
+            "targets": sized.targets,
+            "drafters": sized.drafters,
+            "orchestrators": sized.orchestrators,
+            "gpus": self.gpus(sized),
+            "price_an_hour": self.prices.an_hour(sized.targets, sized.drafters)
+            if self.prices.are_known
+            else None,
+            "price_a_million_tokens": self.million_tokens(sized),
+            "good": sized.good,
+            "in_use": sized.busy,
+            "simulated": {"targets": sized.simulated, "texts": sized.texts},
+            "texts_per_s": self.need.rate,
+            "tokens_per_s": self.tokens_per_s,
+            **times(sized.served),
+        }
+
+
+def times(served: Served) -> dict[str, float]:
+    """Percentiles of a simulated run, milliseconds, for json.dumps."""
+    found = {}
+    for name, seconds in (
+        ("ttft", served.ttft),
+        ("tpot", served.tpot),
+        ("latency", served.latency),
+    ):
+        for share in (50, 99):
+            found[f"{name}_p{share}_ms"] = float(np.percentile(seconds, share)) * 1e3
+    return found
+
+
+def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None) -> Plan:
+    """The cheapest fleet with drafts, by its GPUs where there are no prices.
+
+    Args:
+        measured: times and acceptance.
+        need: what is wanted.
+        prices: of replicas.
+        gamma: draft length; the likeliest few are tried by default.
+
+    Raises:
+        Failure: no fleet does it.
+    """
+    likely = likely_gamma(measured, prices.an_hour(1, 0), prices.an_hour(0, 1), need.slots)
+    lengths = {gamma} if gamma is not None else {likely, max(likely // 2, 1), measured.gamma}
+    fleet, failure = _cheapest(measured, need, prices, lengths)
+    plain, notes = None, list(measured.notes)
+    if fleet is None or fleet.gamma:
+        plain, _ = _cheapest(measured, need, prices, {0})
+    if fleet is None:
+        reason = failure or Failure("no draft length was tried")
+        if plain is None:
+            raise reason
+        if gamma is not None:
+            raise Failure(f"{reason}; without drafts {plain.targets} do: --gamma 0")
+        tried = ", ".join(map(str, sorted(lengths)))
+        notes.insert(0, f"no fleet with drafts holds the objective (gamma {tried} were tried)")
+        fleet, plain = plain, None
+    tokens = measured.tokens_a_round(fleet.gamma)
+    return Plan(need, prices, fleet, plain, tokens, measured.mean_tokens, tuple(notes))
+
+
+def _cheapest(
+    measured: Measurement, need: Need, prices: Prices, lengths: Collection[int]
+) -> tuple[Sized | None, Failure | None]:
+    """The cheapest fleet of some draft lengths, or why there is none."""
+    found: list[Sizing] = []
+    failure = None
+    for length in sorted(lengths):
+        try:
+            found.append(Sizing(measured, need, length))
+        except Failure as error:
+            failure = error
+    for sizing in sorted(found, key=lambda each: prices.an_hour(each.targets, each.drafters)):
+        try:
+            return sizing.sized(), None
+        except Failure as error:
+            failure = error
+    return None, failure

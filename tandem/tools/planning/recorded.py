@@ -1,0 +1,136 @@
+"""A measurement from recorded traces."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from tandem.failure import Failure
+from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.traces.acceptance import Acceptance
+from tandem.tools.traces.basis import LONGEST
+from tandem.tools.traces.batches import batch_size
+from tandem.tools.traces.costs import Curve
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.request import Request, Round
+from tandem.tools.traces.spans import Kind, Span
+from tandem.tools.traces.speculation import continued, kept
+
+_NS = 1e9
+_FORWARD = ".forward"
+# What else of a step its engine is at work for.
+_WORK = (_FORWARD, ".draw", ".accept")
+_WAITS = (".queue", ".gather")
+# The orchestrator's own spans of a text, beside its rounds.
+_OWN = ("tokenize", "detokenize")
+
+
+@dataclass
+class _Times:
+    """Times of steps by batch size, nanoseconds in all."""
+
+    spent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    steps: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, size: int, spent: float, steps: int = 1) -> None:
+        if size > 0:
+            self.spent[size] += spent
+            self.steps[size] += steps
+
+    def curve(self) -> Curve:
+        means = {float(size): self.spent[size] / self.steps[size] / _NS for size in self.steps}
+        return Curve(means, {float(size): count for size, count in self.steps.items()})
+
+
+class Recorded:
+    """Adds up the requests of a recording, one by one."""
+
+    def __init__(self) -> None:
+        self._verify, self._draft = _Times(), _Times()
+        self._acceptance = Acceptance()
+        self._texts: list[Shape] = []
+        self._beside_ns = self._opening_ns = self._text_ns = self._round_ns = 0.0
+        self._rounds = 0
+
+    def add(self, request: Request) -> None:
+        """Count a request that ended well."""
+        for round_ in request.rounds():
+            if round_.draft is not None and round_.verify is not None and round_.gamma:
+                self._add_round(request, round_, round_.draft, round_.verify)
+        children = request.children(request.root)
+        opening = next((span for span in children if span.name == "open"), None)
+        target = opening and request.server_side(opening, "prefill")
+        drafter = request.server_side(request.root, "prefill")
+        first = request.first_token_ns
+        work = _sum(request, target, _WORK)
+        passes = max(_passes(request, target), 1)
+        drafting = _sum(request, drafter, _WORK)
+        self._texts.append(Shape(max(request.tokens, 1), work / _NS, drafting / _NS, passes))
+        if first is not None:
+            self._opening_ns += max(first - work - _sum(request, target, _WAITS), 0.0)
+        self._text_ns += sum(span.duration_ns for span in children if span.name in _OWN)
+
+    def _add_round(self, request: Request, round_: Round, draft: Span, verify: Span) -> None:
+        drafting, verifying = (_sum(request, step, _WORK) for step in (draft, verify))
+        self._draft.add(batch_size(request, draft), drafting, max(_passes(request, draft), 1))
+        self._verify.add(batch_size(request, verify), verifying)
+        waits = sum(_sum(request, step, _WAITS) for step in (draft, verify))
+        self._beside_ns += max(round_.span.duration_ns - drafting - verifying - waits, 0.0)
+        calls = [c for c in request.children(round_.span) if c.kind == Kind.CLIENT]
+        self._round_ns += max(round_.span.duration_ns - sum(c.duration_ns for c in calls), 0.0)
+        self._acceptance.add(round_)
+        self._rounds += 1
+
+    def measurement(self) -> Measurement:
+        """Of all of them.
+
+        Raises:
+            Failure: too little was recorded.
+        """
+        counts = self._acceptance
+        if not self._rounds or not self._verify.steps or not self._draft.steps:
+            raise Failure("no round with a draft and its verification was recorded")
+        sizes = max(self._verify.steps)
+        notes = [
+            f"batches of up to {sizes} texts were recorded; larger ones lie on a line through them",
+            "a draft's time is proportional to its length, a verification's does not depend on it",
+        ]
+        longest = max(LONGEST, counts.longest)
+        return Measurement(
+            counts.commonest_gamma,
+            self._verify.curve(),
+            self._draft.curve(),
+            kept(continued(counts.onward, counts.reached, longest)),
+            self._texts,
+            self._opening_ns / len(self._texts) / _NS,
+            self._beside_ns / self._rounds / _NS,
+            self._text_ns / len(self._texts) / _NS,
+            self._round_ns / self._rounds / _NS,
+            notes,
+        )
+
+
+def _sum(request: Request, step: Span | None, parts: tuple[str, ...]) -> float:
+    """What some stages of a step took, nanoseconds."""
+    if step is None:
+        return 0.0
+    children = request.children(step)
+    return float(sum(child.duration_ns for child in children if child.name.endswith(parts)))
+
+
+def _passes(request: Request, step: Span | None) -> int:
+    """Of the model, in a step."""
+    children = request.children(step) if step else ()
+    return sum(1 for child in children if child.name.endswith(_FORWARD))
+
+
+def measured_from(recording: Recording) -> Measurement:
+    """From a recording's requests that ended well.
+
+    Raises:
+        Failure: too little was recorded.
+    """
+    found = Recorded()
+    for request in recording.finished():
+        found.add(request)
+    return found.measurement()

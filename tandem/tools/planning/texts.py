@@ -1,0 +1,169 @@
+"""Texts through a fleet of thousands of replicas, text by text.
+
+A target's texts all go on at the pace that so many texts have (`Pace`): what changes is only when
+one comes or goes. So a text is a handful of events, however many rounds it has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from itertools import count
+
+import numpy as np
+
+from tandem.tools.planning.least import Least
+from tandem.tools.planning.measurement import Measurement
+from tandem.tools.planning.pace import Pace
+from tandem.tools.planning.served import Served, steady
+
+_ARRIVE, _BEGIN, _END = 0, 1, 2
+
+
+class _Target:
+    """A replica whose texts share its pace.
+
+    Attributes:
+        active: texts that hold a place.
+        writing: those behind their first token: what each has done when it ends, and which.
+        done: tokens that each text has been given since the beginning, had it been there.
+        since: when `done` was true.
+        version: of the one end that is to come.
+    """
+
+    __slots__ = ("active", "done", "since", "version", "writing")
+
+    def __init__(self) -> None:
+        self.active = 0
+        self.writing: list[tuple[float, int]] = []
+        self.done = self.since = 0.0
+        self.version = 0
+
+
+class Texts:
+    """One run.
+
+    Args:
+        measured: for what texts are like.
+        pace: of targets with their drafters.
+        targets: replicas.
+        rate: texts a second, at random moments (a Poisson process).
+        texts: in all.
+        seed: of everything random.
+    """
+
+    def __init__(
+        self,
+        measured: Measurement,
+        pace: Pace,
+        targets: int,
+        rate: float,
+        texts: int,
+        seed: int,
+    ) -> None:
+        self._pace, self._rate, self._count = pace, rate, texts
+        self._speeds = pace.tokens_per_s()
+        self._levels = [pace.nearest(number) for number in range(pace.slots + 1)]
+        self._targets = [_Target() for _ in range(targets)]
+        self._least = Least(self._targets)
+        self._random = random.Random(seed)
+        self._events: list[tuple[float, int, int, int, int]] = []
+        self._order = count()
+        self._waiting: deque[int] = deque()
+        shapes = self._random.choices(measured.texts, k=texts)
+        self._new_tokens = [shape.new_tokens for shape in shapes]
+        self._arrived = [0.0] * texts
+        self._first = [0.0] * texts
+        self._ended = [0.0] * texts
+        self._on = [0] * texts
+        # Seconds of all targets, by the texts that each had.
+        self._spent = [0.0] * (pace.slots + 1)
+
+    def run(self) -> Served:
+        """Until all texts have ended."""
+        at = 0.0
+        for text in range(self._count):
+            at += self._random.expovariate(self._rate)
+            self._arrived[text] = at
+        if self._count:
+            self._push(self._arrived[0], _ARRIVE, 0, 0)
+        now = 0.0
+        while self._events:
+            now, _, kind, number, version = heapq.heappop(self._events)
+            if kind == _ARRIVE:
+                self._arrive(now, number)
+            elif kind == _BEGIN:
+                self._begin(now, number)
+            else:
+                self._end(now, number, version)
+        return self._served(now)
+
+    def _push(self, at: float, kind: int, number: int, version: int) -> None:
+        heapq.heappush(self._events, (at, next(self._order), kind, number, version))
+
+    def _arrive(self, now: float, text: int) -> None:
+        if text + 1 < self._count:
+            self._push(self._arrived[text + 1], _ARRIVE, text + 1, 0)
+        if not self._place(now, text):
+            self._waiting.append(text)
+
+    def _place(self, now: float, text: int) -> bool:
+        """Give a text a place, if there is one."""
+        number = self._least.take(self._pace.slots)
+        if number is None:
+            return False
+        self._on[text] = number
+        target = self._targets[number]
+        self._advance(now, target, target.active - 1)
+        self._schedule(now, number)
+        opening = self._random.choice(self._levels[target.active].seen.ttft)
+        self._push(now + opening, _BEGIN, text, 0)
+        return True
+
+    def _begin(self, now: float, text: int) -> None:
+        """Its first token has come."""
+        number = self._on[text]
+        target = self._targets[number]
+        self._first[text] = now
+        self._advance(now, target, target.active)
+        luck = self._random.choice(self._levels[target.active].pace)
+        work = max(self._new_tokens[text] - 1, 0) * luck
+        heapq.heappush(target.writing, (target.done + work, text))
+        self._schedule(now, number)
+
+    def _advance(self, now: float, target: _Target, texts: int) -> None:
+        """Bring a target up to a moment, until which it had so many texts."""
+        self._spent[texts] += now - target.since
+        target.done += (now - target.since) * self._speeds[texts]
+        target.since = now
+
+    def _schedule(self, now: float, number: int) -> None:
+        """When the next of its texts ends, if none comes or goes until then."""
+        target = self._targets[number]
+        target.version += 1
+        if target.writing:
+            left = max(target.writing[0][0] - target.done, 0.0)
+            self._push(now + left / self._speeds[target.active], _END, number, target.version)
+
+    def _end(self, now: float, number: int, version: int) -> None:
+        target = self._targets[number]
+        if version != target.version:
+            return
+        self._advance(now, target, target.active)
+        text = heapq.heappop(target.writing)[1]
+        self._ended[text] = now
+        self._least.give_back(number)
+        self._schedule(now, number)
+        if self._waiting and self._place(now, self._waiting[0]):
+            self._waiting.popleft()
+
+    def _served(self, now: float) -> Served:
+        arrived, first, ended = (
+            np.array(times) for times in (self._arrived, self._first, self._ended)
+        )
+        tokens = np.array(self._new_tokens)
+        shares = np.array(self._spent) / (now * len(self._targets) or 1.0)
+        held = shares @ np.arange(len(shares)) / self._pace.slots
+        busy = [float(shares @ of) for of in self._pace.busy()]
+        return steady(arrived, first, ended, tokens, float(held), *busy)

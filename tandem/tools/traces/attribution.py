@@ -1,0 +1,190 @@
+"""Which stage owns which instant of a request's wall time.
+
+The tree is swept from the root. Of a span's children at an instant, the one that ends last is
+what the request waits for, and the deepest span of that path owns the instant. The drafter's
+prefill is apart: it goes on in the background, and counts only while a round has nothing else to
+wait for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.spans import Span
+from tandem.tools.traces.stages import (
+    CALL,
+    DRAFTER,
+    HOLDERS,
+    LEAVES,
+    ORCHESTRATOR,
+    OWN,
+    PART_NAMES,
+    ROUND,
+    STEP_PARTS,
+    TARGET,
+    Stage,
+)
+
+# Below `generate` itself, with a client's span around it or without: the drafter's.
+_BACKGROUND = frozenset({"prefill", "call.prefill"})
+
+
+class Segment(NamedTuple):
+    """A stretch of a request's wall time.
+
+    Attributes:
+        start_ns: inclusive.
+        end_ns: exclusive; the next segment's start.
+        span: that owns it.
+        stage: that it counts for.
+    """
+
+    start_ns: int
+    end_ns: int
+    span: Span
+    stage: Stage
+
+    @property
+    def duration_ns(self) -> int:
+        """Never negative."""
+        return self.end_ns - self.start_ns
+
+
+class _Piece(NamedTuple):
+    """A stretch in which one of several spans, or none, is what the request waits for."""
+
+    start_ns: int
+    end_ns: int
+    chosen: Span | None
+
+
+def segments(request: Request) -> list[Segment]:
+    """A request's wall time from start to end, without a gap or an overlap."""
+    sweep = _Sweep(request)
+    root = request.root
+    sweep.span(root, root, root.start_ns, root.end_ns)
+    return sweep.found
+
+
+def unit_of(segment: Segment) -> str:
+    """Id of the span whose share of the segment's stage is one sample: a step, call or round."""
+    span = segment.span
+    return span.parent_id if span.name in PART_NAMES else span.span_id
+
+
+class _Sweep:
+    def __init__(self, request: Request) -> None:
+        self.found: list[Segment] = []
+        self._request = request
+        children = request.children(request.root)
+        self._beside = [child for child in children if child.name in _BACKGROUND]
+        self._awaited = [child for child in children if child.name not in _BACKGROUND]
+
+    def span(self, span: Span, owner: Span, start: int, end: int) -> None:
+        """Attribute a stretch of a span's time.
+
+        Args:
+            span: on the critical path.
+            owner: it, or the nearest span above it that is known by its name.
+            start: of the stretch, nanoseconds.
+            end: of the stretch.
+        """
+        request = self._request
+        children = self._awaited if span is request.root else request.children(span)
+        waits = owner.name == ROUND and owner.parent_id == request.root.span_id
+        for piece in _pieces(children, start, end):
+            if piece.chosen is not None:
+                below = piece.chosen if _is_known(piece.chosen) else owner
+                self.span(piece.chosen, below, piece.start_ns, piece.end_ns)
+            elif waits:
+                self._gap(owner, piece)
+            else:
+                self._add(owner, piece.start_ns, piece.end_ns)
+
+    def _gap(self, owner: Span, gap: _Piece) -> None:
+        """A stretch of a round in which it holds no call."""
+        for piece in _pieces(self._beside, gap.start_ns, gap.end_ns):
+            if piece.chosen is None:
+                self._add(owner, piece.start_ns, piece.end_ns)
+            else:
+                self.span(piece.chosen, piece.chosen, piece.start_ns, piece.end_ns)
+
+    def _add(self, span: Span, start: int, end: int) -> None:
+        last = self.found[-1] if self.found else None
+        if last is not None and last.span is span:
+            self.found[-1] = last._replace(end_ns=end)
+        else:
+            self.found.append(Segment(start, end, span, _stage_of(self._request, span)))
+
+
+def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
+    """Cut a stretch where what the request waits for changes.
+
+    Args:
+        spans: by their starts.
+        start: of the stretch, nanoseconds.
+        end: of the stretch.
+    """
+    if not spans and start < end:  # most spans
+        yield _Piece(start, end, None)
+        return
+    open_: list[tuple[int, int, Span]] = []
+    at, following = start, 0
+    while at < end:
+        while following < len(spans) and spans[following].start_ns <= at:
+            span = spans[following]
+            if span.end_ns > at:
+                heapq.heappush(open_, (-span.end_ns, following, span))
+            following += 1
+        while open_ and -open_[0][0] <= at:
+            heapq.heappop(open_)
+        until = min(end, spans[following].start_ns) if following < len(spans) else end
+        if open_:
+            until = min(until, -open_[0][0])
+            yield _Piece(at, until, open_[0][2])
+        else:
+            yield _Piece(at, until, None)
+        at = until
+
+
+def _is_known(span: Span) -> bool:
+    name = span.name
+    return (
+        name in PART_NAMES
+        or name in STEP_PARTS
+        or name in LEAVES
+        or name in HOLDERS
+        or (name.startswith(CALL) and name.removeprefix(CALL) in STEP_PARTS)
+    )
+
+
+def _stage_of(request: Request, span: Span) -> Stage:
+    """The stage of time that a known span owns."""
+    name = span.name
+    if name in LEAVES:
+        return Stage(ORCHESTRATOR, name)
+    if name in HOLDERS:
+        return Stage(ORCHESTRATOR, f"{name}.else")
+    if name in PART_NAMES:
+        return Stage(_service(request, span, name.split(".")[0]), name)
+    if name in STEP_PARTS:
+        return Stage(_service(request, span, name), f"{name}.else")
+    if name.startswith(CALL):
+        step = name.removeprefix(CALL)
+        answered = any(child.name == step for child in request.children(span))
+        part = "network" if answered else "unseen"
+        return Stage(_service(request, span, step), f"{step}.{part}")
+    return OWN
+
+
+def _service(request: Request, span: Span, step: str) -> str:
+    """Whose step it is. Prompts are computed by both: the drafter's is no part of an `open`."""
+    if step != "prefill":
+        return DRAFTER if step == "draft" else TARGET
+    above: Span | None = span
+    while above is not None and "prefill" in above.name:
+        above = request.parent(above)
+    return DRAFTER if above is request.root else TARGET

@@ -1,0 +1,132 @@
+"""What predictions are made of: requests that drafted, by the way in which they were decoded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tandem.failure import Failure
+from tandem.tools.traces.acceptance import Acceptance
+from tandem.tools.traces.attribution import segments
+from tandem.tools.traces.batches import Batches
+from tandem.tools.traces.costs import Costs, GammaCosts, costs_by_gamma
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.speculation import continued, kept
+from tandem.tools.traces.stages import Stage
+
+LONGEST = 16
+# Fewer rounds of another rule say less about it than the model does.
+_MIN_ROUNDS = 200
+
+
+class Way(NamedTuple):
+    """How a request was decoded; figures of different ways are not mixed."""
+
+    verifier: str
+    gamma: int
+    greedy: bool
+
+    def __str__(self) -> str:
+        return f"{self.verifier}, gamma {self.gamma}, temperature {'0' if self.greedy else '> 0'}"
+
+
+@dataclass
+class Group:
+    """Requests of one way.
+
+    Attributes:
+        requests: how many.
+        tokens: emitted, in all.
+        wall_ns: in all.
+        stages: wall time by stage.
+        rounds: of theirs, with what they cost.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    wall_ns: int = 0
+    stages: Counter[Stage] = field(default_factory=Counter)
+    rounds: Costs = field(default_factory=Costs)
+
+
+class Basis:
+    """All requests of a recording that drafted.
+
+    Attributes:
+        way: that most rounds went.
+        group: its requests.
+        batches: of all of them.
+
+    Args:
+        recording: to be predicted from.
+        verifier: predict from its requests alone.
+        gamma: likewise.
+
+    Raises:
+        Failure: no request ended well, or none of them drafted in the wanted way.
+    """
+
+    def __init__(self, recording: Recording, verifier: str | None, gamma: int | None) -> None:
+        self._groups: dict[Way, Group] = {}
+        self._acceptance: dict[tuple[str, bool], Acceptance] = {}
+        self._by_gamma: dict[int, Costs] = {}
+        self.batches = Batches()
+        for request in recording.finished(self.batches.add_pass):
+            self._add(request)
+        wanted = {
+            way: group
+            for way, group in self._groups.items()
+            if verifier in (None, way.verifier) and gamma in (None, way.gamma)
+        }
+        if not wanted:
+            seen = tuple(f"recorded: {way}" for way in self._groups)
+            raise Failure("no request with drafts of that kind was recorded", seen)
+        self.way = max(wanted, key=lambda way: (wanted[way].rounds.rounds, way))
+        self.group = wanted[self.way]
+
+    def _add(self, request: Request) -> None:
+        rounds = list(request.rounds())
+        drafted = [round_ for round_ in rounds if round_.gamma]
+        if not drafted:
+            return
+        asked = request.root.number("tandem.gamma")
+        gamma = asked or Counter(r.gamma for r in drafted).most_common(1)[0][0]
+        greedy = request.root.attributes.get("gen_ai.request.temperature") in (0, 0.0)
+        verifier = drafted[0].verifier
+        group = self._groups.setdefault(Way(verifier, gamma, greedy), Group())
+        group.requests += 1
+        group.tokens += request.tokens
+        group.wall_ns += request.wall_ns
+        path = segments(request)
+        for segment in path:
+            group.stages[segment.stage] += segment.duration_ns
+        for each, costs in costs_by_gamma(request, path).items():
+            self._by_gamma.setdefault(each, Costs()).add(costs)
+            group.rounds.add(costs)
+        counts = self._acceptance.setdefault((verifier, greedy), Acceptance())
+        for round_ in drafted:
+            counts.add(round_)
+        self.batches.add_rounds(request)
+
+    def costs(self) -> GammaCosts:
+        """What a round costs at any draft length."""
+        base = self.way.gamma
+        if base not in self._by_gamma:  # the orchestrator had to shorten what was asked for
+            base = max(self._by_gamma, key=lambda gamma: self._by_gamma[gamma].rounds)
+        return GammaCosts(self._by_gamma, base)
+
+    def recorded_shares(self, verifier: str) -> list[float] | None:
+        """Shares of drafts kept up to each place; None if the rule is unknown.
+
+        One place more than any draft that is told of: a guess goes one token further.
+        """
+        counts = self._acceptance.get((verifier, self.way.greedy))
+        if counts is None or (verifier != self.way.verifier and counts.rounds < _MIN_ROUNDS):
+            return None
+        return kept(continued(counts.onward, counts.reached, max(LONGEST, self.way.gamma) + 1))
+
+    def longest_recorded(self) -> int:
+        """Places of drafts of which acceptance was recorded."""
+        return self._acceptance[self.way.verifier, self.way.greedy].longest

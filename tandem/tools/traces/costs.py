@@ -1,0 +1,172 @@
+"""What a round costs at another draft length or batch size, from those that were recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.tools.traces.attribution import Segment
+from tandem.tools.traces.batches import Waits
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.stages import DRAFTER, Stage
+
+# A mean of fewer rounds says too little to draw a line through.
+MIN_ROUNDS = 50
+_DRAWN = Stage(DRAFTER, "draft.draw")
+_PASSES = (Stage(DRAFTER, "draft.gather"), Stage(DRAFTER, "draft.forward"))
+_REST = Stage(DRAFTER, "draft.else")
+
+
+@dataclass
+class Costs:
+    """Times of rounds that drafted alike, nanoseconds in all.
+
+    Attributes:
+        rounds: how many.
+        stages: by stage, for those that come once a round.
+    """
+
+    rounds: int = 0
+    stages: dict[Stage, int] = field(default_factory=dict)
+
+    def mean_ns(self, stage: Stage) -> float:
+        """A round's."""
+        return self.stages.get(stage, 0) / self.rounds if self.rounds else 0.0
+
+    @property
+    def round_ns(self) -> float:
+        """A round's time in all of its stages."""
+        return sum(self.stages.values()) / self.rounds if self.rounds else 0.0
+
+    def add(self, other: Costs) -> None:
+        """Count other rounds in."""
+        self.rounds += other.rounds
+        for stage, spent in other.stages.items():
+            self.stages[stage] = self.stages.get(stage, 0) + spent
+
+
+def costs_by_gamma(request: Request, path: Sequence[Segment]) -> dict[int, Costs]:
+    """Costs of a request's rounds, by what they drafted.
+
+    The rounds at its end whose drafts were cut to what was left of it count as length 0: they are
+    no sample of rounds with short drafts.
+    """
+    rounds = list(request.rounds())
+    asked = max((round_.gamma for round_ in rounds), default=0)
+    whole = max((i for i, round_ in enumerate(rounds) if round_.gamma == asked), default=-1)
+    found: dict[int, Costs] = {}
+    segments = iter(path)
+    segment = next(segments, None)
+    for number, round_ in enumerate(rounds):
+        costs = found.setdefault(round_.gamma if number <= whole else 0, Costs())
+        costs.rounds += 1
+        while segment is not None and segment.start_ns < round_.span.end_ns:
+            if segment.start_ns >= round_.span.start_ns and segment.stage.in_round:
+                spent = costs.stages.get(segment.stage, 0) + segment.duration_ns
+                costs.stages[segment.stage] = spent
+            segment = next(segments, None)
+    return found
+
+
+class Curve:
+    """A mean time over draft lengths or batch sizes, between and beyond those recorded.
+
+    Args:
+        means: recorded means, by length or size; at least one.
+        weights: rounds behind each.
+    """
+
+    def __init__(self, means: Mapping[float, float], weights: Mapping[float, int]) -> None:
+        self._at = np.array(sorted(means))
+        rounds = np.array([weights[at] for at in self._at], dtype=np.float64)
+        self._means = _never_falling(np.array([means[at] for at in self._at]), rounds)
+        spread = self._at - np.average(self._at, weights=rounds)
+        below = float((rounds * spread**2).sum())
+        self._slope = float((rounds * spread * self._means).sum()) / below if below else 0.0
+
+    def at(self, x: float) -> float:
+        """Straight from one recorded mean to the next; beyond them along their common slope."""
+        inside = float(np.interp(x, self._at, self._means))
+        beyond = x - min(max(x, self._at[0]), self._at[-1])
+        return max(inside + self._slope * float(beyond), 0.0)
+
+
+def _never_falling(means: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Means pooled until none is below the one before: nothing gets quicker for being more."""
+    pools: list[tuple[float, float, int]] = []
+    for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
+        count = 1
+        while pools and pools[-1][0] > mean:
+            before, heavy, more = pools.pop()
+            mean = (mean * weight + before * heavy) / (weight + heavy)
+            weight, count = weight + heavy, count + more
+        pools.append((mean, weight, count))
+    return np.array([mean for mean, _, count in pools for _ in range(count)])
+
+
+class GammaCosts:
+    """What a round costs at any draft length.
+
+    Args:
+        recorded: costs of all rounds with a draft, by its length.
+        base: the length whose rounds are taken as they are.
+    """
+
+    def __init__(self, recorded: Mapping[int, Costs], base: int) -> None:
+        self._base = base
+        self._recorded = recorded[base]
+        often = {
+            float(gamma): costs
+            for gamma, costs in recorded.items()
+            if gamma == base or (gamma and costs.rounds >= MIN_ROUNDS)
+        }
+        self.gammas = sorted(map(int, often))
+        self._curve = Curve(
+            {gamma: costs.round_ns for gamma, costs in often.items()},
+            {gamma: costs.rounds for gamma, costs in often.items()},
+        )
+
+    @property
+    def assumption(self) -> str:
+        """How times at other lengths are known."""
+        if len(self.gammas) > 1:
+            gammas = ", ".join(map(str, self.gammas))
+            return (
+                f"a round's time at another gamma lies on lines through those recorded at {gammas}"
+            )
+        return (
+            f"only gamma {self._base} was recorded: drafting takes gamma times as long, and the"
+            " target's pass as long as now"
+        )
+
+    def round_ns(self, gamma: int) -> float:
+        """Mean time of a round with a draft of this length."""
+        if len(self.gammas) > 1:
+            return self._curve.at(gamma)
+        grown = gamma / self._base
+        each = [*_PASSES, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
+        per_token = sum(map(self._recorded.mean_ns, each))
+        return self._recorded.round_ns + (grown - 1) * per_token
+
+
+def batch_curve(waits: Mapping[tuple[str, int], Waits], step: str) -> Curve | None:
+    """A step's passes over the batch size; None where fewer than two sizes were recorded."""
+    often = {
+        float(size): found
+        for (name, size), found in waits.items()
+        if name == step and size and found.steps >= MIN_ROUNDS
+    }
+    if len(often) < 2:
+        return None
+    means = {size: found.forward_ns / found.steps for size, found in often.items()}
+    return Curve(means, {size: found.steps for size, found in often.items()})
+
+
+def mean_batch(waits: Mapping[tuple[str, int], Waits], step: str) -> float:
+    """Sequences that shared a step's passes, on average; 0 if unknown."""
+    known = [(size, w.steps) for (name, size), w in waits.items() if name == step and size]
+    steps = sum(count for _, count in known)
+    return sum(size * count for size, count in known) / steps if steps else 0.0

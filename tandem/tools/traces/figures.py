@@ -1,0 +1,73 @@
+"""One request in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.tools.traces.attribution import Segment
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.stages import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A request.
+
+    Attributes:
+        request_id: as the client or the orchestrator named it.
+        trace_id: of its spans.
+        started_ns: since the epoch.
+        wall_ns: from the call to its end.
+        first_token_ns: from the call to its first token; None if no span tells.
+        tokens: emitted.
+        rounds: that were decided, beside the prefill.
+        drafted: tokens.
+        accepted: of them.
+        stages: wall time by stage; adds up to `wall_ns`.
+    """
+
+    request_id: str
+    trace_id: str
+    started_ns: int
+    wall_ns: int
+    first_token_ns: int | None
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    stages: dict[Stage, int]
+
+    @classmethod
+    def of(cls, request: Request, path: Sequence[Segment]) -> Figures:
+        """Of a request and the segments of its wall time."""
+        stages: Counter[Stage] = Counter()
+        for segment in path:
+            stages[segment.stage] += segment.duration_ns
+        rounds = list(request.rounds())
+        return cls(
+            request_id=request.id,
+            trace_id=request.root.trace_id,
+            started_ns=request.root.start_ns,
+            wall_ns=request.wall_ns,
+            first_token_ns=request.first_token_ns,
+            tokens=request.tokens,
+            rounds=len(rounds),
+            drafted=sum(round_.gamma for round_ in rounds),
+            accepted=sum(round_.accepted for round_ in rounds),
+            stages=dict(stages),
+        )
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of this request alone."""
+        return self.tokens / self.wall_ns * 1e9 if self.wall_ns else 0.0
+
+    @property
+    def longest_stage(self) -> tuple[Stage, float] | None:
+        """Where most of its time went, and which share; None without any time."""
+        if not self.wall_ns:
+            return None
+        stage = max(self.stages, key=self.stages.__getitem__)
+        return stage, self.stages[stage] / self.wall_ns

@@ -1,0 +1,96 @@
+"""A recording: everything that was read for one command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from tandem.failure import Failure, Misconfigured
+from tandem.tools.traces.clocks import Clocks, Skew, estimate
+from tandem.tools.traces.request import Request, sort_out
+from tandem.tools.traces.source import LeftOut, read, sources_of
+from tandem.tools.traces.spans import Span
+from tandem.tools.traces.store import Store
+
+
+class Recording:
+    """The requests of trace files, one after the other.
+
+    Attributes:
+        left_out: what is in no figure; complete once `requests` has been gone through.
+        skews: of the clocks.
+
+    Args:
+        names: of files and folders, `-`, or addresses of a query API.
+        advance: is told of bytes as they are read.
+
+    Raises:
+        Misconfigured: a file cannot be read, or none has a span of Tandem.
+        Failure: there is no room for temporary files, or nobody answers a query.
+    """
+
+    def __init__(
+        self, names: Sequence[str], advance: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self.left_out = LeftOut()
+        self._store = Store()
+        for source in sources_of(names):
+            self._store.add(read(source, self.left_out, advance), self.left_out)
+        if not self._store.processes():
+            where = ", ".join(names)
+            raise Misconfigured(f"no span of Tandem in {where}", tuple(self._seen_instead()))
+        self.skews: list[Skew] = estimate(self._store.exchanges())
+        self.first_ns = self._store.first_ns()
+
+    def _seen_instead(self) -> list[str]:
+        return [f"left out: {sentence}" for sentence in self.left_out.sentences()]
+
+    def requests(self, on_pass: Callable[[Span], object] = lambda _: None) -> Iterator[Request]:
+        """All requests, those that failed too. Can be gone through once.
+
+        Args:
+            on_pass: is handed the spans of engines' passes on the way.
+        """
+        clocks = Clocks(self.skews)
+        for spans in self._store.traces(self.left_out):
+            trace = sort_out(spans, clocks)
+            for span in trace.passes:
+                on_pass(span)
+            self.left_out.orphans += len(trace.orphans)
+            self.left_out.rootless_traces += bool(trace.orphans and not trace.requests)
+            yield from trace.requests
+
+    def finished(self, on_pass: Callable[[Span], object] = lambda _: None) -> Iterator[Request]:
+        """The requests that ended well; the others are counted as left out.
+
+        Raises:
+            Failure: there is none.
+        """
+        found = False
+        for request in self.requests(on_pass):
+            if request.cancelled:
+                self.left_out.cancelled_requests += 1
+            elif request.failed:
+                self.left_out.failed_requests += 1
+            else:
+                found = True
+                yield request
+        if not found:
+            raise Failure("no request that ended well", tuple(self._seen_instead()))
+
+    def request(self, wanted: str) -> Request:
+        """The request of an id, or of the beginning of its id or its trace's.
+
+        Raises:
+            Misconfigured: there is none, or more than one.
+        """
+        found = None
+        for request in self.requests():
+            if wanted in (request.id, request.root.trace_id):
+                return request
+            if request.id.startswith(wanted) or request.root.trace_id.startswith(wanted):
+                if found is not None:
+                    raise Misconfigured(f"{wanted!r} is the beginning of several requests' ids")
+                found = request
+        if found is None:
+            raise Misconfigured(f"no request {wanted!r}; the report lists the slowest ones' ids")
+        return found

@@ -1,0 +1,111 @@
+"""Where the time of all requests went."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tandem.tools.traces.acceptance import Acceptance
+from tandem.tools.traces.attribution import segments, unit_of
+from tandem.tools.traces.batches import Batches
+from tandem.tools.traces.clocks import Skew
+from tandem.tools.traces.figures import Figures
+from tandem.tools.traces.quantiles import Quantiles
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.stages import STAGES, Stage
+
+_SLOWEST = 10
+
+
+@dataclass
+class Report:
+    """Figures of all requests that ended well, in memory that does not grow with their number.
+
+    Attributes:
+        stages: the time that a step, call, round or request spent in each stage on the way
+            that its request waited for; what went on beside that is not in it.
+        wall: of requests.
+        first_token: from the call to the first token.
+        tokens: emitted.
+        rounds: decided, beside the prefills.
+        acceptance: by verifier.
+        batches: what steps waited for.
+        slowest: the requests with the longest wall time, the slowest first.
+        skews: of the clocks.
+        left_out: a sentence for each kind of thing that is in no figure.
+    """
+
+    stages: dict[Stage, Quantiles] = field(default_factory=dict)
+    wall: Quantiles = field(default_factory=Quantiles)
+    first_token: Quantiles = field(default_factory=Quantiles)
+    tokens: int = 0
+    rounds: int = 0
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    batches: Batches = field(default_factory=Batches)
+    slowest: list[Figures] = field(default_factory=list)
+    skews: list[Skew] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, recording: Recording) -> Report:
+        """Go through a recording.
+
+        Raises:
+            Failure: no request of it ended well.
+        """
+        report = cls(skews=recording.skews)
+        keep = _Slowest()
+        for request in recording.finished(report.batches.add_pass):
+            keep.add(report._add(request))
+        report.slowest = keep.all()
+        report.stages = {s: report.stages[s] for s in STAGES if s in report.stages}
+        report.left_out = recording.left_out.sentences()
+        return report
+
+    def _add(self, request: Request) -> Figures:
+        path = segments(request)
+        samples: Counter[tuple[str, Stage]] = Counter()
+        for segment in path:
+            samples[unit_of(segment), segment.stage] += segment.duration_ns
+        for (_, stage), spent in samples.items():
+            self.stages.setdefault(stage, Quantiles()).add(spent)
+        figures = Figures.of(request, path)
+        self.wall.add(figures.wall_ns)
+        if figures.first_token_ns is not None:
+            self.first_token.add(figures.first_token_ns)
+        self.tokens += figures.tokens
+        self.rounds += figures.rounds
+        for round_ in request.rounds():
+            if round_.gamma:
+                self.acceptance.setdefault(round_.verifier, Acceptance()).add(round_)
+        self.batches.add_rounds(request)
+        return figures
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a request, on average over the time of all."""
+        return self.tokens / self.wall.total_ns * 1e9 if self.wall.total_ns else 0.0
+
+    def share(self, stage: Stage) -> float:
+        """Of all requests' wall time. The shares of all stages add up to 1."""
+        spent = self.stages[stage].total_ns
+        return spent / self.wall.total_ns if self.wall.total_ns else 0.0
+
+
+class _Slowest:
+    """Keeps the slowest of any number of requests."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, str, int, Figures]] = []
+        self._count = 0
+
+    def add(self, figures: Figures) -> None:
+        self._count += 1  # two requests may be alike in all else, and figures have no order
+        entry = (figures.wall_ns, figures.request_id, self._count, figures)
+        push = heapq.heappush if len(self._kept) < _SLOWEST else heapq.heappushpop
+        push(self._kept, entry)
+
+    def all(self) -> list[Figures]:
+        return [figures for *_, figures in sorted(self._kept, reverse=True)]

@@ -1,0 +1,178 @@
+"""A request: the tree of spans below one `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tandem.tools.traces.clocks import Clocks
+from tandem.tools.traces.spans import Kind, Span
+
+# Ours are six deep; a chain of a million foreign-made spans would end the interpreter.
+_MAX_DEPTH = 32
+_FIRST_TOKEN = "first_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round as its spans tell of it.
+
+    Attributes:
+        span: the orchestrator's.
+        draft: the drafter's; None without a draft, or if its file is missing.
+        verify: the target's; None if its file is missing.
+        gamma: depth of what was drafted.
+        accepted: tokens kept.
+        verifier: that decided.
+    """
+
+    span: Span
+    draft: Span | None
+    verify: Span | None
+    gamma: int
+    accepted: int
+    verifier: str
+
+
+class Request:
+    """One Generate. Times of other processes are corrected to the orchestrator's clock.
+
+    Attributes:
+        root: its `generate`.
+        spans: all of them, the root first, each before its children.
+    """
+
+    def __init__(self, root: Span, children: dict[str, list[Span]], clocks: Clocks) -> None:
+        self.root = root
+        self.spans: list[Span] = []
+        self._children: dict[str, list[Span]] = {}
+        self._by_id: dict[str, Span] = {}
+        self._collect(children, clocks)
+
+    def _collect(self, children: dict[str, list[Span]], clocks: Clocks) -> None:
+        """Take what can be reached from the root, level by level."""
+        level = [self.root]
+        for _ in range(_MAX_DEPTH):
+            below: list[Span] = []
+            for span in level:
+                _shift(span, clocks.offset_ns(self.root.process, span.process))
+                self.spans.append(span)
+                self._by_id[span.span_id] = span
+                below += children.get(span.span_id, ())
+            level = [span for span in below if span.span_id not in self._by_id]
+        for span in self.spans[1:]:
+            self._children.setdefault(span.parent_id, []).append(span)
+        for found in self._children.values():
+            found.sort(key=lambda span: (span.start_ns, span.end_ns))
+
+    def children(self, span: Span) -> list[Span]:
+        """By their starts."""
+        return self._children.get(span.span_id, [])
+
+    def parent(self, span: Span) -> Span | None:
+        """None for the root."""
+        return None if span is self.root else self._by_id[span.parent_id]
+
+    @property
+    def id(self) -> str:
+        """The request's id; its trace's, if it has none."""
+        return self.root.text("tandem.request_id") or self.root.trace_id
+
+    @property
+    def wall_ns(self) -> int:
+        """From the call to its end."""
+        return self.root.duration_ns
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its client left."""
+        root = self.root
+        cancelled = root.attributes.get("tandem.cancelled") is True
+        return cancelled or root.text("error.type") == "CancelledError"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with an error."""
+        return self.root.failed and not self.cancelled
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were emitted."""
+        said = self.root.number("gen_ai.usage.output_tokens")
+        return sum(r.accepted + 1 for r in self.rounds()) + 1 if said is None else said
+
+    @property
+    def first_token_ns(self) -> int | None:
+        """From the call to its first token; None if no span tells."""
+        for name, at in self.root.events:
+            if name == _FIRST_TOKEN:
+                return at - self.root.start_ns
+        firsts = [s.end_ns for s in self.children(self.root) if s.name == "detokenize"]
+        return firsts[0] - self.root.start_ns if firsts else None
+
+    def server_side(self, span: Span, name: str) -> Span | None:
+        """The service's span of a call below `span`, with or without the client's in between."""
+        for child in self.children(span):
+            if child.name == name and child.kind == Kind.SERVER:
+                return child
+            if child.kind == Kind.CLIENT and (found := self.server_side(child, name)):
+                return found
+        return None
+
+    def rounds(self) -> Iterator[Round]:
+        """The rounds that were decided, in their order."""
+        for span in self.children(self.root):
+            accepted = span.number("tandem.accepted")
+            if span.name != "round" or accepted is None:
+                continue
+            yield Round(
+                span,
+                self.server_side(span, "draft"),
+                self.server_side(span, "verify"),
+                max(span.number("tandem.depth") or 0, 0),
+                accepted,
+                span.text("tandem.verifier"),
+            )
+
+
+def _shift(span: Span, ahead_ns: int) -> None:
+    """Correct a span's times for a clock that is ahead."""
+    span.start_ns -= ahead_ns
+    span.end_ns -= ahead_ns
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The spans of one trace, sorted out.
+
+    Attributes:
+        requests: one for each `generate`.
+        passes: of an engine, which have traces of their own.
+        orphans: that belong to nothing here.
+    """
+
+    requests: list[Request]
+    passes: list[Span]
+    orphans: list[Span]
+
+
+def sort_out(spans: Iterable[Span], clocks: Clocks) -> Trace:
+    """The requests among the spans of a trace."""
+    children: dict[str, list[Span]] = {}
+    roots: list[Span] = []
+    rest: dict[str, Span] = {}
+    for span in spans:
+        rest[span.span_id] = span
+        if span.name == "generate":
+            roots.append(span)
+        elif span.parent_id:
+            children.setdefault(span.parent_id, []).append(span)
+    requests = [Request(root, children, clocks) for root in roots]
+    for request in requests:
+        for span in request.spans:
+            rest.pop(span.span_id, None)
+    passes = [span for span in rest.values() if span.name == "pass"]
+    for span in passes:
+        _shift(span, clocks.alone_ns(span.process))
+    orphans = [span for span in rest.values() if span.name != "pass"]
+    return Trace(requests, passes, orphans)

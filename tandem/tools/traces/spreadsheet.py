@@ -1,0 +1,98 @@
+"""Spans as a table of comma-separated values: one line a span."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tandem.tools.traces.attribution import Segment, segments
+from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.request import Request
+from tandem.tools.traces.spans import Kind, Span
+from tandem.tools.traces.stages import Stage
+
+COLUMNS = (
+    *("request_id", "trace_id", "span_id", "parent_id", "service", "instance", "name", "kind"),
+    # Of the stage that the span's own time counts for; empty where the request never waited.
+    *("stage_service", "stage", "round", "start_ns", "duration_ns", "waited_ns"),
+    *("gamma", "depth", "accepted", "verifier", "batch_size", "tokens", "error"),
+)
+
+
+def write(recording: Recording, only: Request | None, put: Callable[[str], object]) -> None:
+    """Write a head line, and a line for each span of the requests and of engines' passes.
+
+    Args:
+        recording: of which all requests are written, those that failed too.
+        only: this request instead, and no passes.
+        put: takes the lines.
+    """
+    rows = csv.writer(_Sink(put), lineterminator="\n")
+    rows.writerow(COLUMNS)
+    if only is not None:
+        rows.writerows(_of_request(only))
+        return
+    passes: list[Span] = []
+    for request in recording.requests(passes.append):
+        rows.writerows(_of_request(request))
+        rows.writerows(_of_passes(passes))
+    rows.writerows(_of_passes(passes))
+
+
+class _Sink:
+    """What csv writes to."""
+
+    def __init__(self, put: Callable[[str], object]) -> None:
+        self._put = put
+
+    def write(self, line: str) -> None:
+        self._put(line)
+
+
+def _of_request(request: Request) -> Iterator[list[Any]]:
+    waited, stages = _waited(segments(request))
+    for span in request.spans:
+        stage = stages.get(span.span_id)
+        round_ = _round(request, span)
+        owned = waited[span.span_id]
+        yield _row(span, request.id, stage, round_, owned)
+
+
+def _of_passes(passes: list[Span]) -> Iterator[list[Any]]:
+    """Of what has come meanwhile."""
+    yield from (_row(span, "", None, None, 0) for span in passes)
+    passes.clear()
+
+
+def _waited(path: list[Segment]) -> tuple[Counter[str], dict[str, Stage]]:
+    waited: Counter[str] = Counter()
+    stages: dict[str, Stage] = {}
+    for segment in path:
+        waited[segment.span.span_id] += segment.duration_ns
+        stages[segment.span.span_id] = segment.stage
+    return waited, stages
+
+
+def _round(request: Request, span: Span) -> int | None:
+    """Number of the round that a span belongs to; None outside of rounds."""
+    above: Span | None = span
+    while above is not None and above.name != "round":
+        above = request.parent(above)
+    return above.number("tandem.round") if above is not None else None
+
+
+def _row(
+    span: Span, request_id: str, stage: Stage | None, round_: int | None, waited_ns: int
+) -> list[Any]:
+    error = span.text("error.type") or ("error" if span.failed else "")
+    return [
+        *(request_id, span.trace_id, span.span_id, span.parent_id, *span.process, span.name),
+        *(Kind(span.kind).name.lower(), *(stage or ("", "")), round_),
+        *(span.start_ns, span.duration_ns, waited_ns),
+        *(span.number(f"tandem.{key}") for key in ("gamma", "depth", "accepted")),
+        span.text("tandem.verifier"),
+        *(span.number(f"tandem.{key}") for key in ("batch_size", "tokens")),
+        error,
+    ]

@@ -1,0 +1,211 @@
+"""What a change would be worth, predicted from a recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.tools.traces.basis import LONGEST, Basis
+from tandem.tools.traces.costs import batch_curve, mean_batch
+from tandem.tools.traces.speculation import RULES, RatioModel
+from tandem.tools.traces.stages import DRAFTER, Stage
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A change.
+
+    Attributes:
+        change: what is changed.
+        tokens_per_s: of a request; None where the recording cannot tell.
+        factor: over what was recorded.
+        assumption: on which it rests, or why nothing can be told.
+        together: factor of all requests together, where it is another one.
+    """
+
+    change: str
+    tokens_per_s: float | None
+    factor: float | None
+    assumption: str
+    together: float | None = None
+
+
+@dataclass(frozen=True)
+class GammaRow:
+    """A draft length under a rule."""
+
+    gamma: int
+    verifier: str
+    tokens_a_round: float
+    round_ms: float
+    tokens_per_s: float
+    factor: float
+
+
+class Outlook:
+    """Predictions.
+
+    Attributes:
+        basis: what they are made of.
+        tokens_per_s: of a request, as recorded.
+        gammas: each draft length under each rule that can be told of.
+        changes: one at a time, the one worth most first.
+    """
+
+    def __init__(self, basis: Basis) -> None:
+        self.basis = basis
+        self._group = basis.group
+        self._costs = basis.costs()
+        self._shares, self._sources = self._rules()
+        self.tokens_per_s = self._speed(0.0)
+        lengths = sorted({*range(1, LONGEST + 1), basis.way.gamma})
+        self.gammas = [self._gamma(rule, gamma) for rule in self._shares for gamma in lengths]
+        changes = [*self._other_drafts(), self._faster_drafter(), self._free_network()]
+        changes += [self._draft_ahead(), self._batch()]
+        self.changes = sorted(changes, key=lambda change: -(change.factor or 0.0))
+
+    @property
+    def best(self) -> Prediction | None:
+        """The change worth most to a request; None where none makes it faster."""
+        told = [c for c in self.changes if c.factor is not None and c.together is None]
+        best = max(told, key=lambda change: change.factor or 0.0, default=None)
+        return best if best is not None and (best.factor or 0.0) > 1 else None
+
+    def _rules(self) -> tuple[dict[str, list[float]], dict[str, str]]:
+        """Shares by rule, and where those of other rules than the recorded one come from."""
+        own, basis = self.basis.way.verifier, self.basis
+        shares = {own: basis.recorded_shares(own) or []}
+        sources = {own: "as recorded"}
+        for other in sorted(RULES - {own}) if own in RULES else ():
+            recorded = basis.recorded_shares(other)
+            if basis.way.greedy:
+                shares[other], sources[other] = shares[own], "at temperature 0 all rules are one"
+            elif recorded is not None:
+                shares[other], sources[other] = recorded, "from its own rounds in the recording"
+            else:
+                shares[other] = RatioModel(shares[own], own).shares(other)
+                sources[other] = "from a model of how far drafter and target are apart (see docs)"
+        return shares, sources
+
+    def _speed(self, saved_ns: float, rounds: float = 1.0, saved_fixed_ns: float = 0.0) -> float:
+        """Tokens a second of a request.
+
+        Args:
+            saved_ns: of each round.
+            rounds: as a multiple of those recorded.
+            saved_fixed_ns: of all requests, beside their rounds.
+        """
+        group = self._group
+        fixed = group.wall_ns - group.rounds.round_ns * group.rounds.rounds - saved_fixed_ns
+        spent = fixed + (group.rounds.round_ns - saved_ns) * group.rounds.rounds * rounds
+        return group.tokens / spent * 1e9 if spent > 0 else 0.0
+
+    def _yield(self, rule: str, gamma: int) -> float:
+        """Tokens of a round."""
+        return 1 + sum(self._shares[rule][:gamma])
+
+    def _gamma(self, rule: str, gamma: int) -> GammaRow:
+        way, mean = self.basis.way, self._group.rounds.round_ns
+        # Both as multiples of what was recorded, whose last rounds are shorter than asked for.
+        fewer = self._yield(way.verifier, way.gamma) / self._yield(rule, gamma)
+        longer = self._costs.round_ns(gamma) / self._costs.round_ns(way.gamma)
+        speed = self._speed(mean * (1 - longer), fewer)
+        tokens = self._yield(rule, gamma)
+        return GammaRow(gamma, rule, tokens, mean * longer / 1e6, speed, speed / self.tokens_per_s)
+
+    def _prediction(self, change: str, speed: float, assumption: str) -> Prediction:
+        return Prediction(change, speed, speed / self.tokens_per_s, assumption)
+
+    def _other_drafts(self) -> list[Prediction]:
+        """The best other draft length, and each other rule at the recorded length."""
+        way = self.basis.way
+        mine = [r for r in self.gammas if r.verifier == way.verifier and r.gamma != way.gamma]
+        best = max(mine, key=lambda row: row.tokens_per_s)
+        longest = self.basis.longest_recorded()
+        beyond = (
+            f"; places behind {longest} are kept as those before were"
+            if best.gamma > longest
+            else ""
+        )
+        found = [
+            self._prediction(
+                f"gamma {best.gamma}", best.tokens_per_s, self._costs.assumption + beyond
+            )
+        ]
+        for row in self.gammas:
+            if row.gamma == way.gamma and row.verifier != way.verifier:
+                assumption = f"its acceptance: {self._sources[row.verifier]}"
+                found.append(
+                    self._prediction(f"verifier {row.verifier}", row.tokens_per_s, assumption)
+                )
+        return found
+
+    def _faster_drafter(self) -> Prediction:
+        saved = self._group.rounds.mean_ns(Stage(DRAFTER, "draft.forward")) / 2
+        prefill = self._group.stages[Stage(DRAFTER, "prefill.forward")] / 2
+        assumption = "its passes take half as long, all else and its drafts stay as they are"
+        speed = self._speed(saved, saved_fixed_ns=prefill)
+        return self._prediction("a drafter twice as fast", speed, assumption)
+
+    def _free_network(self) -> Prediction:
+        rounds, stages = self._group.rounds, self._group.stages
+        change = "a free network"
+        if not any(stage.name.endswith(".network") for stage in stages):
+            reason = "the recording has no CLIENT spans, or no services' below them"
+            return Prediction(change, None, None, reason)
+        free = [s for s in stages if s.name.endswith(".network")]
+        fixed = sum(stages[stage] for stage in free if not stage.in_round)
+        speed = self._speed(sum(map(rounds.mean_ns, free)), saved_fixed_ns=fixed)
+        assumption = (
+            "no time between the orchestrator's calls and the services' steps, in which there is"
+            " also gRPC's own work on both sides"
+        )
+        return self._prediction(change, speed, assumption)
+
+    def _draft_ahead(self) -> Prediction:
+        way, rounds = self.basis.way, self._group.rounds
+        draft = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("draft."))
+        verify = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("verify."))
+        # The token behind a fully kept draft is guessed as well as one more drafted one.
+        right = self._shares[way.verifier][way.gamma]
+        assumption = (
+            f"{right:.1%} of the guesses are right: all {way.gamma} kept, and the target's next"
+            " token guessed as often as one more drafted token would be kept, the most there can"
+            " be; a wrong guess costs nothing, since the drafter is idle meanwhile"
+        )
+        speed = self._speed(right * min(draft, verify))
+        return self._prediction("drafting ahead during verification", speed, assumption)
+
+    def _batch(self) -> Prediction:
+        change, waits = "twice the sequences in a batch", self.basis.batches.waits
+        grown = 0.0
+        for step in ("draft", "verify"):
+            curve, now = batch_curve(waits, step), mean_batch(waits, step)
+            if curve is None:
+                reason = f"the {step} steps recorded do not differ in batch size"
+                return Prediction(change, None, None, f"{reason}: record a load of several clients")
+            grown += max(curve.at(2 * now) - curve.at(now), 0.0)
+        speed = self._speed(-grown)
+        factor = speed / self.tokens_per_s
+        assumption = (
+            "twice the requests at once; passes take as long as those recorded at such sizes, or"
+            " on a line through them; of one request, and of all together"
+        )
+        return Prediction(change, speed, factor, assumption, together=2 * factor)
+
+    def as_json(self) -> dict[str, Any]:
+        """For json.dumps."""
+        best = self.best
+        return {
+            "recorded": {
+                **self.basis.way._asdict(),
+                "requests": self._group.requests,
+                "rounds": self._group.rounds.rounds,
+                "tokens_per_s": self.tokens_per_s,
+            },
+            "changes": [vars(change) for change in self.changes],
+            "gammas": [vars(row) for row in self.gammas],
+            "gamma_assumption": self._costs.assumption,
+            "verifier_sources": self._sources,
+            "worth_most": best.change if best else None,
+        }

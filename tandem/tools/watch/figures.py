@@ -1,0 +1,162 @@
+"""What a person wants to know of running services, from their metrics at two moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tandem.telemetry import metrics
+from tandem.telemetry.metrics import Metric
+from tandem.tools.watch.scrape import Scrape
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a step spent in a stage.
+
+    Attributes:
+        name: "verify.forward".
+        seconds: a step, on average.
+        share: of all stages of its step.
+    """
+
+    name: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """A drafter, a target or an orchestrator: all replicas of the role together.
+
+    Attributes:
+        role: see `metrics`.
+        replicas: that answer.
+        open: sequences, or texts.
+        waiting: for a place.
+        kv_share: of the cache that is reserved; None where there is none.
+        batch: sequences a pass, on average; None where none was computed.
+    """
+
+    role: str
+    replicas: int
+    open: int
+    waiting: int
+    kv_share: float | None
+    batch: float | None
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All of them, over the time between two moments.
+
+    Attributes:
+        seconds: between the two.
+        tokens: emitted, a second.
+        rounds: a second.
+        requests: that ended, a second.
+        failed: of them, those that ended with another status than OK.
+        acceptance: share of drafted tokens kept; None without a draft.
+        block_efficiency: accepted + 1 a draft; None without one.
+        services: those that answer.
+        stages: of steps, and of texts that ended.
+    """
+
+    seconds: float
+    tokens: float
+    rounds: float
+    requests: float
+    failed: float
+    acceptance: float | None
+    block_efficiency: float | None
+    services: Sequence[Service]
+    stages: Sequence[Stage] = field(default_factory=tuple)
+
+
+def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Figures:
+    """Of all services together.
+
+    Args:
+        before: by endpoint; what is missing there has not grown.
+        after: the same, later.
+    """
+    grown = {name: now.since(before.get(name, now)) for name, now in after.items()}
+    spans = [now.at - before[name].at for name, now in after.items() if name in before]
+    seconds = max(spans, default=0.0)
+
+    def total(metric: Metric, **labels: str) -> float:
+        return sum(scrape.value(metric.prometheus_name, **labels) for scrape in grown.values())
+
+    def rate(metric: Metric, **labels: str) -> float:
+        return total(metric, **labels) / seconds if seconds else 0.0
+
+    drafts, drafted = total(metrics.NUM_DRAFTS), total(metrics.NUM_DRAFT_TOKENS)
+    accepted = total(metrics.NUM_ACCEPTED_TOKENS)
+    return Figures(
+        seconds,
+        rate(metrics.TOKENS_EMITTED),
+        rate(metrics.ROUNDS),
+        rate(metrics.REQUESTS),
+        rate(metrics.REQUESTS) - rate(metrics.REQUESTS, status="OK"),
+        accepted / drafted if drafted else None,
+        1 + accepted / drafts if drafts else None,
+        _services(after, grown),
+        _stages(grown),
+    )
+
+
+def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[Service]:
+    found = []
+    for role in (metrics.ORCHESTRATOR, metrics.DRAFTER, metrics.TARGET):
+        own = [name for name, scrape in after.items() if _role_of(scrape) == role]
+        if not own:
+            continue
+        places = metrics.SEQUENCES_OPEN
+        held = metrics.REQUESTS_ACTIVE if role == metrics.ORCHESTRATOR else places
+
+        def now(metric: Metric, own: Sequence[str] = own, **labels: str) -> float:
+            return sum(after[name].value(metric.prometheus_name, **labels) for name in own)
+
+        cache = now(metrics.KV_POSITIONS)
+        batch = metrics.BATCH_SIZE.prometheus_name
+        passes = sum(grown[name].value(f"{batch}_count") for name in own)
+        sequences = sum(grown[name].value(f"{batch}_sum") for name in own)
+        found.append(
+            Service(
+                role,
+                len(own),
+                int(now(held)),
+                int(now(metrics.QUEUE_DEPTH)),
+                now(metrics.KV_POSITIONS, state="used") / cache if cache else None,
+                sequences / passes if passes else None,
+            )
+        )
+    return found
+
+
+def _role_of(scrape: Scrape) -> str:
+    """Each service has its event loop's lag, with its role."""
+    name = f"{metrics.EVENT_LOOP_LAG.prometheus_name}_count"
+    return next((labels["role"] for labels, _ in scrape.series(name)), "")
+
+
+def _stages(grown: Mapping[str, Scrape]) -> list[Stage]:
+    """In each step, the longest first."""
+    name = metrics.STAGE_DURATION.prometheus_name
+    spent: dict[tuple[str, str], dict[str, float]] = {}
+    counts: dict[tuple[str, str], dict[str, float]] = {}
+    for scrape in grown.values():
+        for end, into in (("_sum", spent), ("_count", counts)):
+            for labels, value in scrape.series(f"{name}{end}"):
+                of = into.setdefault((labels["role"], labels["step"]), {})
+                of[labels["stage"]] = of.get(labels["stage"], 0.0) + value
+    stages = []
+    for (role, step), own in sorted(spent.items()):
+        steps = max(counts[role, step].values())
+        whole = sum(own.values())
+        if not steps or not whole:
+            continue
+        shown = f"{role} {step}" if step == "prefill" else step
+        for stage, seconds in sorted(own.items(), key=lambda item: -item[1]):
+            stages.append(Stage(f"{shown}.{stage}", seconds / steps, seconds / whole))
+    return stages
