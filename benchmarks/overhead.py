@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.measure.environment import RESULTS, describe
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.process import ROOT

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.overhead import SERVICES, Cost, measure, save_pair
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.local.stack import StackSettings, running
 from tests.authorities import Authority
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.simulated.device import PASS_VARIABLE, ROW_VARIABLE
 from tandem.failure import Failure
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.local.process import ROOT, ServiceProcess
 from tandem.tools.local.readiness import is_ready
 from tandem.tools.local.stack import Stack, StackSettings, running

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.cli import comparison, report
+from tandem.tools.cli import comparison
+from tandem.tools.cli.display import comparison as report
 from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
 from tandem.tools.load.prompts import PROMPTS

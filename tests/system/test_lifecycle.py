@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready
 from tests.processes import READY_SECONDS, ROOT, Trio, generation, is_serving, trio

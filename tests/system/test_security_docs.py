@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.tools.load.client import Client
-from tandem.tools.local.places import place_of
+from tandem.tools.local.endpoints import place_of
 from tests.manifests import known_variables
 from tests.processes import generation, trio
 

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tandem.failure import Failure
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.load.client import Client
 from tests.authorities import Authority
 from tests.processes import Trio, generation, trio

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tandem.failure import Failure, Misconfigured
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.telemetry import metrics
-from tandem.tools.cli.load_report import require
+from tandem.tools.cli.display.load import require
 from tandem.tools.cli.load_services import services
 from tandem.tools.load.ghz import report, table
 from tandem.tools.load.ghz.calls import Calls, read

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.progress import Progress
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.place import Place
-from tandem.tools.cli.terminal import err, tell
+from tandem.rpc.endpoint import Place
+from tandem.tools.cli.display.terminal import err, tell
 from tandem.tools.load.client import Client
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.objective import Objective

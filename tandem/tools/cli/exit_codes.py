@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import typer
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.cli.terminal import err
+from tandem.tools.cli.display.terminal import err
 
 FAILED = 1
 MISCONFIGURED = 2

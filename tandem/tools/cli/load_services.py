@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.cli.endpoints import endpoints_of
-from tandem.tools.cli.terminal import tell
+from tandem.tools.cli.display.terminal import tell
+from tandem.tools.cli.metrics_addresses import endpoints_of
 
 _SERVICES = ("orchestrator", "drafter", "target")
 _LOOPBACK = ("127.0.0.1", "localhost")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import typer
 
-from tandem.tools.cli.bench import bench
-from tandem.tools.cli.demo import demo
-from tandem.tools.cli.generate import generate
-from tandem.tools.cli.info import info
-from tandem.tools.cli.load import load
-from tandem.tools.cli.plan import plan
-from tandem.tools.cli.top import top
-from tandem.tools.cli.trace import trace
-from tandem.tools.cli.up import up
+from tandem.tools.cli.commands.bench import bench
+from tandem.tools.cli.commands.demo import demo
+from tandem.tools.cli.commands.generate import generate
+from tandem.tools.cli.commands.info import info
+from tandem.tools.cli.commands.load import load
+from tandem.tools.cli.commands.plan import plan
+from tandem.tools.cli.commands.top import top
+from tandem.tools.cli.commands.trace import trace
+from tandem.tools.cli.commands.up import up
 
 app = typer.Typer(
     name="tandem",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.tools.cli.endpoints import is_endpoint
+from tandem.tools.cli.metrics_addresses import is_endpoint
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
 

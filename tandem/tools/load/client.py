@@ -13,7 +13,7 @@ import grpc
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.place import Place, place_at
+from tandem.rpc.endpoint import Place, place_at
 from tandem.tools.load.status import sentence
 
 # How long a host may take to accept a connection, and to say what it serves.

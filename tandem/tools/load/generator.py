@@ -13,7 +13,7 @@ import grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.place import Place, place_at
+from tandem.rpc.endpoint import Place, place_at
 from tandem.tools.load.limits import MAX_IN_FLIGHT
 from tandem.tools.load.status import sentence
 from tandem.tools.load.timeline import Timeline

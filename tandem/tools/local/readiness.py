@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _CALL_SECONDS = 2.0

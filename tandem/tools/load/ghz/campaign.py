@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tandem.failure import Failure
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.load.ghz import tool
 from tandem.tools.load.ghz.calls import Calls
 from tandem.tools.load.ghz.outcome import Outcome

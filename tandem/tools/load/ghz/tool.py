@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from tandem.failure import Failure, Misconfigured
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.tools.load.ghz.calls import Calls, read
 from tandem.tools.load.ghz.scenario import Scenario
 

@@ -18,7 +18,7 @@ from tandem.tools.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.tools.cli.place import Security, secured
+from tandem.tools.cli.security import Security, secured
 from tandem.tools.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
 _LOAD = "Load"
@@ -186,8 +186,8 @@ def bench(
     Beside the models is a round less its forward passes.
     Goodput is of texts that keep the objective.
     """
-    from tandem.tools.cli.bench_report import report, report_sweep
     from tandem.tools.cli.bench_run import Load, run, run_sweep
+    from tandem.tools.cli.display.bench import report, report_sweep
     from tandem.tools.load.objective import Objective
     from tandem.tools.load.requests import requests
     from tandem.tools.load.sweep import require_rate

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from tandem.failure import Misconfigured
+from tandem.tools.cli.display.terminal import err, out, write_exactly
 from tandem.tools.cli.exit_codes import reported
-from tandem.tools.cli.terminal import err, out, write_exactly
 
 if TYPE_CHECKING:
     from tandem.tools.traces.comparison import Sample

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Failure
+from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
-from tandem.tools.cli.terminal import err, out
 
 if TYPE_CHECKING:
     from tandem.tools.cli.comparison import Sample
@@ -47,9 +47,9 @@ def demo(
     the verifiers token and block at gamma 4, taking turns. The greedy texts
     must be equal, token for token.
     """
+    from tandem.tools.cli.commands.trace import recording_of, show
     from tandem.tools.cli.comparison import first_difference
-    from tandem.tools.cli.report import print_report
-    from tandem.tools.cli.trace import recording_of, show
+    from tandem.tools.cli.display.comparison import print_report
     from tandem.tools.load.client import Client
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import Stack, StackSettings
@@ -89,7 +89,7 @@ def demo(
 
 def _show(client: Client, new_tokens: int) -> None:
     """Stream one text for all to see."""
-    from tandem.tools.cli.rendering import render
+    from tandem.tools.cli.display.text import render
     from tandem.tools.load.method import BLOCK
     from tandem.tools.load.tracing import sampled
 

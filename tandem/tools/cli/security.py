@@ -14,7 +14,7 @@ import typer
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
-    from tandem.rpc.place import Place
+    from tandem.rpc.endpoint import Place
 
 _SECURITY = "Security"
 
@@ -71,7 +71,7 @@ class Security:
             Misconfigured: options do not go together, or a file is unfit.
         """
         from tandem.errors import StartupError
-        from tandem.rpc.place import Place
+        from tandem.rpc.endpoint import Place
         from tandem.rpc.security.files import NamedFile
         from tandem.rpc.security.plaintext import stays_here
         from tandem.rpc.security.tokens import read_token

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tandem.failure import Failure
-from tandem.tools.cli.terminal import out, write_exactly
+from tandem.tools.cli.display.terminal import out, write_exactly
 from tandem.tools.load.objective import Objective
 from tandem.tools.load.report import LoadReport
 from tandem.tools.load.sweep import Level, best, failures, table

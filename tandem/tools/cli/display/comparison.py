@@ -9,7 +9,7 @@ from rich.table import Table
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.cli.comparison import METHODS, TEMPERATURES, Sample
-from tandem.tools.cli.terminal import out
+from tandem.tools.cli.display.terminal import out
 from tandem.tools.load.method import PLAIN, Method
 
 _COLUMNS = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Failure
-from tandem.tools.cli.endpoints import endpoints_of
+from tandem.tools.cli.display.terminal import out, write_exactly
 from tandem.tools.cli.exit_codes import reported
-from tandem.tools.cli.terminal import out, write_exactly
+from tandem.tools.cli.metrics_addresses import endpoints_of
 
 if TYPE_CHECKING:
     from rich.console import Group

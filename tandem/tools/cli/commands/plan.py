@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Misconfigured
+from tandem.tools.cli.display.terminal import err, out, write_exactly
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import SloLatencyOption, SloShareOption, SloTpotOption, SloTtftOption
-from tandem.tools.cli.terminal import err, out, write_exactly
 
 if TYPE_CHECKING:
     from tandem.tools.planning.measurement import Measurement
@@ -150,7 +150,7 @@ def plan(
 
 
 def _measured(sources: Sequence[str]) -> Measurement:
-    from tandem.tools.cli.trace import recording_of
+    from tandem.tools.cli.commands.trace import recording_of
     from tandem.tools.planning import benched, recorded
 
     paths = [Path(source) for source in sources]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
-from tandem.rpc.place import Place
+from tandem.rpc.endpoint import Place
 from tandem.rpc.security.files import NamedFile
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tandem.tools.cli.display.terminal import out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import DEFAULT_ADDRESS, AddressOption
-from tandem.tools.cli.place import Security, secured
-from tandem.tools.cli.terminal import out
+from tandem.tools.cli.security import Security, secured
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Failure, Misconfigured
+from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import DEFAULT_ADDRESS
-from tandem.tools.cli.terminal import err, out
 
 if TYPE_CHECKING:
     from tandem.tools.local.stack import Stack

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Misconfigured
+from tandem.tools.cli.display.terminal import err, tell
 from tandem.tools.cli.exit_codes import reported, so_far
 from tandem.tools.cli.options import (
     DEFAULT_ADDRESS,
@@ -19,12 +20,11 @@ from tandem.tools.cli.options import (
     SloTpotOption,
     SloTtftOption,
 )
-from tandem.tools.cli.place import Security, secured
-from tandem.tools.cli.terminal import err, tell
+from tandem.tools.cli.security import Security, secured
 
 if TYPE_CHECKING:
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-    from tandem.rpc.place import Place
+    from tandem.rpc.endpoint import Place
     from tandem.tools.load.ghz.outcome import Outcome
     from tandem.tools.load.ghz.scenario import Scenario
     from tandem.tools.load.objective import Objective
@@ -140,7 +140,7 @@ def load(
     calls failed, that sequences were left open, or that no rate held the objective;
     the report comes all the same.
     """
-    from tandem.tools.cli.load_report import finish, require
+    from tandem.tools.cli.display.load import finish, require
     from tandem.tools.load.objective import Objective
 
     with reported():
@@ -198,7 +198,7 @@ def _run(
 ) -> None:
     import asyncio
 
-    from tandem.tools.cli.load_report import finish
+    from tandem.tools.cli.display.load import finish
     from tandem.tools.cli.load_services import services
     from tandem.tools.load.ghz import tool
     from tandem.tools.load.ghz.campaign import Campaign

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.cli.terminal import err, out
+from tandem.tools.cli.display.terminal import err, out
 
 if TYPE_CHECKING:
     from tandem.tools.load.ghz.outcome import Outcome

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.cli.terminal import err, out, write_exactly
+from tandem.tools.cli.display.terminal import err, out, write_exactly
 
 # How many siblings a token of a tree beat.
 _SMALL = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")

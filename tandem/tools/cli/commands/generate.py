@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.failure import Misconfigured
+from tandem.tools.cli.display.terminal import err, write_exactly
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import DEFAULT_ADDRESS, AddressesOption
-from tandem.tools.cli.place import Security, secured
-from tandem.tools.cli.terminal import err, write_exactly
+from tandem.tools.cli.security import Security, secured
 
 if TYPE_CHECKING:
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -215,7 +215,7 @@ def _run(
 ) -> None:
     from google.protobuf.json_format import MessageToJson
 
-    from tandem.tools.cli.rendering import render
+    from tandem.tools.cli.display.text import render
 
     if json:
         text = MessageToJson(

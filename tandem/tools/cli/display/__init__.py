@@ -1,0 +1,1 @@
+"""What the commands show: texts, tables and reports."""
