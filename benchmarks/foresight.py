@@ -25,9 +25,9 @@ from tandem.tools.load.method import Method
 from tandem.tools.load.prompts import PROMPTS
 from tandem.tools.load.tracing import sampled
 from tandem.tools.local.pair import Pair
-from tandem.tools.traces.basis import Basis
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.whatif import Outlook
+from tandem.tools.traces.prediction.basis import Basis
+from tandem.tools.traces.prediction.whatif import Outlook
+from tandem.tools.traces.read.recording import Recording
 
 WAYS = (Method("block", 4), Method("block", 2), Method("block", 8), Method("token", 4))
 _SERVICES = ("drafter", "target", "orchestrator")

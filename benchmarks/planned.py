@@ -30,7 +30,7 @@ from tandem.tools.load.report import LoadReport
 from tandem.tools.planning.measurement import Measurement
 from tandem.tools.planning.recorded import measured_from
 from tandem.tools.planning.rounds import Fleet, Load, Rounds
-from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.read.recording import Recording
 
 DEVICES = {"target": Device(40.0, 0.1), "drafter": Device(5.0, 0.05)}
 _GAMMA = 4

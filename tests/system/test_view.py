@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.tools.traces import view
-from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.show import view
 from tests.chromium import Page, chromium
 from tests.traces import COSTS, Tape, recorded, request, request_ms
 

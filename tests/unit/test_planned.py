@@ -19,7 +19,7 @@ from tandem.tools.planning.prediction import predicted
 from tandem.tools.planning.rounds import Fleet, Load, Rounds
 from tandem.tools.planning.sizing import Need, Sizing
 from tandem.tools.planning.window import Window
-from tandem.tools.traces.costs import Curve
+from tandem.tools.traces.prediction.costs import Curve
 from tests.unit.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
 LONG = replace(NONE_KEPT, texts=[Shape(3000, 0.020, 0.002)])

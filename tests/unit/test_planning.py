@@ -15,7 +15,7 @@ from tandem.tools.planning.plan import Prices, planned
 from tandem.tools.planning.rounds import Fleet, Load, Rounds
 from tandem.tools.planning.sizing import Need, Sizing, good_share
 from tandem.tools.planning.texts import Texts
-from tandem.tools.traces.costs import Curve
+from tandem.tools.traces.prediction.costs import Curve
 
 
 def flat(seconds: float) -> Curve:

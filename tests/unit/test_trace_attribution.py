@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tandem.tools.traces import attribution
-from tandem.tools.traces.attribution import Segment, segments
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.stages import DRAFTER, ORCHESTRATOR, OWN, STAGES, TARGET, Stage
+from tandem.tools.traces.analysis import attribution
+from tandem.tools.traces.analysis.attribution import Segment, segments
+from tandem.tools.traces.analysis.stages import DRAFTER, ORCHESTRATOR, OWN, STAGES, TARGET, Stage
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
 from tests.traces import COSTS, MS, Tape, request, request_ms
 
 

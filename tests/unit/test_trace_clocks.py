@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tools.traces.attribution import segments
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.report import Report
-from tandem.tools.traces.spans import Span
-from tandem.tools.traces.summary import remarks
+from tandem.tools.traces.analysis.attribution import segments
+from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.show.report import remarks
 from tests.traces import MS, Tape, recorded, request
 
 

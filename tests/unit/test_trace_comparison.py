@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tools.traces import comparison
-from tandem.tools.traces.comparison import Line, Sample, Unit, compare
-from tandem.tools.traces.figures import Figures
-from tandem.tools.traces.stages import STAGES, TARGET, Stage
+from tandem.tools.traces.analysis import comparison
+from tandem.tools.traces.analysis.comparison import Line, Sample, Unit, compare
+from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.stages import STAGES, TARGET, Stage
 
 FORWARD = Stage(TARGET, "verify.forward")
 ACCEPT = Stage(TARGET, "verify.accept")

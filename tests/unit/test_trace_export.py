@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tandem.tools.traces import perfetto, spreadsheet
-from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.show import perfetto, spreadsheet
 from tests.traces import MS, Tape, request, request_ms
 
 NUMBER = {"type": "number"}

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.traces import query
-from tandem.tools.traces.query import Query
-from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.read import query
+from tandem.tools.traces.read.query import Query
+from tandem.tools.traces.read.recording import Recording
 from tests.traces import Tape, request
 
 Answer = Callable[[str, dict[str, list[str]]], tuple[int, Any]]

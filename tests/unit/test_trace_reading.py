@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.traces import request as request_module
-from tandem.tools.traces import source, store
-from tandem.tools.traces.quantiles import RELATIVE_ERROR, Quantiles
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.report import Report
+from tandem.tools.traces.analysis.quantiles import RELATIVE_ERROR, Quantiles
+from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.read import request as request_module
+from tandem.tools.traces.read import source, store
+from tandem.tools.traces.read.recording import Recording
 from tests.traces import Tape, otlp, recorded, request
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.tools.traces import view
-from tandem.tools.traces.recording import Recording
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.show import view
 from tests.traces import Tape, request, request_ms
 
 EVIL = "</script><script>alert(1)</script><!--"

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Failure
-from tandem.tools.traces.basis import Basis
-from tandem.tools.traces.batches import Waits
-from tandem.tools.traces.costs import Curve, batch_curve
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.speculation import RatioModel, continued, kept
-from tandem.tools.traces.whatif import Outlook, Prediction
+from tandem.tools.traces.analysis.batches import Waits
+from tandem.tools.traces.prediction.basis import Basis
+from tandem.tools.traces.prediction.costs import Curve, batch_curve
+from tandem.tools.traces.prediction.speculation import RatioModel, continued, kept
+from tandem.tools.traces.prediction.whatif import Outlook, Prediction
+from tandem.tools.traces.read.recording import Recording
 from tests.traces import COSTS, Costs, Tape, recorded, request, request_ms
 
 

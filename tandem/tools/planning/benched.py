@@ -11,9 +11,9 @@ from typing import Any
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.planning.measurement import Measurement, Shape
-from tandem.tools.traces.basis import LONGEST
-from tandem.tools.traces.costs import Curve
-from tandem.tools.traces.speculation import continued, kept
+from tandem.tools.traces.prediction.basis import LONGEST
+from tandem.tools.traces.prediction.costs import Curve
+from tandem.tools.traces.prediction.speculation import continued, kept
 
 _NS = 1e9
 _MOST_BYTES = 1 << 30

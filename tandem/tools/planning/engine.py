@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tandem.tools.traces.costs import Curve
+from tandem.tools.traces.prediction.costs import Curve
 
 # As tandem/engine/gathering.py has them: nobody is as punctual as his average.
 _GRACE = 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.tools.traces.costs import Curve
+from tandem.tools.traces.prediction.costs import Curve
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from tandem.failure import Failure
 from tandem.tools.planning.measurement import Measurement, Shape
-from tandem.tools.traces.acceptance import Acceptance
-from tandem.tools.traces.basis import LONGEST
-from tandem.tools.traces.batches import batch_size
-from tandem.tools.traces.costs import Curve
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request, Round
-from tandem.tools.traces.spans import Kind, Span
-from tandem.tools.traces.speculation import continued, kept
+from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.traces.analysis.batches import batch_size
+from tandem.tools.traces.prediction.basis import LONGEST
+from tandem.tools.traces.prediction.costs import Curve
+from tandem.tools.traces.prediction.speculation import continued, kept
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request, Round
+from tandem.tools.traces.read.spans import Kind, Span
 
 _NS = 1e9
 _FORWARD = ".forward"

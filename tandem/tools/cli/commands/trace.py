@@ -15,8 +15,8 @@ from tandem.tools.cli.display.terminal import err, out, write_exactly
 from tandem.tools.cli.exit_codes import reported
 
 if TYPE_CHECKING:
-    from tandem.tools.traces.comparison import Sample
-    from tandem.tools.traces.recording import Recording
+    from tandem.tools.traces.analysis.comparison import Sample
+    from tandem.tools.traces.read.recording import Recording
 
 _T = TypeVar("_T")
 
@@ -74,7 +74,7 @@ def recording_of(names: Sequence[str]) -> Recording:
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tandem.tools.traces.recording import Recording
+    from tandem.tools.traces.read.recording import Recording
 
     columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
@@ -84,7 +84,7 @@ def recording_of(names: Sequence[str]) -> Recording:
 
 def _bytes(names: Sequence[str]) -> int | None:
     """What there is to read; None where nobody knows, as of standard input."""
-    from tandem.tools.traces.source import STDIN, sources_of
+    from tandem.tools.traces.read.source import STDIN, sources_of
 
     sources = sources_of(names)
     files = [source for source in sources if isinstance(source, Path) and source != STDIN]
@@ -112,9 +112,9 @@ def report(
     the shares add up. Counts and percentiles are of a stage's time in one step,
     call, round or request. Percentiles are within 0.5 %.
     """
-    from tandem.tools.traces import summary
-    from tandem.tools.traces.report import Report
-    from tandem.tools.traces.waterfall import Waterfall
+    from tandem.tools.traces.analysis.report import Report
+    from tandem.tools.traces.show import report as summary
+    from tandem.tools.traces.show.waterfall import Waterfall
 
     with reported():
         recording = recording_of(paths)
@@ -137,8 +137,8 @@ def report(
 
 def show(recording: Recording) -> None:
     """Print where the wall time of recorded requests went."""
-    from tandem.tools.traces import summary
-    from tandem.tools.traces.report import Report
+    from tandem.tools.traces.analysis.report import Report
+    from tandem.tools.traces.show import report as summary
 
     with err.status(_LOOKING):
         found = Report.of(recording)
@@ -170,9 +170,9 @@ def compare(
     """
     from dataclasses import asdict
 
-    from tandem.tools.traces.comparison import Unit
-    from tandem.tools.traces.comparison import compare as lines_of
-    from tandem.tools.traces.moves import comparison_remarks, comparison_table
+    from tandem.tools.traces.analysis.comparison import Unit
+    from tandem.tools.traces.analysis.comparison import compare as lines_of
+    from tandem.tools.traces.show.comparison import comparison_remarks, comparison_table
 
     with reported():
         first, second = _sample(before, seed), _sample(after, seed)
@@ -192,9 +192,9 @@ def compare(
 
 def _sample(name: str, seed: int) -> Sample:
     """The requests of a recording that ended well, in numbers."""
-    from tandem.tools.traces.attribution import segments
-    from tandem.tools.traces.comparison import Sample
-    from tandem.tools.traces.figures import Figures
+    from tandem.tools.traces.analysis.attribution import segments
+    from tandem.tools.traces.analysis.comparison import Sample
+    from tandem.tools.traces.analysis.figures import Figures
 
     requests = recording_of([name]).finished()
     with err.status(_LOOKING):
@@ -211,7 +211,7 @@ def export(
     request: _Request = None,
 ) -> None:
     """Write the spans for another tool: ui.perfetto.dev, or a spreadsheet."""
-    from tandem.tools.traces import perfetto, spreadsheet
+    from tandem.tools.traces.show import perfetto, spreadsheet
 
     with reported():
         recording = recording_of(paths)
@@ -231,7 +231,7 @@ def view(
     ),
 ) -> None:
     """Write one self-contained HTML page: the waterfall of each request."""
-    from tandem.tools.traces.view import MAX_REQUESTS, write
+    from tandem.tools.traces.show.view import MAX_REQUESTS, write
 
     with reported():
         recording = recording_of(paths)
@@ -272,9 +272,13 @@ def what_if(
     recorded rounds went; a round's times at other gamma are best known from a
     recording with several.
     """
-    from tandem.tools.traces.basis import Basis
-    from tandem.tools.traces.moves import outlook_headline, outlook_tables, outlook_verdict
-    from tandem.tools.traces.whatif import Outlook
+    from tandem.tools.traces.prediction.basis import Basis
+    from tandem.tools.traces.prediction.whatif import Outlook
+    from tandem.tools.traces.show.comparison import (
+        outlook_headline,
+        outlook_tables,
+        outlook_verdict,
+    )
 
     with reported():
         recording = recording_of(paths)

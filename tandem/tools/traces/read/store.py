@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import Any
 
 from tandem.failure import Failure
-from tandem.tools.traces.source import LeftOut
-from tandem.tools.traces.spans import Kind, Process, Span
+from tandem.tools.traces.read.source import LeftOut
+from tandem.tools.traces.read.spans import Kind, Process, Span
 
 _CACHE_MIB = 64
 _BATCH = 2_000

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tandem.tools.traces.attribution import Segment, segments
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Kind, Span
-from tandem.tools.traces.stages import Stage
+from tandem.tools.traces.analysis.attribution import Segment, segments
+from tandem.tools.traces.analysis.stages import Stage
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Kind, Span
 
 COLUMNS = (
     *("request_id", "trace_id", "span_id", "parent_id", "service", "instance", "name", "kind"),

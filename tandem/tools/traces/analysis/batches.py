@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Process, Span
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Process, Span
 
 # A step has waited if it spent more than this part of its own passes' time before the first of
 # them: handing it to an idle engine and waking it costs 5 to 10 % of the smallest models' passes.

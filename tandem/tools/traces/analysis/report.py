@@ -6,15 +6,15 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tandem.tools.traces.acceptance import Acceptance
-from tandem.tools.traces.attribution import segments, unit_of
-from tandem.tools.traces.batches import Batches
-from tandem.tools.traces.clocks import Skew
-from tandem.tools.traces.figures import Figures
-from tandem.tools.traces.quantiles import Quantiles
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.stages import STAGES, Stage
+from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.traces.analysis.attribution import segments, unit_of
+from tandem.tools.traces.analysis.batches import Batches
+from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.quantiles import Quantiles
+from tandem.tools.traces.analysis.stages import STAGES, Stage
+from tandem.tools.traces.read.clocks import Skew
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
 
 _SLOWEST = 10
 

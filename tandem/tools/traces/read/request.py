@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tandem.tools.traces.clocks import Clocks
-from tandem.tools.traces.spans import Kind, Span
+from tandem.tools.traces.read.clocks import Clocks
+from tandem.tools.traces.read.spans import Kind, Span
 
 # Ours are six deep; a chain of a million foreign-made spans would end the interpreter.
 _MAX_DEPTH = 32

@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from tandem.tools.traces.batches import WAITED
-from tandem.tools.traces.clocks import Skew
-from tandem.tools.traces.figures import Figures
-from tandem.tools.traces.quantiles import Quantiles
-from tandem.tools.traces.report import Report
-from tandem.tools.traces.spans import Process
+from tandem.tools.traces.analysis.batches import WAITED
+from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.quantiles import Quantiles
+from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.read.clocks import Skew
+from tandem.tools.traces.read.spans import Process
 
 _SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 

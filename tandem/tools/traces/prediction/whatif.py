@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.tools.traces.basis import LONGEST, Basis
-from tandem.tools.traces.costs import batch_curve, mean_batch
-from tandem.tools.traces.speculation import RULES, RatioModel
-from tandem.tools.traces.stages import DRAFTER, Stage
+from tandem.tools.traces.analysis.stages import DRAFTER, Stage
+from tandem.tools.traces.prediction.basis import LONGEST, Basis
+from tandem.tools.traces.prediction.costs import batch_curve, mean_batch
+from tandem.tools.traces.prediction.speculation import RULES, RatioModel
 
 
 @dataclass(frozen=True)

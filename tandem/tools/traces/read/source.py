@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tandem.failure import Misconfigured
-from tandem.tools.traces.query import Query
-from tandem.tools.traces.spans import Broken, Foreign, Span, spans_of
+from tandem.tools.traces.read.query import Query
+from tandem.tools.traces.read.spans import Broken, Foreign, Span, spans_of
 
 STDIN = Path("-")
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")

@@ -12,9 +12,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Process, Span
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Process, Span
 
 _PASSES = "passes"
 Event = dict[str, Any]

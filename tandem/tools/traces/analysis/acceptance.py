@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tandem.tools.traces.request import Round
+from tandem.tools.traces.read.request import Round
 
 # No draft is longer; a number beyond it is no draft length.
 _LONGEST = 256

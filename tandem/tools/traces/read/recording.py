@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tandem.failure import Failure, Misconfigured
-from tandem.tools.traces.clocks import Clocks, Skew, estimate
-from tandem.tools.traces.request import Request, sort_out
-from tandem.tools.traces.source import LeftOut, read, sources_of
-from tandem.tools.traces.spans import Span
-from tandem.tools.traces.store import Store
+from tandem.tools.traces.read.clocks import Clocks, Skew, estimate
+from tandem.tools.traces.read.request import Request, sort_out
+from tandem.tools.traces.read.source import LeftOut, read, sources_of
+from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.store import Store
 
 
 class Recording:

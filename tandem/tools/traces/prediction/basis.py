@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.failure import Failure
-from tandem.tools.traces.acceptance import Acceptance
-from tandem.tools.traces.attribution import segments
-from tandem.tools.traces.batches import Batches
-from tandem.tools.traces.costs import Costs, GammaCosts, costs_by_gamma
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.speculation import continued, kept
-from tandem.tools.traces.stages import Stage
+from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.traces.analysis.attribution import segments
+from tandem.tools.traces.analysis.batches import Batches
+from tandem.tools.traces.analysis.stages import Stage
+from tandem.tools.traces.prediction.costs import Costs, GammaCosts, costs_by_gamma
+from tandem.tools.traces.prediction.speculation import continued, kept
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
 
 LONGEST = 16
 # Fewer rounds of another rule say less about it than the model does.

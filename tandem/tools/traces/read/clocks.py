@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from tandem.tools.traces.spans import Process
-from tandem.tools.traces.store import Exchange
+from tandem.tools.traces.read.spans import Process
+from tandem.tools.traces.read.store import Exchange
 
 # The quickest exchanges say most: what a message waited for on its way is in the others.
 _QUICKEST = 64

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.tools.traces.attribution import Segment
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.stages import Stage
+from tandem.tools.traces.analysis.attribution import Segment
+from tandem.tools.traces.analysis.stages import Stage
+from tandem.tools.traces.read.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.traces.attribution import Segment
-from tandem.tools.traces.batches import Waits
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.stages import DRAFTER, Stage
+from tandem.tools.traces.analysis.attribution import Segment
+from tandem.tools.traces.analysis.batches import Waits
+from tandem.tools.traces.analysis.stages import DRAFTER, Stage
+from tandem.tools.traces.read.request import Request
 
 # A mean of fewer rounds says too little to draw a line through.
 MIN_ROUNDS = 50

@@ -16,8 +16,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.traces.figures import Figures
-from tandem.tools.traces.stages import STAGES
+from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.stages import STAGES
 
 _LEVEL = 0.95
 _RESAMPLES = 2_000

@@ -12,9 +12,7 @@ import heapq
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Span
-from tandem.tools.traces.stages import (
+from tandem.tools.traces.analysis.stages import (
     CALL,
     DRAFTER,
     HOLDERS,
@@ -27,6 +25,8 @@ from tandem.tools.traces.stages import (
     TARGET,
     Stage,
 )
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Span
 
 # Below `generate` itself, with a client's span around it or without: the drafter's.
 _BACKGROUND = frozenset({"prefill", "call.prefill"})

@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tandem.tools.traces.attribution import Segment, segments
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Span
-from tandem.tools.traces.stages import STAGES
+from tandem.tools.traces.analysis.attribution import Segment, segments
+from tandem.tools.traces.analysis.stages import STAGES
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Span
 
 _WIDTH = 40
 _WAITED_FOR, _BESIDE = "█", "░"

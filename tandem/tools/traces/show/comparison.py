@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from tandem.tools.traces.comparison import MIN_REQUESTS, Line, Sample
-from tandem.tools.traces.whatif import Outlook
+from tandem.tools.traces.analysis.comparison import MIN_REQUESTS, Line, Sample
+from tandem.tools.traces.prediction.whatif import Outlook
 
 _NO_DIFFERENCE = "no difference seen"
 # Less than a nanosecond, in milliseconds.

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
-from tandem.tools.traces.attribution import segments
-from tandem.tools.traces.recording import Recording
-from tandem.tools.traces.request import Request
-from tandem.tools.traces.spans import Span
-from tandem.tools.traces.stages import STAGES
+from tandem.tools.traces.analysis.attribution import segments
+from tandem.tools.traces.analysis.stages import STAGES
+from tandem.tools.traces.read.recording import Recording
+from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.spans import Span
 
 # A page of more would take a browser longer to open than anybody waits: 1,000 take a second or two.
 MAX_REQUESTS = 2_000

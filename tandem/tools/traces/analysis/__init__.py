@@ -1,0 +1,1 @@
+"""What traces say: whose each instant is, figures of requests, reports and comparisons."""

@@ -1,0 +1,1 @@
+"""Traces for a reader: tables, waterfalls, exports, the page of `tandem trace view`."""
