@@ -27,9 +27,9 @@ from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.report import LoadReport
-from tandem.tools.planning.measurement import Measurement
-from tandem.tools.planning.recorded import measured_from
-from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.measured.measurement import Measurement
+from tandem.tools.planning.measured.recorded import measured_from
+from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
 from tandem.tools.traces.read.recording import Recording
 
 DEVICES = {"target": Device(40.0, 0.1), "drafter": Device(5.0, 0.05)}

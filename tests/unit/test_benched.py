@@ -8,7 +8,7 @@ from orchestrator.text.ledger import Ledger
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry.stages import StageTimes
 from tandem.tools.load.timeline import Timeline
-from tandem.tools.planning.benched import measured_from
+from tandem.tools.planning.measured.benched import measured_from
 
 _MS = 1_000_000
 

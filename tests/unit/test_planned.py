@@ -12,13 +12,13 @@ import pytest
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
 from tandem.tools.planning import plan as plan_module
-from tandem.tools.planning.engine import Engine, Times
-from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import Measurement, Shape
 from tandem.tools.planning.plan import Prices, planned
 from tandem.tools.planning.prediction import predicted
-from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.engine import Engine, Times
+from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.window import Window
 from tandem.tools.planning.sizing import Need, Sizing
-from tandem.tools.planning.window import Window
 from tandem.tools.traces.prediction.costs import Curve
 from tests.unit.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 

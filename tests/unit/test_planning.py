@@ -9,12 +9,12 @@ import pytest
 
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
-from tandem.tools.planning.measurement import Measurement, Shape
-from tandem.tools.planning.pace import Pace, ratio_of
+from tandem.tools.planning.measured.measurement import Measurement, Shape
 from tandem.tools.planning.plan import Prices, planned
-from tandem.tools.planning.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.pace import Pace, ratio_of
+from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.texts import Texts
 from tandem.tools.planning.sizing import Need, Sizing, good_share
-from tandem.tools.planning.texts import Texts
 from tandem.tools.traces.prediction.costs import Curve
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.tools.load.objective import Objective
-from tandem.tools.planning.pace import Pace
-from tandem.tools.planning.served import Served
+from tandem.tools.planning.simulation.pace import Pace
+from tandem.tools.planning.simulation.served import Served
 
 NOTHING = "nothing, one target is the least"
 SLOTS = "the batch slots"

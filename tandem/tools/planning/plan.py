@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tandem.failure import Failure
-from tandem.tools.planning.measurement import Measurement
-from tandem.tools.planning.served import Served
+from tandem.tools.planning.measured.measurement import Measurement
+from tandem.tools.planning.simulation.served import Served
 from tandem.tools.planning.sizing import Need, Sized, Sizing, likely_gamma
 
 _HOUR = 3600.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.failure import Failure
-from tandem.tools.planning.measurement import Measurement
+from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.plan import times
-from tandem.tools.planning.rounds import Fleet, Load, Rounds, Simulated
+from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds, Simulated
 
 # Steps of texts on targets in a run: some five seconds.
 _MOST_STEPS = 500_000

@@ -11,10 +11,10 @@ import numpy as np
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
 from tandem.tools.planning.bound import DRAFTERS, SLOTS, TARGETS, binding, spent
-from tandem.tools.planning.measurement import Measurement
-from tandem.tools.planning.pace import Pace, ratio_of
-from tandem.tools.planning.served import Served
-from tandem.tools.planning.texts import Texts
+from tandem.tools.planning.measured.measurement import Measurement
+from tandem.tools.planning.simulation.pace import Pace, ratio_of
+from tandem.tools.planning.simulation.served import Served
+from tandem.tools.planning.simulation.texts import Texts
 
 # A plan of more is a plan for another tool.
 MOST_TARGETS = 16_384

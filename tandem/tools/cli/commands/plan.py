@@ -16,10 +16,10 @@ from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import SloLatencyOption, SloShareOption, SloTpotOption, SloTtftOption
 
 if TYPE_CHECKING:
-    from tandem.tools.planning.measurement import Measurement
+    from tandem.tools.planning.measured.measurement import Measurement
     from tandem.tools.planning.plan import Plan
     from tandem.tools.planning.prediction import Prediction
-    from tandem.tools.planning.rounds import Fleet
+    from tandem.tools.planning.simulation.rounds import Fleet
     from tandem.tools.planning.sizing import Sized
 
     _Cell = Callable[[Sized], str]
@@ -119,7 +119,7 @@ def plan(
     """
     from tandem.tools.load.objective import Objective
     from tandem.tools.planning.plan import Prices, planned
-    from tandem.tools.planning.rounds import Fleet
+    from tandem.tools.planning.simulation.rounds import Fleet
     from tandem.tools.planning.sizing import Need
 
     with reported():
@@ -151,7 +151,7 @@ def plan(
 
 def _measured(sources: Sequence[str]) -> Measurement:
     from tandem.tools.cli.commands.trace import recording_of
-    from tandem.tools.planning import benched, recorded
+    from tandem.tools.planning.measured import benched, recorded
 
     paths = [Path(source) for source in sources]
     if any(map(benched.is_bench, paths)):
@@ -170,7 +170,7 @@ def _predicted(
 ) -> Prediction:
     """What a fleet does, round by round."""
     from tandem.tools.planning.prediction import predicted
-    from tandem.tools.planning.rounds import Load
+    from tandem.tools.planning.simulation.rounds import Load
 
     if (rate is None) == (clients is None):
         raise Misconfigured("--targets goes with either --rate or --clients")

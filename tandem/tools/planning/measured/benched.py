@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.load.timeline import Timeline
-from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import Measurement, Shape
 from tandem.tools.traces.prediction.basis import LONGEST
 from tandem.tools.traces.prediction.costs import Curve
 from tandem.tools.traces.prediction.speculation import continued, kept

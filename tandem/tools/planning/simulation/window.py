@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.planning.measurement import Measurement
-from tandem.tools.planning.rounds import Fleet, Load, Rounds, Text
+from tandem.tools.planning.measured.measurement import Measurement
+from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds, Text
 
 # Whole texts of a client that end a window: fewer steps than it may have are enough then.
 _TEXTS_EACH = 4

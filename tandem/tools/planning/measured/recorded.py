@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tandem.failure import Failure
-from tandem.tools.planning.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import Measurement, Shape
 from tandem.tools.traces.analysis.acceptance import Acceptance
 from tandem.tools.traces.analysis.batches import batch_size
 from tandem.tools.traces.prediction.basis import LONGEST

@@ -11,10 +11,10 @@ from itertools import count
 
 import numpy as np
 
-from tandem.tools.planning.engine import Engine, Times
-from tandem.tools.planning.least import Least
-from tandem.tools.planning.measurement import Measurement, Shape
-from tandem.tools.planning.served import Served, steady
+from tandem.tools.planning.measured.measurement import Measurement, Shape
+from tandem.tools.planning.simulation.engine import Engine, Times
+from tandem.tools.planning.simulation.least import Least
+from tandem.tools.planning.simulation.served import Served, steady
 
 _Then = Callable[[float], None]
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.planning.measurement import Measurement
-from tandem.tools.planning.rounds import Fleet
-from tandem.tools.planning.window import Seen, Window
+from tandem.tools.planning.measured.measurement import Measurement
+from tandem.tools.planning.simulation.rounds import Fleet
+from tandem.tools.planning.simulation.window import Seen, Window
 
 # Whole texts that tell how texts differ in pace; a level with fewer takes the level's before it.
 _TELLING_TEXTS = 16

@@ -1,0 +1,1 @@
+"""Replicas, rounds and texts, simulated."""
