@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "architectures.md"
+from tests.support.repository import ROOT
+
+DOCUMENT = ROOT / "docs" / "architectures.md"
 WINDOW = 8
 VOCAB_SIZE = 97
 _SIZES: dict[str, Any] = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tandem.inference.choice.record import cache_folder
+from tests.support.repository import ROOT
 from tests.tiny import save_random_llama
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
@@ -52,5 +53,5 @@ def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def embedded_pair() -> tuple[Path, Path]:
     """The pair that the repository carries."""
-    models = Path(__file__).parent.parent / "models"
+    models = ROOT / "models"
     return models / "drafter", models / "target"

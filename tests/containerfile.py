@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.manifests import ROOT
+from tests.support.repository import ROOT
 
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
 STAGES = dict(re.findall(r"^FROM .* AS (\S+)\n((?:(?!FROM ).*\n)*)", CONTAINERFILE, re.M))

@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 
-from tests.manifests import ROOT, tool
+from tests.manifests import tool
+from tests.support.repository import ROOT
 
 PROGRAMS = (
     "etcd",

@@ -36,7 +36,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.greedy import compare_greedy
 from tests.laws import chi_square_p_value
-from tests.processes import ROOT, Trio, generation, trio
+from tests.processes import Trio, generation, trio
+from tests.support.repository import ROOT
 from tests.tiny import VOCAB_SIZE, save_random_llama
 
 PROMPT = [1, 2, 3]

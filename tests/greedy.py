@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.processes import ROOT, generation, trio
+from tests.processes import generation, trio
+from tests.support.repository import ROOT
 
 TARGET = ROOT / "models" / "target"
 GAMMAS = (1, 4, 8)

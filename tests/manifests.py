@@ -19,8 +19,8 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
 from tandem.settings import ServiceSettings
 from target_svc.settings import TargetSettings
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 BIN = ROOT / ".cache" / "bin"
 SERVICES = ("drafter", "target", "orchestrator")

@@ -24,11 +24,12 @@ import dns.message
 
 from tests.containerfile import Image, image
 from tests.endpoints import endpoints
-from tests.manifests import ROOT, SERVICES, Manifests
+from tests.manifests import SERVICES, Manifests
 from tests.network_namespaces import Command, Namespace, Passage, Router
 from tests.network_policy import Edge, allowed_edges
 from tests.processes import READY_SECONDS
 from tests.service.names import Names, serve_names
+from tests.support.repository import ROOT
 
 DOMAIN = "cluster.local"
 # Whoever is let through answers from within the kernel; who is not never does.

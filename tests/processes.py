@@ -19,7 +19,6 @@ from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.stack import Stack, StackSettings, running
 from tests.nursery import Forked
 
-ROOT = Path(__file__).parent.parent
 READY_SECONDS = 120
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tandem.rpc.channel import KEEPALIVE_TIME_MS, KEEPALIVE_TIMEOUT_MS
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 
 PAGE = (ROOT / "docs" / "faults.md").read_text()
 

@@ -28,9 +28,10 @@ from tests.fuzz.surface import Surface, Violation
 from tests.service.conftest import Stack, serving
 from tests.service.talk import code_named
 from tests.service.test_hostile import COMMON, METHODS
+from tests.support.repository import ROOT
 from tests.tiny import save_random_llama
 
-_PROTOS = Path(__file__).parents[2] / "protos" / "tandem"
+_PROTOS = ROOT / "protos" / "tandem"
 _SEEDS: dict[str, Sequence[Message]] = {
     "Draft": DraftSequences.seeds,
     "Verify": VerifySequences.seeds,

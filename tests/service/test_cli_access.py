@@ -25,9 +25,9 @@ from tandem.tools.load.ghz.scenario import scenarios
 from tests.authorities import Authority
 from tests.manifests import tool
 from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
+from tests.support.repository import ROOT
 
 _TOKEN = secrets.token_hex(16)
-_ROOT = Path(__file__).parents[2]
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def tandem(*words: str, **environment: str) -> tuple[int, str, str]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "COLUMNS": "200", **environment},
-        cwd=_ROOT,
+        cwd=ROOT,
     )
     out, errors = await process.communicate()
     return process.returncode or 0, out.decode(), errors.decode()

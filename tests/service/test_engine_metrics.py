@@ -27,8 +27,9 @@ from tests.service.scrape import ANY_PORT, Scraped, families, tracing
 from tests.service.talk import Talk
 from tests.service.test_engine_failures import OPEN, VERIFY
 from tests.service.test_generate import generation
+from tests.support.repository import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "telemetry.md"
+DOCS = ROOT / "docs" / "telemetry.md"
 STAGES = "tandem_stage_duration_seconds_count"
 # A histogram's own label; the others are the metric's.
 BOUND = "le"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,8 +25,7 @@ from tests.service.fakes import (
     request,
     serve_fakes,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
 
 
 async def test_the_loop() -> None:

@@ -8,15 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tandem.telemetry import spans
 from tandem.telemetry.export import make_writer
-
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
 
 
 class Collector(HTTPServer):

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,10 +31,11 @@ from tests.service.spans import (
     passes,
 )
 from tests.service.test_generate import generation
+from tests.support.repository import ROOT
 
 __all__ = ["exporter"]  # a fixture of all files of spans
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "telemetry.md"
+DOCUMENT = ROOT / "docs" / "telemetry.md"
 CALL = {"rpc.system.name", "rpc.method", "server.address", "server.port"}
 ATTRIBUTES = {
     "generate": {

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from tandem.tools.cli.main import app
 from tandem.tools.planning.bound import NOTHING
-from tests.processes import ROOT, trio
+from tests.processes import trio
+from tests.support.repository import ROOT
 
 RUN_SECONDS = 300
 # Threads that wait for each other while other tests have the cores take minutes.

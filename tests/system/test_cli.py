@@ -19,7 +19,7 @@ from tandem.tools.cli.display import comparison as report
 from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
 from tandem.tools.load.prompts import PROMPTS
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 from tests.system.test_up import (
     PLAIN,
     START_SECONDS,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 
 RUN_SECONDS = 400
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -14,8 +14,9 @@ from tandem.tools.load.client import Client
 from tandem.tools.local.endpoints import place_of
 from tests.manifests import known_variables
 from tests.processes import generation, trio
+from tests.support.repository import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "security.md"
+DOCS = ROOT / "docs" / "security.md"
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
 # Of the commands; the services have known ones only.
 CLIENTS = {"TANDEM_CA", "TANDEM_CERT", "TANDEM_KEY", "TANDEM_TLS_NAME", "TANDEM_TOKEN_FILE"}

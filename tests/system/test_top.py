@@ -6,12 +6,10 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 from tandem.telemetry import metrics
+from tests.support.repository import ROOT
 from tests.unit.test_watch import orchestrator, serving, target
-
-ROOT = Path(__file__).parents[2]
 
 
 def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 from tests.system.test_up import PLAIN, invoke, one_line, tandem
 from tests.traces import COSTS, Tape, recorded, request
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from tandem.tools.cli.main import app
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 from tests.tiny import save_random_llama
 
 TANDEM = [sys.executable, "-m", "tandem.tools.cli"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
+
 SERVICES = ("drafter_svc", "target_svc", "orchestrator")
 
 

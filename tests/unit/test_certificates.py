@@ -28,8 +28,8 @@ from tandem.rpc.security.watched import Watched
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
 from tests.authorities import Authority, Pair
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 SERVICES = {"DRAFTER": "drafter_svc", "TARGET": "target_svc", "ORCHESTRATOR": "orchestrator"}
 TOKEN = "0123456789abcdef"
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import grpc
 import pytest
 
 from tandem import errors
 from tandem.rpc.status import code_of, from_peer
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "errors.md").read_text()
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]

@@ -23,7 +23,7 @@ from tandem.tools.load.objective import Objective
 from tandem.tools.watch.figures import figures
 from tandem.tools.watch.histogram import Histogram
 from tandem.tools.watch.scrape import Scrape
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 
 
 def detail(end_s: float, latency_s: float, status: str = "OK") -> dict[str, Any]:

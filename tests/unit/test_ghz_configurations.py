@@ -13,7 +13,7 @@ from google.protobuf.json_format import ParseDict
 
 from orchestrator.settings import OrchestratorSettings
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "ghz"
 LISTEN = str(OrchestratorSettings.model_fields["listen"].default)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tandem import __version__
 from tests.containerfile import CONTAINERFILE, STAGES
 from tests.manifests import known_variables
+from tests.support.repository import ROOT
 
-DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+DEPLOY = ROOT / "deploy"
 MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
 
 

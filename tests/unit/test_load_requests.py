@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from tandem.failure import Misconfigured
 from tandem.tools.load.requests import RequestFile, requests
-from tests.processes import ROOT
+from tests.support.repository import ROOT
 
 PROMPTS = ROOT / "deploy" / "ghz" / "prompts.json"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,7 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-
-ROOT = Path(__file__).parents[2]
+from tests.support.repository import ROOT
 
 
 def draft_behind(text: list[int], gamma: int = 4, *, longest: int = 3, window: int = 100) -> Draft:

@@ -7,7 +7,6 @@ whole texts over several rounds, by enumeration of the landed rules.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS
 from tests.laws import Tables, speculative_law
 from tests.liars import LIARS, total_variation, wanted_text
+from tests.support.repository import ROOT
 
 _TARGET = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)
 _SIZE = len(_TARGET)
@@ -133,7 +133,7 @@ def test_what_a_lie_makes_of_whole_texts(
 
 
 def test_the_page_has_these_figures() -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "security.md").read_text()
+    page = ROOT.joinpath("docs", "security.md").read_text()
     section = page.partition("### What a lie makes of a text")[2].partition("\n## ")[0]
     assert f"with {float(_HONEST[_WANTED]):.4f}" in section
     told = re.findall(r"(\d\.\d{3}), (\d\.\d{4})", section)

@@ -9,14 +9,13 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from tandem.telemetry.exposition import Exposition
+from tests.support.repository import ROOT
 from tests.unit.recorded_metrics import TRACED, recorded
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("no_otel")
 
 

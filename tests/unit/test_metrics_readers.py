@@ -5,14 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from tandem.errors import StartupError
 from tandem.telemetry.readers import metering_of
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("no_otel")
 
 

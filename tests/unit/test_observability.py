@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tandem.telemetry.metrics import METRICS, Kind, underscored
+from tests.support.repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "observability"
 RULES = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())

@@ -18,9 +18,9 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.forest import ForestDrafter
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
+from tests.support.repository import ROOT
 from tests.tiny import save_random_llama
 
-ROOT = Path(__file__).parents[2]
 FOREST = """
 method = "forest"
 max_nodes = 12

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +23,11 @@ from benchmarks.sweep.expectation import expected_kept
 from tandem.drafting.shape import likeliest
 from tandem.verification import VERIFIERS
 from tests.drafters import chains, fixed, mixed
+from tests.support.repository import ROOT
 from tests.tree_laws import stops
 from tests.tree_programs import Models, Program, batch_of
 
-DRAFTER = Path(__file__).parents[2] / "models" / "drafter"
+DRAFTER = ROOT / "models" / "drafter"
 PROGRAMS = [
     (fixed("2x2, distinct", [0, 0, 1, 1, 2, 2], distinct=True), ["token", "block"]),
     (fixed("uneven", [0, 1, 0, 3, 0]), ["token", "block"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,10 @@ from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
+from tests.support.repository import ROOT
 
 KINDS: list[type[ServiceSettings]] = [DrafterSettings, TargetSettings, OrchestratorSettings]
-DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
+DOCS = ROOT / "docs" / "settings.md"
 
 
 @pytest.mark.parametrize("kind", KINDS)
