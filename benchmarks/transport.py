@@ -27,7 +27,7 @@ from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.overhead import SERVICES, Cost, measure, save_pair
 from tandem.rpc.endpoint import Place
 from tandem.tools.local.stack import StackSettings, running
-from tests.authorities import Authority
+from tests.support.processes.authorities import Authority
 
 _GAMMA = 4
 _WAYS = ("plaintext", "mutual TLS")

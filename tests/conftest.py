@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tandem.inference.choice.record import cache_folder
+from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
-from tests.tiny import save_random_llama
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
 torch.set_num_threads(1)

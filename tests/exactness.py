@@ -34,11 +34,11 @@ from transformers import AutoModelForCausalLM
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.greedy import compare_greedy
-from tests.laws import chi_square_p_value
-from tests.processes import Trio, generation, trio
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.greedy import compare_greedy
+from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
+from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
-from tests.tiny import VOCAB_SIZE, save_random_llama
 
 PROMPT = [1, 2, 3]
 LENGTH = 4

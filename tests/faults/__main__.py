@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.faults.fleet import fleet_of
 from tests.faults.load import Load
 from tests.faults.walk import Moment, Walk
-from tests.tiny import save_random_llama
+from tests.support.models.tiny import save_random_llama
 
 VOCAB_SIZE = 31
 # Between two looks at what is still open, for which all texts have to end.

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.local.process import ServiceProcess
 from tests.faults.fleet import free_port
-from tests.processes import READY_SECONDS, is_serving
-from tests.service.fake_carrier import VOCAB_SIZE, FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
+from tests.support.processes.services import READY_SECONDS, is_serving
 from tests.support.repository import ROOT
+from tests.support.wire.fake_carrier import VOCAB_SIZE, FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 # Words of two letters, so that a stop string may begin in one and end in the next.
 WORDS = {f"{chr(97 + number // 26)}{chr(97 + number % 26)}": number for number in range(VOCAB_SIZE)}

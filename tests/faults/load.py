@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import generation
+from tests.support.processes.services import generation
 
 _PROMPTS = [[1 + number % 29, 2, 3 + number % 7] for number in range(24)]
 _TOKENS = 48

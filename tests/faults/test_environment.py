@@ -20,10 +20,10 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tandem.tools.local.process import ServiceProcess
-from tests.processes import READY_SECONDS, is_serving
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request, serve_fakes
-from tests.service.names import serve_names
+from tests.support.processes.services import READY_SECONDS, is_serving
 from tests.support.repository import ROOT
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request, serve_fakes
+from tests.support.wire.names import serve_names
 
 EXPECTED = FakeTarget().text(20)
 DAY_NS = 24 * 3600 * 10**9

@@ -23,10 +23,10 @@ from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.exactness import CELLS, LENGTH, PROMPT, target_law
-from tests.laws import chi_square_p_value
-from tests.processes import generation
 from tests.service.conftest import address_of, connect, start
-from tests.tiny import VOCAB_SIZE
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.tiny import VOCAB_SIZE
+from tests.support.processes.services import generation
 
 TEXTS = {"target": 1_000, "drafter": 1_000, "orchestrator": 500}
 CONCURRENT = 16

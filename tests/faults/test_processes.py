@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.faults.fleet import Pod, fleet_of
 from tests.faults.load import Load
 from tests.faults.walk import Moment, Walk
-from tests.tiny import save_random_llama
+from tests.support.models.tiny import save_random_llama
 
 VOCAB_SIZE = 31
 # Each signal to each service, in a state of its own.

@@ -9,9 +9,9 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.faults.front import ids_of, speaking_target
-from tests.processes import generation
 from tests.service.conftest import Stack, stack
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.processes.services import generation
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 __all__ = ["stack"]  # a fixture of other tests
 

@@ -17,7 +17,7 @@ from tandem.tools.load.client import Lost
 from tandem.tools.load.resuming import Resuming
 from tests.faults.fleet import free_port
 from tests.faults.front import WORDS, Front, fronted, ids_of, speaking_target
-from tests.processes import READY_SECONDS, generation
+from tests.support.processes.services import READY_SECONDS, generation
 from tests.support.repository import ROOT
 
 TOKENS = 120

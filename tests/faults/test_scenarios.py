@@ -16,7 +16,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tests.faults.proxy import Passing, Proxy, Way, proxied
-from tests.service.fakes import FakeDrafter, FakeTarget, request, serve_fakes
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, request, serve_fakes
 
 Fault = Callable[[Proxy, Passing], None]
 

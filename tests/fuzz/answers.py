@@ -19,8 +19,8 @@ from tandem.rpc.streams.link import Link
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
 from tests.fuzz.surface import MessageSurface, Violation
-from tests.service.fakes import ANYBODY, PATIENT
-from tests.tiny import VOCAB_SIZE
+from tests.support.models.tiny import VOCAB_SIZE
+from tests.support.wire.fakes import ANYBODY, PATIENT
 
 _SIZE = DraftSize(3, 4)
 

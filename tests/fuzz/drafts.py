@@ -19,7 +19,7 @@ from target_svc.verifiers import VERIFIERS
 from tests.fuzz.contract import breaks
 from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES
 from tests.fuzz.surface import MessageSurface, Violation
-from tests.tiny import VOCAB_SIZE
+from tests.support.models.tiny import VOCAB_SIZE
 
 _SAMPLING = Sampling(seed=7)
 # Of rows that leave one token out.

@@ -18,7 +18,7 @@ from tandem.target.v1 import target_pb2
 from target_svc.messages import verifier_infos
 from tests.fuzz import seeds
 from tests.fuzz.surface import MessageSurface
-from tests.tiny import VOCAB_SIZE
+from tests.support.models.tiny import VOCAB_SIZE
 
 
 def _terms() -> Terms:

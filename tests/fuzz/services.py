@@ -26,7 +26,7 @@ from target_svc.settings import TargetSettings
 from tests.fuzz import seeds
 from tests.fuzz.sequences import said
 from tests.service.conftest import address_of, connect, start
-from tests.tiny import save_random_llama
+from tests.support.models.tiny import save_random_llama
 
 # Of each service; one more waits for so long.
 PLACES, _WAIT_SECONDS = 6, 1.0

@@ -26,10 +26,10 @@ from tests.fuzz.mutation import mutant
 from tests.fuzz.sequences import DraftSequences, VerifySequences
 from tests.fuzz.surface import Surface, Violation
 from tests.service.conftest import Stack, serving
-from tests.service.talk import code_named
 from tests.service.test_hostile import COMMON, METHODS
+from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
-from tests.tiny import save_random_llama
+from tests.support.wire.talk import code_named
 
 _PROTOS = ROOT / "protos" / "tandem"
 _SEEDS: dict[str, Sequence[Message]] = {

@@ -26,7 +26,7 @@ from tandem.target.v1 import target_pb2
 from tests.fuzz import seeds
 from tests.fuzz.mutation import change
 from tests.fuzz.services import HONEST_ROUNDS, PLACES, ROLES, Sequence, Services, Stream, honest
-from tests.service.talk import code_named
+from tests.support.wire.talk import code_named
 
 # What a sequence may hold in the end.
 LONGEST = len(seeds.PROMPT) + seeds.MAX_NEW_TOKENS

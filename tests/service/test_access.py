@@ -15,8 +15,8 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.security.access import Caller
 from tandem.rpc.security.tls import ClientTls, ServerTls
-from tests.authorities import Authority
-from tests.service.gate import (
+from tests.support.processes.authorities import Authority
+from tests.support.wire.gate import (
     TOKEN,
     authority,
     serve,

@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
-from tests.authorities import Authority
-from tests.service.gate import (
+from tests.support.processes.authorities import Authority
+from tests.support.wire.gate import (
     ORCHESTRATOR,
     TOKEN,
     authority,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
 
 def slow(seconds: float) -> Callable[[int | None, Any], Any]:

@@ -18,7 +18,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc.server import RunningServer
 from tandem.rpc.streams import server as stream_module
 from tests.service.conftest import Stack, address_of, connect, start
-from tests.service.steps import draft_step, open_draft
+from tests.support.wire.steps import draft_step, open_draft
 
 Code = grpc.StatusCode
 OK, WRONG_STATE = Code.OK.value[0], Code.FAILED_PRECONDITION.value[0]

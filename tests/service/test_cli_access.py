@@ -22,10 +22,10 @@ from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
 from tandem.tools.load.ghz import tool as ghz
 from tandem.tools.load.ghz.scenario import scenarios
-from tests.authorities import Authority
-from tests.manifests import tool
-from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
+from tests.support.cluster.manifests import tool
+from tests.support.processes.authorities import Authority
 from tests.support.repository import ROOT
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 _TOKEN = secrets.token_hex(16)
 

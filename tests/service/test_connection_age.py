@@ -26,11 +26,11 @@ from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
-from tests.authorities import Authority
-from tests.service.fakes import FakeTarget, request, serve_fakes
-from tests.service.steps import open_verify
-from tests.service.talk import Talk
 from tests.service.test_rotation import Mounted, served, until
+from tests.support.processes.authorities import Authority
+from tests.support.wire.fakes import FakeTarget, request, serve_fakes
+from tests.support.wire.steps import open_verify
+from tests.support.wire.talk import Talk
 
 # What callers of drafters and targets have, and what orchestrators take of it.
 AGES: dict[str, Any] = {"connection_seconds": 1.5, "connection_grace_seconds": 3.0}

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.target.v1 import target_pb2
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 Code = grpc.StatusCode
 INTERNAL = "10.0.0.7:50052 says open.token_ids is bad"

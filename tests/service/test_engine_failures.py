@@ -20,7 +20,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.talk import Talk
+from tests.support.wire.talk import Talk
 
 NAME = "tandem.target.v1.TargetService"
 OPEN = target_pb2.SequenceRequest(

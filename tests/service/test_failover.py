@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 EXPECTED = FakeTarget().text(20)
 HEALTH = health_pb2.HealthCheckResponse

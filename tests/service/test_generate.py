@@ -11,8 +11,8 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
-from tests.service.steps import open_draft
-from tests.service.talk import Talk
+from tests.support.wire.steps import open_draft
+from tests.support.wire.talk import Talk
 
 
 def generation(**changes: Any) -> pb.Generation:

@@ -11,8 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tandem.rpc.channel import connect, server_options
 from tests.service.conftest import Stack
-from tests.service.steps import open_verify
-from tests.service.talk import Talk
+from tests.support.wire.steps import open_verify
+from tests.support.wire.talk import Talk
 
 
 async def test_an_abandoned_call_is_cancelled(stack: Stack) -> None:

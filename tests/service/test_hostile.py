@@ -22,8 +22,8 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, start
-from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
-from tests.service.talk import Talk
+from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.talk import Talk
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -20,9 +20,9 @@ from tandem.speculation.sampling import Sampling
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.fakes import FakeDrafter, add_fake, request
 from tests.service.test_bad_trees import rows
-from tests.tiny import VOCAB_SIZE
+from tests.support.models.tiny import VOCAB_SIZE
+from tests.support.wire.fakes import FakeDrafter, add_fake, request
 
 _SAMPLING = Sampling(top_k=3)
 _TOTAL = 65535

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 # The target holds 1,000.
 DRAFTED = 100

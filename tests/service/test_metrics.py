@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, request
-from tests.service.interference import at_round, stand_still
-from tests.service.scrape import metered, tracing
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, request
+from tests.support.wire.interference import at_round, stand_still
+from tests.support.wire.scrape import metered, tracing
 
 DRAFTS = "tandem_spec_decode_num_drafts_total"
 DRAFT_TOKENS = "tandem_spec_decode_num_draft_tokens_total"

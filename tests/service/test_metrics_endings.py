@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.front.texts import Texts
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, request
-from tests.service.interference import at_round, stand_still
-from tests.service.scrape import Metered, metered
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, request
+from tests.support.wire.interference import at_round, stand_still
+from tests.support.wire.scrape import Metered, metered
 
 DURATION = "gen_ai_server_request_duration_seconds_count"
 

@@ -17,7 +17,8 @@ from orchestrator.text.ledger import Ledger
 from orchestrator.text.spans import TextSpans
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import (
+from tests.support.repository import ROOT
+from tests.support.wire.fakes import (
     FakeDrafter,
     FakeTarget,
     generation,
@@ -25,7 +26,6 @@ from tests.service.fakes import (
     request,
     serve_fakes,
 )
-from tests.support.repository import ROOT
 
 
 async def test_the_loop() -> None:

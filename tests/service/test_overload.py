@@ -18,15 +18,15 @@ from tandem.rpc.channel import connect
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tests.authorities import Authority
-from tests.service.fakes import (
+from tests.service.test_requests import eventually
+from tests.support.processes.authorities import Authority
+from tests.support.wire.fakes import (
     FakeDrafter,
     FakeTarget,
     orchestrate,
     request,
     serve_fakes,
 )
-from tests.service.test_requests import eventually
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 

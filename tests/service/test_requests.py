@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.text.codec import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 LENGTH = 1000
 

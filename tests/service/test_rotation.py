@@ -24,9 +24,9 @@ from tandem.rpc.dialer import Dialer
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tests.authorities import Authority
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request, serve_fakes
+from tests.support.processes.authorities import Authority
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, add_fake, request, serve_fakes
 
 _ROLES = ("server", "drafter", "target", "orchestrator")
 

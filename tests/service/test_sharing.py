@@ -13,8 +13,8 @@ from tandem.rpc.streams import call as call_module
 from tandem.rpc.streams import link
 from tandem.rpc.streams.call import SequenceCall
 from tandem.target.v1 import target_pb2
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
 Code = grpc.StatusCode
 

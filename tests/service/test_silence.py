@@ -20,8 +20,8 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.steps import draft_step, open_draft, open_verify, verify_step
-from tests.service.talk import Talk
+from tests.support.wire.steps import draft_step, open_draft, open_verify, verify_step
+from tests.support.wire.talk import Talk
 
 PLACES = 4
 # Much shorter than the idle limit, which nothing here reaches.

@@ -18,7 +18,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import health
 from tandem.rpc.streams import server as stream
 from tests.service.conftest import address_of, connect, start
-from tests.service.talk import Talk
+from tests.support.wire.talk import Talk
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 

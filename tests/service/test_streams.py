@@ -16,7 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.target.v1 import target_pb2
 from tests.service.conftest import Stack, address_of, connect, start
-from tests.service.steps import (
+from tests.support.wire.steps import (
     INVALID,
     WRONG_STATE,
     carry_of,
@@ -26,7 +26,7 @@ from tests.service.steps import (
     status_of,
     verify_step,
 )
-from tests.service.talk import Talk
+from tests.support.wire.talk import Talk
 
 
 @pytest.mark.parametrize(

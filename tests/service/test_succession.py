@@ -21,8 +21,8 @@ from tandem.target.v1 import target_pb2
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 
 GREEDY_BLOCK = {"verifier": "greedy_block", "gamma": 4}
 

@@ -13,13 +13,13 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
 from tests.service.conftest import Stack
-from tests.service.spans import (
+from tests.service.test_generate import generation
+from tests.support.wire.spans import (
     METADATA,
     exporter,
     finished,
     processor_of,
 )
-from tests.service.test_generate import generation
 
 __all__ = ["exporter"]  # a fixture of all files of spans
 

@@ -11,8 +11,9 @@ from opentelemetry.trace import StatusCode
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
-from tests.service.spans import (
+from tests.service.test_generate import generation
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.spans import (
     BRIEF,
     METADATA,
     PARENTS,
@@ -20,7 +21,6 @@ from tests.service.spans import (
     exporter,
     finished,
 )
-from tests.service.test_generate import generation
 
 __all__ = ["exporter"]  # a fixture of all files of spans
 

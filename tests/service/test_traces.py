@@ -16,8 +16,10 @@ from tokenizers import Tokenizer, models
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
-from tests.service.fakes import FakeDrafter, FakeTarget, orchestrate, request
-from tests.service.spans import (
+from tests.service.test_generate import generation
+from tests.support.repository import ROOT
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
+from tests.support.wire.spans import (
     BRIEF,
     METADATA,
     PARENTS,
@@ -30,8 +32,6 @@ from tests.service.spans import (
     finished,
     passes,
 )
-from tests.service.test_generate import generation
-from tests.support.repository import ROOT
 
 __all__ = ["exporter"]  # a fixture of all files of spans
 

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 from tests.service.test_overload import Gate
 from tests.service.test_requests import eventually
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 
 class Pulse:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.control_plane import ControlPlane
-from tests.manifests import (
+from tests.support.cluster.control_plane import ControlPlane
+from tests.support.cluster.manifests import (
     Document,
     Manifests,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from target_svc.__main__ import main
 from target_svc.verifiers import VERIFIERS
-from tests.tree_mutants import SPLIT
+from tests.support.laws.tree_mutants import SPLIT
 
 VERIFIERS["token"] = SPLIT
 main()

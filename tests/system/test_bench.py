@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tandem.tools.cli.main import app
 from tandem.tools.planning.bound import NOTHING
-from tests.processes import trio
+from tests.support.processes.services import trio
 from tests.support.repository import ROOT
 
 RUN_SECONDS = 300

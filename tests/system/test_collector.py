@@ -19,7 +19,7 @@ from opentelemetry.proto.collector.trace.v1 import (
 )
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import Trio, generation, trio
+from tests.support.processes.services import Trio, generation, trio
 
 SECONDS = 30
 # So that many exports fail while the test looks on.

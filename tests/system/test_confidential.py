@@ -14,7 +14,7 @@ from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.client import Client
 from tandem.tools.load.tracing import sampled
-from tests.processes import Trio, trio
+from tests.support.processes.services import Trio, trio
 
 # In the prompt and, since greedy text of the pair repeats names, in the text. As token ids too.
 _MARK = "zanzibarquince"

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.containerfile import image
-from tests.control_plane import wait
-from tests.manifests import SERVICES, base, render, tool
-from tests.network_namespaces import obstacle
-from tests.pods import Pods
+from tests.support.cluster.containerfile import image
+from tests.support.cluster.control_plane import wait
+from tests.support.cluster.manifests import SERVICES, base, render, tool
+from tests.support.cluster.pods import Pods
+from tests.support.processes.network_namespaces import obstacle
 
 NEW_TOKENS = 48
 # The orchestrator looks again after two seconds at most, and prefers others for five.

@@ -14,8 +14,15 @@ from rich.console import Console
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.greedy import GAMMAS, VERIFIERS, Reference, references, source_lines, texts_of
-from tests.processes import Trio, generation, trio
+from tests.support.models.greedy import (
+    GAMMAS,
+    VERIFIERS,
+    Reference,
+    references,
+    source_lines,
+    texts_of,
+)
+from tests.support.processes.services import Trio, generation, trio
 
 PROMPT = "import os\n\n\ndef "
 

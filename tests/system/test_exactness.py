@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.exactness import PATIENT, SMALLEST_P, SUPPORTS, Case, count_texts, target_law
-from tests.laws import chi_square_p_value
-from tests.processes import trio
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.processes.services import trio
 
 TEXTS = {"token": 1_500, "block": 5_000, "greedy_block": 1_500}
 

@@ -18,9 +18,9 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.local.process import ServiceProcess
-from tests.nursery import Forked
-from tests.processes import READY_SECONDS, generation, is_serving
-from tests.service.names import Names, serve_names
+from tests.support.processes.nursery import Forked
+from tests.support.processes.services import READY_SECONDS, generation, is_serving
+from tests.support.wire.names import Names, serve_names
 
 CLIENTS = 8
 # A pod that its name has takes work after at most so long.

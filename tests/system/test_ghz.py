@@ -17,7 +17,7 @@ import pytest
 
 from tandem.tools.load.ghz.scenario import scenarios
 from tandem.tools.local.process import ServiceProcess
-from tests.processes import Trio, trio
+from tests.support.processes.services import Trio, trio
 from tests.support.repository import ROOT
 from tests.system.test_prometheus import free_ports
 

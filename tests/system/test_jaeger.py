@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import Trio, generation, trio
+from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
 from tests.system.test_prometheus import free_ports
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.control_plane import ControlPlane, control_plane, missing, wait
-from tests.manifests import (
+from tests.support.cluster.control_plane import ControlPlane, control_plane, missing, wait
+from tests.support.cluster.manifests import (
     KUBERNETES,
     VARIANTS,
     Document,

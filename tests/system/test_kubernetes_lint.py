@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.manifests import (
+from tests.support.cluster.manifests import (
     KUBERNETES,
     VARIANTS,
     render_text,

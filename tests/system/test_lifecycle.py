@@ -21,7 +21,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.endpoint import Place
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready
-from tests.processes import READY_SECONDS, Trio, generation, is_serving, trio
+from tests.support.processes.services import READY_SECONDS, Trio, generation, is_serving, trio
 from tests.support.repository import ROOT
 
 LONG = 200

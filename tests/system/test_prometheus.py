@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.processes import Trio, generation, trio
+from tests.support.processes.services import Trio, generation, trio
 from tests.unit.test_observability import FOLDER, QUERIES
 
 pytestmark = pytest.mark.skipif(

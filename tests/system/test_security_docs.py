@@ -12,8 +12,8 @@ import pytest
 
 from tandem.tools.load.client import Client
 from tandem.tools.local.endpoints import place_of
-from tests.manifests import known_variables
-from tests.processes import generation, trio
+from tests.support.cluster.manifests import known_variables
+from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 
 DOCS = ROOT / "docs" / "security.md"

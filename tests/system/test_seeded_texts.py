@@ -15,7 +15,7 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.processes import trio
+from tests.support.processes.services import trio
 
 TEXTS = json.loads((Path(__file__).parent / "seeded_texts.json").read_text())
 

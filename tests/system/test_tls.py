@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tandem.failure import Failure
 from tandem.rpc.endpoint import Place
 from tandem.tools.load.client import Client
-from tests.authorities import Authority
-from tests.processes import Trio, generation, trio
+from tests.support.processes.authorities import Authority
+from tests.support.processes.services import Trio, generation, trio
 
 OPENSSL = shutil.which("openssl") or ""
 needs_openssl = pytest.mark.skipif(not OPENSSL, reason="openssl is not installed")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.repository import ROOT
+from tests.support.traces import COSTS, Tape, recorded, request
 from tests.system.test_up import PLAIN, invoke, one_line, tandem
-from tests.traces import COSTS, Tape, recorded, request
 
 ROUNDS = [(4, 3), (4, 0), (4, 4), (1, 1)]
 

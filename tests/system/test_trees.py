@@ -18,9 +18,9 @@ from tests.exactness import (
     drafter_settings,
     target_law,
 )
-from tests.laws import chi_square_p_value
-from tests.processes import generation, trio
-from tests.tiny import save_random_llama
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.tiny import save_random_llama
+from tests.support.processes.services import generation, trio
 
 TEXTS = 2_000
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from tandem.tools.cli.main import app
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
+from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
-from tests.tiny import save_random_llama
 
 TANDEM = [sys.executable, "-m", "tandem.tools.cli"]
 PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}

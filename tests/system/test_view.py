@@ -13,8 +13,8 @@ import pytest
 
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.show import view
-from tests.chromium import Page, chromium
-from tests.traces import COSTS, Tape, recorded, request, request_ms
+from tests.support.processes.chromium import Page, chromium
+from tests.support.traces import COSTS, Tape, recorded, request, request_ms
 
 PROGRAM = shutil.which("chromium") or ""
 pytestmark = pytest.mark.skipif(

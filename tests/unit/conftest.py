@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.manifests import (
+from tests.support.cluster.manifests import (
     VARIANTS,
     Manifests,
     base,

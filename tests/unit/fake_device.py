@@ -41,7 +41,7 @@ from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
-from tests.flex import Kernel
+from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
 _SIZES: dict[str, Any] = {

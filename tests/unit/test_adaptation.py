@@ -9,7 +9,7 @@ from orchestrator.sizes.shared import Adaptation
 from orchestrator.sizes.trials import ROUNDS
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected
 from tandem.telemetry.stages import StageTimes
-from tests.worlds import MS
+from tests.support.simulated_services import MS
 
 TEXTS, LOAD = 8, 3
 MODEL = StageTimes(forward_ns=MS)

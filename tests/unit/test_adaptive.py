@@ -15,7 +15,7 @@ from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
-from tests.worlds import MS, World
+from tests.support.simulated_services import MS, World
 
 # What a trial now and then and the noise of times may cost, of the best fixed size.
 NEARLY = 0.9

@@ -18,7 +18,7 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.decoder import Decoder
 from tandem.inference.passes import torch_llama as llama
 from tandem.inference.passes.torch_llama import LlamaPass
-from tests.architectures import (
+from tests.support.models.architectures import (
     DOCUMENT,
     LLAMA,
     REFUSED,
@@ -28,8 +28,8 @@ from tests.architectures import (
     build,
     document,
 )
-from tests.greedy import NEAR_TIE, Reference
-from tests.parity import (
+from tests.support.models.greedy import NEAR_TIE, Reference
+from tests.support.models.parity import (
     TOLERANCE,
     differences,
     plain,
@@ -38,7 +38,7 @@ from tests.parity import (
     random_texts,
     worst_difference,
 )
-from tests.tiny import Text, make_drafter, make_target, running, speculate
+from tests.support.models.tiny import Text, make_drafter, make_target, running, speculate
 
 NEW_TOKENS = 16
 
@@ -210,4 +210,5 @@ def test_longrope_is_served_up_to_where_its_frequencies_change() -> None:
 
 
 def test_the_document_is_what_the_matrix_says() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == document(), "run python -m tests.architectures"
+    command = "run python -m tests.support.models.architectures"
+    assert DOCUMENT.read_text(encoding="utf-8") == document(), command

@@ -24,7 +24,7 @@ from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tests.flex import BLOCK, as_a_device_reads, without_compiler
+from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
 
 HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4
 CPU = torch.device("cpu")

@@ -18,9 +18,9 @@ from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes import one_call
-from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.flex import BLOCK, as_a_device_reads, without_compiler
-from tests.parity import TOLERANCE, worst_difference
+from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
+from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.parity import TOLERANCE, worst_difference
 
 
 @pytest.fixture(autouse=True)

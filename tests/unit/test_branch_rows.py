@@ -15,7 +15,7 @@ from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tests.architectures import LLAMA, build
+from tests.support.models.architectures import LLAMA, build
 
 
 def test_rows_are_numbered_since_the_trunk_last_grew() -> None:

@@ -25,11 +25,11 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
-from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
-from tests.parity import TOLERANCE
-from tests.recording import Recorder
-from tests.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
+from tests.support.devices.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
+from tests.support.devices.recording import Recorder
+from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.parity import TOLERANCE
+from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
 ROWS = [row for row in SUPPORTED if row.model_type in ("llama", "mistral", "gemma2")]
 HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4

@@ -18,10 +18,10 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.parity import TOLERANCE, plain_logits
-from tests.tiny import random_llama
-from tests.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
+from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.parity import TOLERANCE, plain_logits
+from tests.support.models.tiny import random_llama
+from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
 every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
 MISTRAL = next(row for row in SUPPORTED if row.model_type == "mistral")

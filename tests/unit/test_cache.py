@@ -10,7 +10,7 @@ import torch
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.kv.pool import KVPool, SequenceCache
-from tests.tiny import random_llama
+from tests.support.models.tiny import random_llama
 
 
 def reserved(pool: KVPool, capacity: int) -> SequenceCache:

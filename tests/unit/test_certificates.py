@@ -27,7 +27,7 @@ from tandem.rpc.security.tokens import Tokens, read_token
 from tandem.rpc.security.watched import Watched
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
-from tests.authorities import Authority, Pair
+from tests.support.processes.authorities import Authority, Pair
 from tests.support.repository import ROOT
 
 SERVICES = {"DRAFTER": "drafter_svc", "TARGET": "target_svc", "ORCHESTRATOR": "orchestrator"}

@@ -10,7 +10,7 @@ import torch
 
 from tandem.errors import StartupError
 from tandem.inference.checkpoint import read_model, read_tokenizer
-from tests.tiny import save_random_llama
+from tests.support.models.tiny import save_random_llama
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from tandem.inference.choice import speed
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
-from tests.architectures import LLAMA, SUPPORTED, build
-from tests.parity import (
+from tests.support.models.architectures import LLAMA, SUPPORTED, build
+from tests.support.models.parity import (
     TOLERANCE,
     differences,
     load,
@@ -29,7 +29,7 @@ from tests.parity import (
     ragged_logits,
     random_texts,
 )
-from tests.tiny import random_llama
+from tests.support.models.tiny import random_llama
 
 pytest.importorskip("openvino")
 from openvino import opset15 as ops

@@ -13,7 +13,7 @@ from orchestrator.settings import OrchestratorSettings
 from tandem import __version__
 from tandem.settings import ServiceSettings
 from target_svc.settings import TargetSettings
-from tests.containerfile import CONTAINERFILE
+from tests.support.cluster.containerfile import CONTAINERFILE
 from tests.unit.test_images import DEPLOY
 
 SERVICES = ("drafter", "target", "orchestrator")

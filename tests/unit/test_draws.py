@@ -14,7 +14,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.sampling import Sampling
-from tests.laws import chi_square_p_value
+from tests.support.laws.laws import chi_square_p_value
 
 LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
 TEXTS = 3_000

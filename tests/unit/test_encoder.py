@@ -13,7 +13,7 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import Limits
 from orchestrator.text.codec import TextCodec
 from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
-from tests.engines import until
+from tests.support.models.engines import until
 
 
 def encoder_of(codec: Any, *, at_once: int, waiting: int) -> PromptEncoder:

@@ -19,7 +19,7 @@ from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from tests.engines import (
+from tests.support.models.engines import (
     CHUNK,
     CONCURRENT,
     VOCAB_SIZE,
@@ -30,7 +30,7 @@ from tests.engines import (
     until,
     watch,
 )
-from tests.tiny import Text, make_drafter, random_llama, running, speculate
+from tests.support.models.tiny import Text, make_drafter, random_llama, running, speculate
 
 SAMPLED = (
     Sampling(seed=7),

@@ -14,7 +14,7 @@ from tandem.engine.schedule import BatchLimits
 from tandem.errors import EngineFailure, Unavailable
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tests.engines import (
+from tests.support.models.engines import (
     CHUNK,
     CONCURRENT,
     VOCAB_SIZE,
@@ -25,7 +25,7 @@ from tests.engines import (
     until,
     watch,
 )
-from tests.tiny import make_drafter, random_llama, running, speculate
+from tests.support.models.tiny import make_drafter, random_llama, running, speculate
 
 
 async def test_a_failing_pass_ends_its_batch_and_nobody_else() -> None:

@@ -27,8 +27,8 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
-from tests.flex import Kernel
-from tests.recording import Recorder
+from tests.support.devices.flex import Kernel
+from tests.support.devices.recording import Recorder
 from tests.unit.fake_device import (
     GEMMA,
     GREEDY,

@@ -19,9 +19,9 @@ from tandem.inference.kv.pool import SequenceCache
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
 from tandem.inference.passes.cuda_graphs import Graph, rooms
-from tests.architectures import SUPPORTED, Architecture, build
-from tests.flex import BLOCK, Kernel, without_compiler
-from tests.recording import Recorder
+from tests.support.devices.flex import BLOCK, Kernel, without_compiler
+from tests.support.devices.recording import Recorder
+from tests.support.models.architectures import SUPPORTED, Architecture, build
 
 ROWS, LONGEST = 16, 5 * BLOCK
 # Plain lists of operators, and passes of transformers' modules: windows, soft caps, heads.

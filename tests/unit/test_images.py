@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tandem import __version__
-from tests.containerfile import CONTAINERFILE, STAGES
-from tests.manifests import known_variables
+from tests.support.cluster.containerfile import CONTAINERFILE, STAGES
+from tests.support.cluster.manifests import known_variables
 from tests.support.repository import ROOT
 
 DEPLOY = ROOT / "deploy"

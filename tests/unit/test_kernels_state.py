@@ -14,7 +14,7 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_all
-from tests.laws import Tables, speculative_law
+from tests.support.laws.laws import Tables, speculative_law
 from tests.unit.test_kernels import STATEFUL, decided, draft_of, rows_of, state
 
 _Rng = np.random.Generator

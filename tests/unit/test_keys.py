@@ -13,8 +13,15 @@ from tandem.engine import decisions, draws
 from tandem.engine.asks import Decide, Draw
 from tandem.speculation.randomness import Purpose
 from tandem.speculation.sampling import Sampling
-from tests.keys import Keys, recorded
-from tests.tiny import Text, make_method, make_target, random_llama, running, speculate
+from tests.support.laws.keys import Keys, recorded
+from tests.support.models.tiny import (
+    Text,
+    make_method,
+    make_target,
+    random_llama,
+    running,
+    speculate,
+)
 
 PROMPT = [1, 2, 3]
 RULES = {name: ("token", "block") for name in METHODS} | {"chains": ("spectr", "gbv", "block")}

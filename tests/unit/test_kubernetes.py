@@ -14,8 +14,8 @@ from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2
 from tandem.target.v1 import target_pb2
-from tests.containerfile import CONTAINERFILE
-from tests.manifests import (
+from tests.support.cluster.containerfile import CONTAINERFILE
+from tests.support.cluster.manifests import (
     KUBERNETES,
     SERVICES,
     VARIANTS,
@@ -23,7 +23,7 @@ from tests.manifests import (
     base,
     known_variables,
 )
-from tests.network_policy import selects
+from tests.support.cluster.network_policy import selects
 
 # The oldest that works (`preStop.sleep`), the one of `make kubernetes-check`, and one between.
 VERSIONS = ("1.30", "1.33", "1.36")

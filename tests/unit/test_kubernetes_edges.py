@@ -9,13 +9,13 @@ import yaml
 
 from tandem.telemetry.export import make_writer
 from tandem.telemetry.metrics import METRICS
-from tests.endpoints import endpoints
-from tests.manifests import (
+from tests.support.cluster.endpoints import endpoints
+from tests.support.cluster.manifests import (
     KUBERNETES,
     SERVICES,
     Manifests,
 )
-from tests.network_policy import Edge, allowed_edges, selects
+from tests.support.cluster.network_policy import Edge, allowed_edges, selects
 
 
 def test_network_policies_close_what_they_should(manifests: Manifests) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tandem.settings import ModelSettings
-from tests.containerfile import CONTAINERFILE
-from tests.manifests import (
+from tests.support.cluster.containerfile import CONTAINERFILE
+from tests.support.cluster.manifests import (
     SERVICES,
     Manifests,
     images,
     known_variables,
 )
-from tests.network_policy import selects
+from tests.support.cluster.network_policy import selects
 
 
 @pytest.mark.parametrize("service", SERVICES)

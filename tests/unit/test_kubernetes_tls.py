@@ -10,7 +10,15 @@ import pytest
 
 from orchestrator.settings import OrchestratorSettings
 from tandem.rpc.security.plaintext import host_of
-from tests.manifests import SERVICES, VARIANTS, Manifests, base, overlay_folder, render, tool
+from tests.support.cluster.manifests import (
+    SERVICES,
+    VARIANTS,
+    Manifests,
+    base,
+    overlay_folder,
+    render,
+    tool,
+)
 
 # What cert-manager writes into a Secret.
 _KEYS = {"tls.crt", "tls.key", "ca.crt"}

@@ -18,8 +18,8 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import Shape
 from tandem.verification import VERIFIERS, Verifier
-from tests.landed import Enumeration
-from tests.tables import Table
+from tests.support.laws.landed import Enumeration
+from tests.support.laws.tables import Table
 
 TOLERANCE = 1e-12
 LENGTH, GAMMA, NODES = 4, 3, 6

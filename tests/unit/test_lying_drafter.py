@@ -13,8 +13,8 @@ import torch
 
 from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS
-from tests.laws import Tables, speculative_law
-from tests.liars import LIARS, total_variation, wanted_text
+from tests.support.laws.laws import Tables, speculative_law
+from tests.support.laws.liars import LIARS, total_variation, wanted_text
 from tests.support.repository import ROOT
 
 _TARGET = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0], dtype=torch.float64)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.speculation.sampling import Sampling
-from tests.architectures import LLAMA, SUPPORTED, Architecture, build
-from tests.laws import chi_square_p_value
-from tests.parity import (
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.parity import (
     TOLERANCE,
     differences,
     plain,
@@ -28,7 +28,14 @@ from tests.parity import (
     random_texts,
     worst_difference,
 )
-from tests.tiny import Text, make_drafter, make_target, random_llama, running, speculate
+from tests.support.models.tiny import (
+    Text,
+    make_drafter,
+    make_target,
+    random_llama,
+    running,
+    speculate,
+)
 
 pytest.importorskip("openvino")
 
@@ -197,7 +204,7 @@ def test_a_signal_is_survived_when_a_pass_is_gone() -> None:
     program = """
 import gc, os, signal, threading
 from tandem.inference.decoder import Decoder
-from tests.architectures import LLAMA, build
+from tests.support.models.architectures import LLAMA, build
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
 passes = [Decoder(build(LLAMA), "tiny", cache_tokens=64, engine="openvino")]
 def give_up():

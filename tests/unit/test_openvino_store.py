@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.architectures import LLAMA, build
-from tests.parity import (
+from tests.support.models.architectures import LLAMA, build
+from tests.support.models.parity import (
     TOLERANCE,
     differences,
     load,

@@ -26,9 +26,9 @@ from benchmarks.peers.spread import Spread, ratios
 from benchmarks.peers.turns import Turns, jobs_of
 from benchmarks.peers.way import Job, Measurement, Way
 from benchmarks.peers.worker import EngineFailed, Worker
-from tests.peer_worker import Fake
+from tests.support.processes.peer_worker import Fake
 
-FAKE = [sys.executable, "-m", "tests.peer_worker"]
+FAKE = [sys.executable, "-m", "tests.support.processes.peer_worker"]
 ASK = Generate(((1, 2), (3,)), (5, 6), 4, 1.0, 3)
 LOAD = Load("target", "drafter", (0, 4), "float32")
 
@@ -190,7 +190,7 @@ class TestInstallation:
 
 
 def fake(name: str, target: str = "", apart: bool = False) -> tuple[Engine, dict[str, str]]:
-    engine = Engine(name, "tests.peer_worker", apart=apart)
+    engine = Engine(name, "tests.support.processes.peer_worker", apart=apart)
     return engine, {"target": target or "target", "drafter": "drafter"}
 
 

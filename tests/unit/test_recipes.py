@@ -18,8 +18,8 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.forest import ForestDrafter
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
+from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
-from tests.tiny import save_random_llama
 
 FOREST = """
 method = "forest"

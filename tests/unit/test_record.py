@@ -15,8 +15,8 @@ from tandem.inference.choice import record
 from tandem.inference.choice.choose import choose_backend
 from tandem.inference.choice.record import Record
 from tandem.inference.decoder import Decoder
-from tests.architectures import LLAMA, build
-from tests.tiny import random_llama
+from tests.support.models.architectures import LLAMA, build
+from tests.support.models.tiny import random_llama
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from benchmarks.sweep.branching import Grown, Node, grow, path_of
 from benchmarks.sweep.expectation import expected_kept
 from tandem.drafting.shape import likeliest
 from tandem.verification import VERIFIERS
-from tests.drafters import chains, fixed, mixed
+from tests.support.laws.drafters import chains, fixed, mixed
+from tests.support.laws.tree_laws import stops
+from tests.support.laws.tree_programs import Models, Program, batch_of
 from tests.support.repository import ROOT
-from tests.tree_laws import stops
-from tests.tree_programs import Models, Program, batch_of
 
 DRAFTER = ROOT / "models" / "drafter"
 PROGRAMS = [

@@ -8,7 +8,7 @@ from orchestrator.sizes.goodput import PLAIN
 from orchestrator.sizes.round_times import RoundTimes
 from orchestrator.text.contracts import DraftSize
 from tandem.telemetry.stages import StageTimes
-from tests.worlds import MS
+from tests.support.simulated_services import MS
 
 
 def test_a_single_late_round_changes_nothing() -> None:

@@ -16,7 +16,7 @@ from tandem.tools.traces.analysis.attribution import Segment, segments
 from tandem.tools.traces.analysis.stages import DRAFTER, ORCHESTRATOR, OWN, STAGES, TARGET, Stage
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.read.request import Request
-from tests.traces import COSTS, MS, Tape, request, request_ms
+from tests.support.traces import COSTS, MS, Tape, request, request_ms
 
 
 def only(tape: Tape, folder: Path) -> Request:

@@ -12,7 +12,7 @@ from tandem.tools.traces.analysis.report import Report
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.read.spans import Span
 from tandem.tools.traces.show.report import remarks
-from tests.traces import MS, Tape, recorded, request
+from tests.support.traces import MS, Tape, recorded, request
 
 
 def offsets(recording: Recording) -> dict[str, float]:

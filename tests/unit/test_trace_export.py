@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.show import perfetto, spreadsheet
-from tests.traces import MS, Tape, request, request_ms
+from tests.support.traces import MS, Tape, request, request_ms
 
 NUMBER = {"type": "number"}
 ID = {"type": "integer", "minimum": 0}

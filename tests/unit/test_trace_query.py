@@ -16,7 +16,7 @@ from tandem.failure import Failure, Misconfigured
 from tandem.tools.traces.read import query
 from tandem.tools.traces.read.query import Query
 from tandem.tools.traces.read.recording import Recording
-from tests.traces import Tape, request
+from tests.support.traces import Tape, request
 
 Answer = Callable[[str, dict[str, list[str]]], tuple[int, Any]]
 

@@ -17,7 +17,7 @@ from tandem.tools.traces.analysis.report import Report
 from tandem.tools.traces.read import request as request_module
 from tandem.tools.traces.read import source, store
 from tandem.tools.traces.read.recording import Recording
-from tests.traces import Tape, otlp, recorded, request
+from tests.support.traces import Tape, otlp, recorded, request
 
 
 def names(recording: Recording) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.show import view
-from tests.traces import Tape, request, request_ms
+from tests.support.traces import Tape, request, request_ms
 
 EVIL = "</script><script>alert(1)</script><!--"
 

@@ -15,7 +15,7 @@ from tandem.tools.traces.prediction.costs import Curve, batch_curve
 from tandem.tools.traces.prediction.speculation import RatioModel, continued, kept
 from tandem.tools.traces.prediction.whatif import Outlook, Prediction
 from tandem.tools.traces.read.recording import Recording
-from tests.traces import COSTS, Costs, Tape, recorded, request, request_ms
+from tests.support.traces import COSTS, Costs, Tape, recorded, request, request_ms
 
 
 def rounds(gamma: int, count: int, keep: float, seed: int) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import Shape, depth_of, misfit
 from tandem.speculation.sampling import Sampling
-from tests.tiny import (
+from tests.support.models.tiny import (
     DrafterEngine,
     Text,
     make_drafter,

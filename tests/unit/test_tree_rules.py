@@ -13,10 +13,10 @@ from torch import Tensor
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
-from tests.drafters import adaptive, chains, fixed, mixed, random_program
-from tests.tree_laws import round_law
-from tests.tree_mutants import MUTANTS, UNSEEN, Mutant
-from tests.tree_programs import Models, Program
+from tests.support.laws.drafters import adaptive, chains, fixed, mixed, random_program
+from tests.support.laws.tree_laws import round_law
+from tests.support.laws.tree_mutants import MUTANTS, UNSEEN, Mutant
+from tests.support.laws.tree_programs import Models, Program
 
 TOLERANCE = 1e-12
 LENGTH = 3

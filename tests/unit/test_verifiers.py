@@ -11,7 +11,7 @@ import torch
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS, Verifier
-from tests.laws import Tables
+from tests.support.laws.laws import Tables
 
 RULES = sorted(VERIFIERS.values(), key=lambda rule: rule.name)
 GAMMA, VOCAB_SIZE = 3, 5

@@ -17,7 +17,7 @@ from tandem.verification.greedy_block import GreedyBlockVerifier
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from target_svc.verifiers import VERIFIERS, Verifier
-from tests.laws import Tables, expected_accepted, speculative_law
+from tests.support.laws.laws import Tables, expected_accepted, speculative_law
 
 SEEDS = range(20)
 TOLERANCE = 1e-12

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
 from target_svc.verifiers import VERIFIERS
-from tests.laws import Tables, chi_square_p_value
+from tests.support.laws.laws import Tables, chi_square_p_value
 
 VOCAB_SIZE, GAMMA, LENGTH, TEXTS = 3, 3, 4, 60_000
 LONGEST = LENGTH + 2 * GAMMA

@@ -1,4 +1,7 @@
-"""python -m tests.probe ADDRESS SERVICE SECONDS: wait until a service serves, as a probe asks."""
+"""Wait until a service serves, as a probe asks.
+
+python -m tests.support.processes.probe ADDRESS SERVICE SECONDS
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 
 import grpc
 
-from tests.processes import is_serving
+from tests.support.processes.services import is_serving
 
 PAUSE_SECONDS = 0.2
 

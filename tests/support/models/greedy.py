@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.processes import generation, trio
+from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 
 TARGET = ROOT / "models" / "target"

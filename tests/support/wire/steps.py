@@ -9,7 +9,7 @@ import grpc
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.target.v1 import target_pb2
-from tests.service.talk import Talk
+from tests.support.wire.talk import Talk
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 WRONG_STATE = grpc.StatusCode.FAILED_PRECONDITION

@@ -23,8 +23,17 @@ from tandem.speculation.nodes import misfit
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import Verifier
-from tests.tables import PROMPT, VOCAB_SIZE, Answering, Chooser, Table, Text, cache_of, runs
-from tests.tree_laws import stops
+from tests.support.laws.tables import (
+    PROMPT,
+    VOCAB_SIZE,
+    Answering,
+    Chooser,
+    Table,
+    Text,
+    cache_of,
+    runs,
+)
+from tests.support.laws.tree_laws import stops
 
 
 def key_of(sequence: DraftSequence) -> Any:

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import dns.message
 
-from tests.containerfile import Image, image
-from tests.endpoints import endpoints
-from tests.manifests import SERVICES, Manifests
-from tests.network_namespaces import Command, Namespace, Passage, Router
-from tests.network_policy import Edge, allowed_edges
-from tests.processes import READY_SECONDS
-from tests.service.names import Names, serve_names
+from tests.support.cluster.containerfile import Image, image
+from tests.support.cluster.endpoints import endpoints
+from tests.support.cluster.manifests import SERVICES, Manifests
+from tests.support.cluster.network_policy import Edge, allowed_edges
+from tests.support.processes.network_namespaces import Command, Namespace, Passage, Router
+from tests.support.processes.services import READY_SECONDS
 from tests.support.repository import ROOT
+from tests.support.wire.names import Names, serve_names
 
 DOMAIN = "cluster.local"
 # Whoever is let through answers from within the kernel; who is not never does.
@@ -186,7 +186,7 @@ class Pods:
         deadline = time.monotonic() + READY_SECONDS
         while True:
             try:
-                namespace.run(sys.executable, "-m", "tests.probe", *asked)
+                namespace.run(sys.executable, "-m", "tests.support.processes.probe", *asked)
                 return
             except OSError as error:
                 if self.processes[service].poll() is not None or time.monotonic() > deadline:

@@ -21,7 +21,7 @@ from tandem.rpc.channel import CLIENT_OPTIONS
 from tandem.rpc.health import Health
 from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tests.service.fake_carrier import VOCAB_SIZE, Fake
+from tests.support.wire.fake_carrier import VOCAB_SIZE, Fake
 
 # A sequence may go to whoever listens.
 ANYBODY = CountingOn("", lambda _: None)

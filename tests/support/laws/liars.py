@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from tests.laws import Tables
+from tests.support.laws.laws import Tables
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeDrafter, FakeTarget, add_fake, request
-from tests.service.names import Names, serve_names
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, add_fake, request
+from tests.support.wire.names import Names, serve_names
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 NAME = "targets.test"

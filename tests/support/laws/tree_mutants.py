@@ -22,9 +22,9 @@ from tandem.verification.traversal import Judged as TraversalJudged
 from tandem.verification.traversal import Traversal
 from tandem.verification.tree import Nodes, TreeRule, excess_or
 from target_svc.verifiers import Verifier
-from tests.drafters import chains, fixed
-from tests.tree_laws import Numbers, round_law
-from tests.tree_programs import Models, Node, Program
+from tests.support.laws.drafters import chains, fixed
+from tests.support.laws.tree_laws import Numbers, round_law
+from tests.support.laws.tree_programs import Models, Node, Program
 
 _TREE = [0, 0, 1, 1, 2, 2]
 

@@ -13,7 +13,7 @@ from tandem.inference.feed import Feed
 from tandem.speculation.sampling import Sampling
 from target_svc.round import TargetSequence
 from target_svc.verifiers import VERIFIERS
-from tests.tiny import DrafterEngine, TargetEngine, make_target, random_llama
+from tests.support.models.tiny import DrafterEngine, TargetEngine, make_target, random_llama
 
 VOCAB_SIZE = 31
 CONCURRENT = 16

@@ -1,6 +1,6 @@
 """The architectures of the parity matrix, as tiny random-weight models.
 
-python -m tests.architectures writes docs/architectures.md.
+python -m tests.support.models.architectures writes docs/architectures.md.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def document() -> str:
 _PAGE = """\
 # Which models can be served
 
-Written by `python -m tests.architectures` from the table that `tests/unit/test_architectures.py`
-runs; do not edit.
+Written by `python -m tests.support.models.architectures` from the table that
+`tests/unit/test_architectures.py` runs; do not edit.
 
 ## Supported
 

@@ -14,8 +14,8 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
-from tests.architectures import VOCAB_SIZE, Architecture
-from tests.parity import plain
+from tests.support.models.architectures import VOCAB_SIZE, Architecture
+from tests.support.models.parity import plain
 
 # Less than the depth of some of the trees.
 NARROW = 3

@@ -22,7 +22,7 @@ from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
 from tandem.rpc.security.tokens import Tokens
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tests.authorities import Authority, Pair
+from tests.support.processes.authorities import Authority, Pair
 
 ORCHESTRATOR = "tandem.orchestrator.v1.OrchestratorService"
 TOKEN = "0123456789abcdef" * 2  # the same in each process, since tests are named by it

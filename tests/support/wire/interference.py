@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tests.service.fake_carrier import FakeContext
-from tests.service.fakes import FakeTarget
+from tests.support.wire.fake_carrier import FakeContext
+from tests.support.wire.fakes import FakeTarget
 
 
 def at_round(target: FakeTarget, number: int, do: Callable[[FakeContext], Awaitable[None]]) -> None:

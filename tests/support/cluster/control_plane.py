@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests.manifests import tool
+from tests.support.cluster.manifests import tool
 from tests.support.repository import ROOT
 
 PROGRAMS = (

@@ -21,7 +21,7 @@ from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
-from tests.service.fakes import FakeDrafter, FakeTarget, serve_fakes
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 ANY_PORT = "127.0.0.1:0"
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
-from tests.architectures import VOCAB_SIZE, WINDOW, Architecture, build
+from tests.support.models.architectures import VOCAB_SIZE, WINDOW, Architecture, build
 
 TOLERANCE = 1e-4
 # Shorter and longer than the window, and than a chunk of the prompt.

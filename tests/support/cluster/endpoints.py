@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from tests.manifests import KUBERNETES, Manifests
-from tests.network_policy import Endpoint
+from tests.support.cluster.manifests import KUBERNETES, Manifests
+from tests.support.cluster.network_policy import Endpoint
 
 # A port that no policy may name: of a debugger, say.
 OTHER = {"other": ("TCP", 5678)}
