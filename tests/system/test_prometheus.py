@@ -20,7 +20,7 @@ import yaml
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.processes.services import Trio, generation, trio
-from tests.unit.test_observability import FOLDER, QUERIES
+from tests.unit.deploy.test_observability import FOLDER, QUERIES
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),

@@ -9,7 +9,7 @@ import sys
 
 from tandem.telemetry import metrics
 from tests.support.repository import ROOT
-from tests.unit.test_watch import orchestrator, serving, target
+from tests.unit.tools.watch.test_watch import orchestrator, serving, target
 
 
 def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -210,7 +210,7 @@ _PAGE = """\
 # Which models can be served
 
 Written by `python -m tests.support.models.architectures` from the table that
-`tests/unit/test_architectures.py` runs; do not edit.
+`tests/unit/inference/passes/test_architectures.py` runs; do not edit.
 
 ## Supported
 

@@ -16,7 +16,7 @@ from tandem.inference.batch import attention, tiles
 from tandem.inference.batch.tiles import Tiles
 from tandem.speculation import distribution
 from tandem.speculation.sampling import Sampling
-from tests.unit.fake_device import (
+from tests.unit.inference.passes.fake_device import (
     LLAMA,
     PLAIN,
     Host,

@@ -15,7 +15,7 @@ from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_all
 from tests.support.laws.laws import Tables, speculative_law
-from tests.unit.test_kernels import STATEFUL, decided, draft_of, rows_of, state
+from tests.unit.verification.test_kernels import STATEFUL, decided, draft_of, rows_of, state
 
 _Rng = np.random.Generator
 # A bisection's steps, and the law of texts that it leaves.

@@ -29,7 +29,7 @@ from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from tests.support.devices.flex import Kernel
 from tests.support.devices.recording import Recorder
-from tests.unit.fake_device import (
+from tests.unit.inference.passes.fake_device import (
     GEMMA,
     GREEDY,
     LLAMA,

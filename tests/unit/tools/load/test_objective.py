@@ -13,7 +13,7 @@ from tandem.tools.load.objective import Goodput, Objective
 from tandem.tools.load.report import LoadReport
 from tandem.tools.load.sweep import Level, OpenLoop, best, failures, require_rate, rows, sweep
 from tandem.tools.load.timeline import Timeline
-from tests.unit.test_load import SlowService
+from tests.unit.tools.load.test_load import SlowService
 
 # Due at 10, asked for at 10.5: TTFT 1 s, latency 1.5 s, TPOT 0.1 s.
 TEXT = Timeline(10.0, 10.5, ((11.0, 1), (11.3, 3), (11.5, 2)), 11.6)

@@ -20,7 +20,7 @@ from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_trees
 from tandem.verification.kernels.trees import decide_token_tree
 from tandem.verification.token import TokenVerifier
-from tests.unit.test_kernels import ALMOST_ONE, received, rows_of
+from tests.unit.verification.test_kernels import ALMOST_ONE, received, rows_of
 
 FUSED = [name for name, rule in VERIFIERS.items() if rule.tree_kernel is not None]
 _Rng = np.random.Generator

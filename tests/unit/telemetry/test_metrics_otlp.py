@@ -22,7 +22,7 @@ from opentelemetry.sdk.resources import Resource
 from tandem.telemetry import metrics
 from tandem.telemetry.instruments import Instruments
 from tandem.telemetry.otlp_metrics import OtlpMetrics, make_exporter, metrics_data
-from tests.unit.recorded_metrics import TRACED, recorded
+from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")
 

@@ -14,7 +14,7 @@ import pytest
 
 from tandem.telemetry.exposition import Exposition
 from tests.support.repository import ROOT
-from tests.unit.recorded_metrics import TRACED, recorded
+from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")
 

@@ -14,7 +14,7 @@ from tandem import __version__
 from tandem.settings import ServiceSettings
 from target_svc.settings import TargetSettings
 from tests.support.cluster.containerfile import CONTAINERFILE
-from tests.unit.test_images import DEPLOY
+from tests.unit.deploy.test_images import DEPLOY
 
 SERVICES = ("drafter", "target", "orchestrator")
 SETTINGS: dict[str, type[ServiceSettings]] = {

@@ -20,7 +20,7 @@ from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
 from tandem.tools.planning.simulation.window import Window
 from tandem.tools.planning.sizing import Need, Sizing
 from tandem.tools.traces.prediction.costs import Curve
-from tests.unit.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
+from tests.unit.tools.planning.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
 LONG = replace(NONE_KEPT, texts=[Shape(3000, 0.020, 0.002)])
 # A target that gains nothing by a batch, and drafters that lose by one of more than 16.
