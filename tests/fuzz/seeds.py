@@ -8,7 +8,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2
-from tests.service.test_bad_trees import rows
+from tests.service.streams.test_bad_trees import rows
 
 # Of the services that the messages are for.
 MAX_GAMMA, MAX_NODES, MAX_LENGTH = 8, 16, 64

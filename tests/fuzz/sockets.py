@@ -26,7 +26,7 @@ from tests.fuzz.mutation import mutant
 from tests.fuzz.sequences import DraftSequences, VerifySequences
 from tests.fuzz.surface import Surface, Violation
 from tests.service.conftest import Stack, serving
-from tests.service.test_hostile import COMMON, METHODS
+from tests.service.streams.test_hostile import COMMON, METHODS
 from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 from tests.support.wire.talk import code_named

@@ -26,7 +26,7 @@ from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
-from tests.service.test_rotation import Mounted, served, until
+from tests.service.replicas.test_rotation import Mounted, served, until
 from tests.support.processes.authorities import Authority
 from tests.support.wire.fakes import FakeTarget, request, serve_fakes
 from tests.support.wire.steps import open_verify

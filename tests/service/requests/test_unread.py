@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.service.test_overload import Gate
-from tests.service.test_requests import eventually
+from tests.service.requests.test_overload import Gate
+from tests.service.requests.test_requests import eventually
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 

@@ -18,7 +18,7 @@ from tandem.rpc.channel import connect
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tests.service.test_requests import eventually
+from tests.service.requests.test_requests import eventually
 from tests.support.processes.authorities import Authority
 from tests.support.wire.fakes import (
     FakeDrafter,

@@ -20,7 +20,7 @@ from tandem.speculation.sampling import Sampling
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.test_bad_trees import rows
+from tests.service.streams.test_bad_trees import rows
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.wire.fakes import FakeDrafter, add_fake, request
 

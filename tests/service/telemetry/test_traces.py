@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
-from tests.service.test_generate import generation
+from tests.service.requests.test_generate import generation
 from tests.support.repository import ROOT
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 from tests.support.wire.spans import (

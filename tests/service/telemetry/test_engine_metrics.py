@@ -23,8 +23,8 @@ from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.service.test_engine_failures import OPEN, VERIFY
-from tests.service.test_generate import generation
+from tests.service.requests.test_generate import generation
+from tests.service.streams.test_engine_failures import OPEN, VERIFY
 from tests.support.repository import ROOT
 from tests.support.wire.scrape import ANY_PORT, Scraped, families, tracing
 from tests.support.wire.talk import Talk

@@ -19,7 +19,7 @@ from target_svc.messages import verifier_infos
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import Stack, address_of, connect, start
-from tests.service.test_orchestrator import refusal
+from tests.service.requests.test_orchestrator import refusal
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate
 from tests.support.wire.steps import INVALID, open_verify, status_of, verify_step
 from tests.support.wire.talk import Talk

@@ -13,7 +13,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry import spans
 from tandem.telemetry.export import SpanWriter
 from tests.service.conftest import Stack
-from tests.service.test_generate import generation
+from tests.service.requests.test_generate import generation
 from tests.support.wire.spans import (
     METADATA,
     exporter,

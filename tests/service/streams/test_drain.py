@@ -22,7 +22,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.process import serve
 from tandem.rpc.server import RunningServer
-from tests.service.test_requests import eventually
+from tests.service.requests.test_requests import eventually
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"

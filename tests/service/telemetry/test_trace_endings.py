@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
-from tests.service.test_generate import generation
+from tests.service.requests.test_generate import generation
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 from tests.support.wire.spans import (
     BRIEF,
