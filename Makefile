@@ -52,11 +52,11 @@ fuzz: setup ## Mutated messages to all that reads any, by a seed, and walks over
 
 observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
 	deploy/observability/fetch.sh
-	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v tests/system/test_prometheus.py tests/system/test_jaeger.py
+	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v tests/system/observability/test_prometheus.py tests/system/observability/test_jaeger.py
 
 kubernetes-check: setup ## Every overlay on a real API server; builds it once (Go, a quarter of an hour)
 	deploy/kubernetes/fetch.sh
-	$(BIN)/python -m pytest -v tests/unit/test_kubernetes*.py tests/system/test_kubernetes*.py
+	$(BIN)/python -m pytest -v tests/unit/deploy/test_kubernetes*.py tests/system/deploy/test_kubernetes*.py
 
 load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
 	deploy/ghz/fetch.sh

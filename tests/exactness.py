@@ -2,9 +2,9 @@
 
     python -m tests.exactness [--texts 30000] [--only forest "support 2"]
 
-`make test` runs a part of it (tests/system/test_exactness.py, test_trees.py); `make exactness`
-runs all: 30,000 texts for each verifier, draft length and kind of row, for each drafting method
-with branches, then greedy texts against transformers. Counts are kept in
+`make test` runs a part of it (tests/system/serving/test_exactness.py, test_trees.py), and
+`make exactness` all: 30,000 texts for each verifier, draft length and kind of row, for each
+drafting method with branches, then greedy texts against transformers. Counts are kept in
 .cache/exactness-<digest of the code>.json, so that a run resumes where an earlier one of the same
 code stopped.
 """

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers.utils.logging import disable_progress_bar
 
+from tests.fuzz.read.surface import Surface, Violation
+from tests.fuzz.read.surfaces import SURFACES
 from tests.fuzz.streams import walk
-from tests.fuzz.surface import Surface, Violation
-from tests.fuzz.surfaces import SURFACES
 
 CORPUS = Path(__file__).parent / "corpus"
 # Beside the surfaces that take bytes: requests of a walk, and its share of all.

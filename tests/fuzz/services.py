@@ -24,7 +24,7 @@ from target_svc.servicer import TargetServicer
 from target_svc.servicer import service_of as target_of
 from target_svc.settings import TargetSettings
 from tests.fuzz import seeds
-from tests.fuzz.sequences import said
+from tests.fuzz.read.sequences import said
 from tests.service.conftest import address_of, connect, start
 from tests.support.models.tiny import save_random_llama
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.__main__ import CORPUS
-from tests.fuzz.surfaces import SURFACES
+from tests.fuzz.read.surfaces import SURFACES
 
 # Surfaces each of whose seeds is fit for all that it is given to.
 ALL_VALID = ("verify", "drafting", "drafted", "verdict")

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.fuzz.__main__ import Run
+from tests.fuzz.read.surfaces import SURFACES
 from tests.fuzz.streams import walk
-from tests.fuzz.surfaces import SURFACES
 
 # Of those that take few CPU cycles for a message, and of those with models and sockets.
 MANY, FEW = 800, 150

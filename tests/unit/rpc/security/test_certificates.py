@@ -130,7 +130,7 @@ class Past:
 
 
 def test_a_key_that_grpc_refuses_is_refused_first(authority: Authority) -> None:
-    """Its handshakes would fail without a word; see `tests/service/test_tls.py`."""
+    """Its handshakes would fail without a word; see `tests/system/serving/test_tls.py`."""
     pair = authority.sign("edwards", key=ed25519.Ed25519PrivateKey.generate())
     with pytest.raises(StartupError, match=r"KEY: .* use ECDSA"):
         pair_of(pair)

@@ -18,7 +18,7 @@ from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2
 from target_svc.sequence import VerifiedSequence
 from tests.fuzz import seeds
-from tests.fuzz.surface import MessageSurface, Violation
+from tests.fuzz.read.surface import MessageSurface, Violation
 from tests.support.models.engines import emptied
 from tests.support.models.tiny import (
     VOCAB_SIZE,

@@ -19,7 +19,7 @@ from tandem.tools.load.ghz.scenario import scenarios
 from tandem.tools.local.process import ServiceProcess
 from tests.support.processes.services import Trio, trio
 from tests.support.repository import ROOT
-from tests.system.test_prometheus import free_ports
+from tests.system.observability.test_prometheus import free_ports
 
 CONFIGS = ROOT / "deploy" / "ghz"
 SCENARIOS = [scenario.name for scenario in scenarios(CONFIGS, [])]

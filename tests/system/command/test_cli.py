@@ -20,7 +20,7 @@ from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
 from tandem.tools.load.prompts import PROMPTS
 from tests.support.repository import ROOT
-from tests.system.test_up import (
+from tests.system.command.test_up import (
     PLAIN,
     START_SECONDS,
     TANDEM,

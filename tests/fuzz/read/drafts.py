@@ -16,9 +16,9 @@ from tandem.speculation.nodes import misfit
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from target_svc.verifiers import VERIFIERS
-from tests.fuzz.contract import breaks
+from tests.fuzz.read.contract import breaks
+from tests.fuzz.read.surface import MessageSurface, Violation
 from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES
-from tests.fuzz.surface import MessageSurface, Violation
 from tests.support.models.tiny import VOCAB_SIZE
 
 _SAMPLING = Sampling(seed=7)

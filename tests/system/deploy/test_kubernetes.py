@@ -23,7 +23,7 @@ from tests.support.cluster.manifests import (
     render,
     render_text,
 )
-from tests.system.cluster import (
+from tests.system.deploy.cluster import (
     BUILT_BY,
     NAMESPACE,
     NODES,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.repository import ROOT
 from tests.support.traces import COSTS, Tape, recorded, request
-from tests.system.test_up import PLAIN, invoke, one_line, tandem
+from tests.system.command.test_up import PLAIN, invoke, one_line, tandem
 
 ROUNDS = [(4, 3), (4, 0), (4, 4), (1, 1)]
 

@@ -18,7 +18,7 @@ from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
 from tandem.telemetry.stages import StageTimes
 from tests.fuzz import seeds
-from tests.fuzz.surface import MessageSurface, Violation
+from tests.fuzz.read.surface import MessageSurface, Violation
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.wire.fakes import ANYBODY, PATIENT
 

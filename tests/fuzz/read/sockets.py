@@ -21,10 +21,10 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2
 from tests.fuzz import seeds
-from tests.fuzz.generations import Generations
 from tests.fuzz.mutation import mutant
-from tests.fuzz.sequences import DraftSequences, VerifySequences
-from tests.fuzz.surface import Surface, Violation
+from tests.fuzz.read.generations import Generations
+from tests.fuzz.read.sequences import DraftSequences, VerifySequences
+from tests.fuzz.read.surface import Surface, Violation
 from tests.service.conftest import Stack, serving
 from tests.service.streams.test_hostile import COMMON, METHODS
 from tests.support.models.tiny import save_random_llama

@@ -17,7 +17,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2
 from target_svc.messages import verifier_infos
 from tests.fuzz import seeds
-from tests.fuzz.surface import MessageSurface
+from tests.fuzz.read.surface import MessageSurface
 from tests.support.models.tiny import VOCAB_SIZE
 
 

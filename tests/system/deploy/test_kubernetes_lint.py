@@ -13,7 +13,7 @@ from tests.support.cluster.manifests import (
     render_text,
     tool,
 )
-from tests.system.cluster import (
+from tests.system.deploy.cluster import (
     BUILT_BY,
     folder,
 )

@@ -61,7 +61,7 @@ def test_a_mutant_server_fails(folder: Path, tmp_path: Path) -> None:
         drafter=drafter_settings("tree", "dense", folder),
         target={"MODEL": str(target)},
         orchestrator=PATIENT,
-        target_module="tests.system.mutant_tree",
+        target_module="tests.system.serving.mutant_tree",
     ) as services:
         counts = count_texts(services, Case("token", 3, "dense", 6, "tree"), range(TEXTS))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
