@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.asks import Decide, Decided, Decision, Host, Score, Scored, Scorer, Steps, Take
+from tandem.engine.asks import Decide, Decided, Decision, Host, Score, Scored, Steps, Take
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestrator.front.queue import Limits, Places, Room
+from orchestrator.front.queue import Limits, Places
+from orchestrator.replicas.room import Room
 from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
 

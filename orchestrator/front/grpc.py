@@ -13,7 +13,7 @@ from orchestrator.front.metrics import TextMeter
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.summary import Summary
+from orchestrator.text.values import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

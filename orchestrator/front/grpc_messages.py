@@ -6,9 +6,7 @@ import secrets
 
 from orchestrator.front.validation import Terms
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Origin, Round
-from orchestrator.text.summary import FinishReason, Summary
-from orchestrator.text.values import Generation, Request
+from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
 from tandem.telemetry.stages import BUSY, WAITS

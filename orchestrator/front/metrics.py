@@ -6,9 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Origin, Round
-from orchestrator.text.summary import FinishReason
 from orchestrator.text.tally import Tally
+from orchestrator.text.values import FinishReason, Origin, Round
 from tandem.errors import TandemError
 from tandem.rpc.status import code_of
 from tandem.telemetry import metrics

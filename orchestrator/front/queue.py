@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from orchestrator.replicas.room import Room
 from tandem.errors import DeadlineExceeded, Exhausted
 
 # A wait may turn out to be so many times as long as was expected when the text was let in.
@@ -25,21 +26,6 @@ _LOOK_SECONDS = 0.1
 # What a refused client is told to wait: no less, for it would only be refused again, and no more,
 # for a mean of the past knows little of what comes.
 _SOONEST, _LATEST = 0.1, 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the targets can hold for us, besides what others have open there.
-
-    Attributes:
-        texts: at once.
-        tokens: of them all, prompts and what follows; infinite where none says.
-        longest: tokens of one text, on the target that can hold the most.
-    """
-
-    texts: int
-    tokens: float = math.inf
-    longest: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

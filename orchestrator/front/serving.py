@@ -16,8 +16,8 @@ from orchestrator.front.metrics import Meters
 from orchestrator.front.queue import Limits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Terms
+from orchestrator.replicas.compatibility import Offer
 from orchestrator.replicas.notifier import News
-from orchestrator.replicas.offer import Offer
 from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec

@@ -24,12 +24,10 @@ from orchestrator.text.contracts import Policy
 from orchestrator.text.drafter_failover import Drafting
 from orchestrator.text.emission import Emission
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Round
 from orchestrator.text.session import Session
 from orchestrator.text.spans import TextSpans
-from orchestrator.text.summary import Summary
 from orchestrator.text.target_failover import Deciding
-from orchestrator.text.values import Generation, Request
+from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
 

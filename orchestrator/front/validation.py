@@ -6,8 +6,7 @@ import uuid
 from dataclasses import dataclass
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.replicas.compatibility import longest_text
-from orchestrator.replicas.offer import Offer
+from orchestrator.replicas.compatibility import Offer, longest_text
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.codec import TextCodec
 from orchestrator.text.ledger import Ledger

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.peers.deadlines import Waits
-from orchestrator.replicas.compatibility import AROUND_BYTES
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
 from orchestrator.text.spans import TextSpans
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.rpc import messages
+from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2

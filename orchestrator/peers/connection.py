@@ -15,8 +15,8 @@ import grpc
 import structlog
 
 from tandem.errors import TandemError
-from tandem.rpc.dialer import Dialer
-from tandem.rpc.health_watch import HealthWatch
+from tandem.rpc.channel import Dialer
+from tandem.rpc.health import HealthWatch
 from tandem.rpc.status import from_peer, notes_of
 from tandem.rpc.streams.link import Link
 

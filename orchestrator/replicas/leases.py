@@ -10,7 +10,7 @@ from typing import Self
 
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.replicas.offer import Offer
+from orchestrator.replicas.compatibility import Offer
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.retry_budget import RetryBudget

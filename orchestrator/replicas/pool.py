@@ -13,16 +13,14 @@ from typing import Any
 
 import structlog
 
-from orchestrator.front.queue import Room
-from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.peers.clients import DrafterClient, TargetClient, dialers_of
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.agreement import Agreement, agree
-from orchestrator.replicas.compatibility import Law, law_of
+from orchestrator.replicas.compatibility import Law, Offer, law_of, offer_of
 from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.notifier import News
-from orchestrator.replicas.offer import Offer, offer_of
-from orchestrator.replicas.peer_tls import dialers_of
 from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.room import Room
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from orchestrator.sizes.acceptance import Acceptance, Chances
-from orchestrator.sizes.company import Company
 from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
 from orchestrator.sizes.round_times import RoundTimes
-from orchestrator.sizes.trials import ROUNDS, Trial, Trials
+from orchestrator.sizes.trials import ROUNDS, Company, Trial, Trials
 from orchestrator.text.contracts import DraftSize, Expected
 
 # Trials of drafts that are expected to be worse than this are a waste.

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 
 from orchestrator.text.codec import TextStream
 from orchestrator.text.contracts import Decided, Drafted, Expected
-from orchestrator.text.round import EmittedToken, Origin, Round
-from orchestrator.text.summary import FinishReason
 from orchestrator.text.tally import Tally
-from orchestrator.text.values import Stopping
+from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 from tandem.errors import InvalidRequest
 
 

@@ -16,10 +16,9 @@ from orchestrator.text.contracts import Choice, Decided, Drafted, Expected, Poli
 from orchestrator.text.drafter_failover import Drafting
 from orchestrator.text.emission import Emission
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Round
 from orchestrator.text.spans import TextSpans
 from orchestrator.text.target_failover import Deciding
-from orchestrator.text.values import Generation
+from orchestrator.text.values import Generation, Round
 
 
 class Session:

@@ -10,7 +10,8 @@ from typing import ClassVar
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
-from tandem.engine.asks import Draw, Grown, Host, Scorer, Steps, Truncation
+from tandem.engine.asks import Draw, Grown, Host, Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 

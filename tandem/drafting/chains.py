@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
-from tandem.engine.asks import Scorer, Steps, Tokens, Truncation
+from tandem.engine.asks import Steps, Tokens, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import Shape
 
 

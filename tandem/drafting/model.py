@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Draw, Host, Scorer, Steps, Take, Truncation
+from tandem.engine.asks import Draw, Host, Steps, Take, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft

@@ -9,7 +9,8 @@ from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
-from tandem.engine.asks import Scorer, Steps, Truncation
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import Shape
 
 

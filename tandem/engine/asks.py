@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen
@@ -22,15 +23,6 @@ if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from tandem.verification import Verifier
 
 T = TypeVar("T")
-
-
-class Scorer(Protocol):
-    """Who turns tokens into logits: a decoder, or a part of one."""
-
-    vocab_size: int
-
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the rows asked for, feed by feed; the feeds' caches grow."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.asks import Decide, Decided, Decision, Verdicts
-from tandem.engine.host import to_host
+from tandem.engine.draws import to_host
 from tandem.errors import InvalidRequest
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults

@@ -18,7 +18,6 @@ from tandem.engine.asks import (
     Host,
     Score,
     Scored,
-    Scorer,
     Take,
     Tokens,
     Truncation,
@@ -27,6 +26,7 @@ from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
 from tandem.engine.draws import drafts_of, draw, tokens_of
 from tandem.engine.job import Job
+from tandem.engine.scorer import Scorer
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft

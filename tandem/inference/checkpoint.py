@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from pathlib import Path
@@ -92,3 +93,9 @@ def read_tokenizer(model: str) -> Any:
     if not tokenizer.is_fast:
         raise StartupError(f"the tokenizer of {model!r} has no fast (Rust) version to hand out")
     return tokenizer
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
+    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    return copied

@@ -208,3 +208,7 @@ def check_request_id(request_id: str) -> None:
     """
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable():
         raise InvalidRequest(f"request_id must be at most {MAX_REQUEST_ID} printable characters")
+
+
+# Beside the rows of a draft, what is around them in a message.
+AROUND_BYTES = 4096

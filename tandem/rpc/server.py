@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
-from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.health import Health
 from tandem.rpc.security.access import AccessInterceptor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tandem.rpc.security.tls import ServerTls
     from tandem.rpc.security.tokens import Tokens
     from tandem.telemetry.metering import Metering
+
 
 _log = structlog.get_logger(__name__)
 _HEALTH = "grpc.health.v1.Health"
@@ -195,3 +196,21 @@ def _bind(server: grpc.aio.Server, listen: str, setting: str, tls: ServerTls | N
             f"cannot listen on {listen}: the port is taken or the address is not ours;"
             f" choose another with {setting}"
         ) from error
+
+
+# Of a question: it has a name or a number in it.
+_MOST_BYTES = 64 << 10
+
+
+def admin_server(service: str, health: Health) -> grpc.aio.Server:
+    """Health, reflection, and channelz: all channels, servers and sockets of the process.
+
+    Args:
+        service: full name of what the process serves elsewhere.
+        health: of it.
+    """
+    server = grpc.aio.server(options=server_options(_MOST_BYTES))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channelz.add_channelz_servicer(server)
+    reflection.enable((service, "grpc.health.v1.Health", "grpc.channelz.v1.Channelz"), server)
+    return server

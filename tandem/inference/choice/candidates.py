@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
+from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice.record import Record
 from tandem.inference.compatibility import (
     agrees,
@@ -58,12 +59,6 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
-
-
-def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
-    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    return copied
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

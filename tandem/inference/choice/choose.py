@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice import speed
 from tandem.inference.choice.candidates import (
     OPENVINO_BFLOAT16_THREADS,
@@ -24,7 +25,6 @@ from tandem.inference.choice.candidates import (
     by_torch,
     in_dtype,
     openvino_threads,
-    sharing_weights,
 )
 from tandem.inference.choice.record import Record
 from tandem.inference.passes.backend import Backend

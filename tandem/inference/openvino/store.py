@@ -18,8 +18,8 @@ import structlog
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
-from tandem.inference.choice.record import cache_folder, structure_key
-from tandem.inference.openvino.core import core
+from tandem.inference.disk_cache import cache_folder, structure_key
+from tandem.inference.openvino.paged_pass import core
 
 _log = structlog.get_logger(__name__)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from tandem.errors import Unsupported, first_line
-from tandem.inference.batch.packed import PackedBatch, Packing, Segment, tokens_of
+from tandem.inference.batch.packed import PackedBatch, Packing, tokens_of
 from tandem.inference.batch.tiles import BLOCK, FEW, Room, Tiles
 from tandem.inference.compatibility import agrees
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, Segment
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes.backend import PROBE_TOKENS, Backend, Pass, some_tokens
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Client
+from tandem.tools.load.client import Client, sampled
 from tandem.tools.load.method import BLOCK, PLAIN, TOKEN, Method
-from tandem.tools.load.prompts import PROMPTS
-from tandem.tools.load.tracing import sampled
+from tandem.tools.load.requests import PROMPTS
 
 TEMPERATURES = (0.0, 1.0)
 METHODS = (PLAIN, TOKEN, BLOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -14,7 +15,6 @@ from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Place, place_at
-from tandem.tools.load.status import sentence
 
 # How long a host may take to accept a connection, and to say what it serves.
 CONNECT_SECONDS = 5.0
@@ -148,3 +148,15 @@ class Client:
             details = error.details() if isinstance(error, grpc.Call) else str(error)
             kind = Lost if code in _PASSING else Failure
             raise kind(sentence(code, details)) from error
+
+
+def sentence(code: grpc.StatusCode, details: str | None) -> str:
+    """One line, whatever the service wrote."""
+    return f"{code.name}: {' '.join((details or 'no details given').split())}"
+
+
+def sampled(wanted: bool) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call that has the services record its spans, or not to."""
+    return (
+        ("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(wanted):02x}"),
+    )

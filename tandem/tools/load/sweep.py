@@ -12,8 +12,7 @@ from rich.table import Table
 
 from tandem.failure import Misconfigured
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.generator import LoadGenerator
-from tandem.tools.load.limits import MAX_IN_FLIGHT, MOST_TEXTS
+from tandem.tools.load.generator import MAX_IN_FLIGHT, MOST_TEXTS, LoadGenerator
 from tandem.tools.load.objective import Goodput, Objective
 from tandem.tools.load.report import LoadReport, error_lines
 from tandem.tools.load.timeline import Percentiles, Timeline

@@ -13,8 +13,7 @@ from threading import Event
 
 from tandem.failure import Failure, Misconfigured
 from tandem.rpc.endpoint import Place
-from tandem.tools.local.endpoints import place_of
-from tandem.tools.local.ports import require_free
+from tandem.tools.local.endpoints import place_of, require_free
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready, refusal
 

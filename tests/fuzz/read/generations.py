@@ -8,7 +8,7 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.grpc_messages import request_from
 from orchestrator.front.queue import Limits
 from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.replicas.offer import offer_of
+from orchestrator.replicas.compatibility import offer_of
 from orchestrator.text.codec import TextCodec
 from orchestrator.text.ledger import Ledger
 from tandem.common.v1 import common_pb2

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
+from tandem.verification import Verifier
 from tandem.verification.block import BlockVerifier
 from tandem.verification.ratios import ratios
 from tandem.verification.recursive import Judged as RecursiveJudged
@@ -21,7 +22,6 @@ from tandem.verification.token import TokenVerifier
 from tandem.verification.traversal import Judged as TraversalJudged
 from tandem.verification.traversal import Traversal
 from tandem.verification.tree import Nodes, TreeRule, excess_or
-from target_svc.verifiers import Verifier
 from tests.support.laws.drafters import chains, fixed
 from tests.support.laws.tree_laws import Numbers, round_law
 from tests.support.laws.tree_programs import Models, Node, Program

@@ -18,7 +18,7 @@ from tandem.tools.cli import comparison
 from tandem.tools.cli.display import comparison as report
 from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
-from tandem.tools.load.prompts import PROMPTS
+from tandem.tools.load.requests import PROMPTS
 from tests.support.repository import ROOT
 from tests.system.command.test_up import (
     PLAIN,

@@ -12,7 +12,7 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.nodes import Shape, misfit
+from tandem.speculation.nodes import Shape
 
 
 def made(
@@ -115,6 +115,6 @@ def test_a_rule_takes_drafts_of_its_shape(
 ) -> None:
     rows = [{token: 65535} for token in range(4 if row_of is None else max(row_of) + 1)]
     draft = made([2, 0, 4, 1], rows, parents=parents, row_of=row_of, distinct=distinct)
-    found = misfit(draft, takes)
+    found = draft.misfit(takes)
     assert sentence in found
     assert bool(found) == bool(sentence)

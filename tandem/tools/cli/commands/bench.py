@@ -19,7 +19,7 @@ from tandem.tools.cli.options import (
     SloTtftOption,
 )
 from tandem.tools.cli.security import Security, secured
-from tandem.tools.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
+from tandem.tools.load.generator import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
 _LOAD = "Load"
 _TEXTS = "Texts"

@@ -90,8 +90,8 @@ def demo(
 def _show(client: Client, new_tokens: int) -> None:
     """Stream one text for all to see."""
     from tandem.tools.cli.display.text import render
+    from tandem.tools.load.client import sampled
     from tandem.tools.load.method import BLOCK
-    from tandem.tools.load.tracing import sampled
 
     generation = BLOCK.request(_SHOWN_PROMPT, 1.0, seed=0, new_tokens=new_tokens)
     render(_SHOWN_PROMPT, client.generate(generation, metadata=sampled(True)), has_text=True)

@@ -14,8 +14,8 @@ from itertools import count
 import numpy as np
 
 from tandem.tools.planning.measured.measurement import Measurement
-from tandem.tools.planning.simulation.least import Least
 from tandem.tools.planning.simulation.pace import Pace
+from tandem.tools.planning.simulation.rounds import Least
 from tandem.tools.planning.simulation.served import Served, steady
 
 _ARRIVE, _BEGIN, _END = 0, 1, 2

@@ -19,9 +19,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from tandem.inference.batch import flex
 from tandem.inference.batch.attention import attend
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, Segment
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler

@@ -14,12 +14,13 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tandem.inference.batch import branch_tiles, flex
+from tandem.inference.batch import flex
+from tandem.inference.batch import tiles as branch_tiles
 from tandem.inference.batch.attention import attend
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, Segment
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool

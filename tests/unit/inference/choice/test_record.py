@@ -10,8 +10,8 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tandem.inference import disk_cache
 from tandem.inference.choice import choose as choice
-from tandem.inference.choice import record
 from tandem.inference.choice.choose import choose_backend
 from tandem.inference.choice.record import Record
 from tandem.inference.decoder import Decoder
@@ -22,7 +22,7 @@ from tests.support.models.tiny import random_llama
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return record.cache_folder()
+    return disk_cache.cache_folder()
 
 
 def test_the_fastest_way_is_remembered_and_how_clearly(folder: Path) -> None:

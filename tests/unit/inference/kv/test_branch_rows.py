@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.inference.batch import packed as batch
 from tandem.inference.batch.packed import Packing
 from tandem.inference.decoder import Decoder
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Feed, Segment
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
@@ -62,7 +61,7 @@ def test_a_chain_with_parents_is_a_chain() -> None:
     assert Packing.of([Feed(cache, [1, 2, 3], 3, (0, 1))]) == plain
     cache.grow([1, 2], (0,))
     later = Packing.of([Feed(cache, [3], 1, (1,))])
-    assert later.segments == [batch.Segment(0, 1, 0, 8)]
+    assert later.segments == [Segment(0, 1, 0, 8)]
     assert (later.positions, later.places) == ([7], [7])
 
 

@@ -11,7 +11,8 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference.choice.candidates import by_openvino, in_dtype, sharing_weights
+from tandem.inference.checkpoint import sharing_weights
+from tandem.inference.choice.candidates import by_openvino, in_dtype
 from tandem.inference.choice.record import Record
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed

@@ -8,9 +8,8 @@ import pytest
 
 from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import EmittedToken, Origin, Round
-from orchestrator.text.summary import FinishReason
 from orchestrator.text.tally import Tally
+from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round
 from tandem.errors import DrafterLost, IdleTimeout
 from tandem.telemetry.instruments import Instruments
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.front.queue import Limits, Places, Room
+from orchestrator.front.queue import Limits, Places
+from orchestrator.replicas.room import Room
 from tandem.errors import DeadlineExceeded, Exhausted
 
 

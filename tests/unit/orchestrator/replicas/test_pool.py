@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replicas.agreement import agree
-from orchestrator.replicas.compatibility import law_of
-from orchestrator.replicas.offer import offer_of
+from orchestrator.replicas.compatibility import law_of, offer_of
 from orchestrator.replicas.pool import _order
 from orchestrator.replicas.replica import Replica
 from tandem.common.v1 import common_pb2

@@ -10,9 +10,9 @@ import pytest
 
 from orchestrator.sizes.acceptance import Acceptance, Share
 from orchestrator.sizes.adaptive import AdaptiveSize
-from orchestrator.sizes.company import Company
 from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.trials import Company
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 from tests.support.simulated_services import MS, World
