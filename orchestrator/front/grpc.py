@@ -9,10 +9,9 @@ import grpc
 
 from orchestrator.front import grpc_messages as messages
 from orchestrator.front.client import Reader
-from orchestrator.front.metrics import TextMeter
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -114,9 +113,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             asked = messages.request_from(request.generation)
             texts = await self.serving.texts_soon(context.time_remaining())
         except TandemError as error:
-            meter = TextMeter(self.serving.meters, Ledger(), self.serving.model)
-            meter.fail(error)
-            meter.end(None)
+            refused = TextRecord(metrics=self.serving.metrics, model=self.serving.model)
+            refused.fail(error)
+            refused.end()
             raise
         return texts.generate(asked, context.time_remaining(), _metadata(context), reader)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.front.metrics import Meters
 from orchestrator.front.queue import Limits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Terms
@@ -21,6 +20,7 @@ from orchestrator.replicas.notifier import News
 from orchestrator.replicas.pool import Pool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
+from orchestrator.text.metrics import RequestMetrics
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 from tandem.telemetry import metrics
@@ -38,7 +38,7 @@ class Serving:
     """Follows what the pool offers, and adopts it where it is another model.
 
     Attributes:
-        meters: book what becomes of requests; None where nobody reads them.
+        metrics: of requests; None where nobody reads them.
 
     Args:
         settings: of the orchestrator.
@@ -55,7 +55,7 @@ class Serving:
         self._lost_at = -math.inf
         self._waiting = 0
         self._texts: Texts | None = None
-        self.meters = Meters(metering.instruments) if metering else None
+        self.metrics = RequestMetrics(metering.instruments) if metering else None
         if metering is not None:
             for role, count in self._pool.counts.items():
                 metering.instruments.watch(metrics.REPLICAS, count, role)
@@ -151,7 +151,7 @@ class Serving:
             encoder,
         )
         if self._texts is None:
-            self._texts = Texts(settings, self._pool, terms, self.meters)
+            self._texts = Texts(settings, self._pool, terms, self.metrics)
             self._watch(self._texts)
         else:
             self._texts.terms.encoder.close()

@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 
 from orchestrator.front.client import Reader
-from orchestrator.front.metrics import Meters, TextMeter
 from orchestrator.front.queue import Limits, Places
 from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.replicas.leases import LeasedPeers
@@ -23,7 +22,8 @@ from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Policy
 from orchestrator.text.drafter_failover import Drafting
 from orchestrator.text.emission import Emission
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.record import TextRecord
 from orchestrator.text.session import Session
 from orchestrator.text.spans import TextSpans
 from orchestrator.text.target_failover import Deciding
@@ -46,7 +46,7 @@ class Texts:
         settings: limits and waits.
         pool: picks replicas.
         terms: see there.
-        meters: book what becomes of requests; None where nobody reads them.
+        metrics: of requests; None where nobody reads them.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Texts:
         settings: OrchestratorSettings,
         pool: Pool,
         terms: Terms,
-        meters: Meters | None = None,
+        metrics: RequestMetrics | None = None,
     ) -> None:
         self.active = 0
         self.terms = terms
         self._settings = settings
         self._pool = pool
-        self._meters = meters
+        self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
         self._adaptation: tuple[Any, Adaptation] | None = None
         limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
@@ -87,51 +87,38 @@ class Texts:
         Raises:
             TandemError: the request is refused, or the text failed.
         """
-        ledger, spans, terms = Ledger(), TextSpans(metadata), self.terms
+        terms = self.terms
+        model = terms.offer.target.model
+        record = TextRecord(TextSpans(metadata), self._metrics, model, remaining)
         reader = reader or Reader()
-
-        def left() -> float | None:
-            return None if remaining is None else max(remaining - ledger.elapsed_ns() / 1e9, 0.0)
-
-        meter = TextMeter(self._meters, ledger, terms.offer.target.model, remaining)
-        outcome = "error"
         try:
             request_id = request_id_of(request)
             bind_request(request_id)
-            spans.describe({"tandem.request_id": request_id})
+            record.spans.describe({"tandem.request_id": request_id})
             with self._counted(), self.places.presence(reader.name):
                 self.places.check(reader.name, remaining)
-                with spans.child("tokenize"):
-                    generation = await terms.accept(
-                        request, request_id, ledger, reader.name, left()
-                    )
-                self._describe(generation, terms.offer.target.model, spans)
-                meter.accept(len(generation.prompt_ids))
+                with record.spans.child("tokenize"):
+                    generation = await terms.accept(request, request_id, record, reader.name)
+                self._describe(generation, model, record)
+                record.begin(len(generation.prompt_ids))
                 async with (
-                    self._place(generation, reader, left(), ledger, spans),
-                    aclosing(
-                        self._rounds(generation, terms, left(), ledger, spans, meter)
-                    ) as rounds,
+                    self._place(generation, reader, record),
+                    aclosing(self._rounds(generation, terms, record)) as rounds,
                 ):
                     async for event in rounds:
-                        with spans.brief("send"), ledger.stage("send_wait"):
+                        with record.stage("send_wait", span="send"):
                             yield event
                         if isinstance(event, Summary):
-                            outcome = event.finish_reason.name
-                            meter.finish(event.finish_reason)
-                        elif not ledger.first_token_ns:
-                            ledger.first_token_ns = ledger.elapsed_ns()
-                            spans.note_first_token()
+                            record.finish(event.finish_reason)
+                        else:
+                            record.deliver()
         except BaseException as error:
-            # An iterator that is closed early has a client that left.
-            outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
-            spans.fail(error)
-            meter.fail(error)
+            record.fail(error)
             raise
         finally:
-            meter.end(spans.context)
-            spans.end()
-            _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
+            record.end()
+            wall_ms = record.times.elapsed_ns() // 1_000_000
+            _log.info("request ended", outcome=record.outcome, wall_ms=wall_ms)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -147,16 +134,16 @@ class Texts:
         self,
         generation: Generation,
         reader: Reader,
-        remaining: float | None,
-        ledger: Ledger,
-        spans: TextSpans,
+        record: TextRecord,
     ) -> AsyncIterator[None]:
         """Hold a place on a target, once there is one; see `Places.place`."""
         nodes = max(size.nodes for size in generation.sizes)
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
         async with AsyncExitStack() as stack:
-            with spans.brief("wait"), ledger.stage("place_wait"):
-                await stack.enter_async_context(self.places.place(reader.name, tokens, remaining))
+            with record.stage("place_wait", span="wait"):
+                await stack.enter_async_context(
+                    self.places.place(reader.name, tokens, record.remaining)
+                )
             self._readers.add(reader)
             stack.callback(self._readers.discard, reader)
             yield
@@ -174,10 +161,7 @@ class Texts:
         self,
         generation: Generation,
         terms: Terms,
-        remaining: float | None,
-        ledger: Ledger,
-        spans: TextSpans,
-        meter: TextMeter,
+        record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
         settings, rule, target = self._settings, generation.rule, terms.offer.target
@@ -185,16 +169,16 @@ class Texts:
         with LeasedPeers(
             self._pool,
             terms.offer,
-            remaining,
+            record.remaining,
             self._budget,
             settings.failover_seconds,
-            ledger,
-            spans,
+            record,
         ) as peers:
             emission = Emission(
                 generation.stopping,
                 target.eos_token_ids,
                 terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
+                record.counts,
             )
             emission.resume(generation.received_ids)
             deciding = Deciding(generation, peers, target.vocab_size)
@@ -202,7 +186,7 @@ class Texts:
 
             def lose_drafter(error: TandemError | None) -> None:
                 peers.note_lost_drafter(error)
-                meter.lose_drafter()
+                record.lose_drafter()
 
             def opening_seconds() -> float:
                 length = len(generation.prompt_ids)
@@ -212,7 +196,7 @@ class Texts:
             drafting = Drafting(
                 peers.drafter,
                 lambda: deciding.prompt,
-                ledger,
+                record,
                 opening_seconds,
                 needed_by,
                 lose_drafter,
@@ -224,30 +208,29 @@ class Texts:
                 deciding=deciding,
                 policy=self._policy(generation, terms),
                 emission=emission,
-                ledger=ledger,
-                spans=spans,
+                record=record,
                 spell=terms.codec.spell if settings.trace_text else None,
             )
             if emission.finish_reason is None:
                 async with aclosing(session.rounds()) as rounds:
                     async for round_ in rounds:
-                        meter.commit(round_, emission.tally)
+                        record.commit(round_)
                         yield round_
         assert emission.finish_reason is not None
-        tally = emission.tally
-        spans.describe(
+        counts = record.counts
+        record.spans.describe(
             {
-                "gen_ai.usage.output_tokens": tally.new_tokens,
+                "gen_ai.usage.output_tokens": counts.new_tokens,
                 "gen_ai.response.finish_reasons": [emission.finish_reason.value],
-                "tandem.accepted": tally.accepted_tokens,
+                "tandem.accepted": counts.accepted_tokens,
             }
         )
         yield Summary(
             generation,
             emission.finish_reason,
             emission.stop_string,
-            tally,
-            ledger,
+            counts,
+            record.times,
             drafting.lost,
         )
 
@@ -263,8 +246,8 @@ class Texts:
             self._adaptation = pair, Adaptation(lambda: self.active - self.places.waiting)
         return AdaptiveSize(self._adaptation[1], generation.sizes)
 
-    def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:
-        spans.describe(
+    def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:
+        record.spans.describe(
             {
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "tandem",

@@ -9,7 +9,7 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.replicas.compatibility import Offer, longest_text
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
@@ -48,18 +48,16 @@ class Terms:
         self,
         request: Request,
         request_id: str,
-        ledger: Ledger,
+        record: TextRecord,
         client: str,
-        remaining: float | None,
     ) -> Generation:
         """A request, validated, with every default filled in.
 
         Args:
             request: what was asked.
             request_id: of it.
-            ledger: books the time.
+            record: books the time.
             client: whose it is, for fair shares of the encoder.
-            remaining: seconds until the caller's deadline; None for none.
 
         Raises:
             InvalidRequest: a field is out of range; the sentence begins with its name.
@@ -76,8 +74,8 @@ class Terms:
                 " owe to the law is not in its tokens; start anew or use block"
             )
         self._check_stopping(request)
-        with ledger.stage("tokenize"):
-            prompt_ids = await self._prompt(request, client, remaining)
+        with record.stage("tokenize"):
+            prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
         choices = sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes)
         beside = max(size.nodes for size in choices)

@@ -18,7 +18,7 @@ from orchestrator.peers.calls import (
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import Exhausted, StartupError
@@ -62,14 +62,14 @@ class DrafterClient(Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         max_bytes: int,
         target_max_bytes: int,
         counting_on: CountingOn,
     ) -> DraftCall:
         """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
         call = self._sequence(seconds, max_bytes)
-        return DraftCall(call, waits, spans, target_max_bytes, counting_on)
+        return DraftCall(call, waits, record, target_max_bytes, counting_on)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _DraftSequence:
         close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
@@ -128,12 +128,12 @@ class TargetClient(Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         max_bytes: int,
         counting_on: CountingOn,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
-        return VerifyCall(self._sequence(seconds, max_bytes), waits, spans, counting_on)
+        return VerifyCall(self._sequence(seconds, max_bytes), waits, record, counting_on)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())

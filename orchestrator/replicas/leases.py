@@ -15,8 +15,7 @@ from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.text.contracts import Drafter, Target
-from orchestrator.text.ledger import Ledger, TimedDrafter, TimedTarget
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.
@@ -32,8 +31,7 @@ class LeasedPeers:
         remaining: seconds until the caller's deadline; None for none.
         budget: allows moves to other targets.
         failover_seconds: to wait for a target.
-        ledger: books them.
-        spans: the text's.
+        record: the text's.
     """
 
     def __init__(
@@ -43,16 +41,14 @@ class LeasedPeers:
         remaining: float | None,
         budget: RetryBudget,
         failover_seconds: float,
-        ledger: Ledger,
-        spans: TextSpans,
+        record: TextRecord,
     ) -> None:
         self._pool = pool
         self._offer = offer
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._budget = budget
         self._failover_seconds = failover_seconds
-        self._ledger = ledger
-        self._spans = spans
+        self._record = record
         # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
         # when it is lost, a target when its failure ends the text.
         self._targets, self._drafters = ExitStack(), ExitStack()
@@ -77,7 +73,7 @@ class LeasedPeers:
             self._targets.__exit__(kind, error, traceback)
 
     async def target(self) -> Target:
-        """See `peers.Peers`."""
+        """See `Peers`."""
         self._budget.note_text()
         replica = await self._pool.next_target(self._offer, self._left, self._failover_seconds)
         if replica is None:
@@ -85,7 +81,7 @@ class LeasedPeers:
         return self._target_on(replica)
 
     async def next_target(self, lost: TandemError) -> Target:
-        """See `peers.Peers`."""
+        """See `Peers`."""
         assert self._target is not None
         seconds = 0.0  # one without room is no reason to wait for others
         if isinstance(lost, Unavailable):
@@ -115,32 +111,30 @@ class LeasedPeers:
         self._target = replica
         client = self._targets.enter_context(replica.lease())
         limit = self._offer.target.max_message_bytes
-        call = client.sequence(
+        return client.sequence(
             self._remaining,
             self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
-            self._spans,
+            self._record,
             limit,
             _counting_on(replica),
         )
-        return TimedTarget(call, self._ledger)
 
     def drafter(self) -> Drafter | None:
-        """See `peers.Peers`."""
+        """See `Peers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
         replica = self._drafting = self._pool.pick_drafter(zone)
         if replica is None or self._offer.drafter is None:
             return None
         client = self._drafters.enter_context(replica.lease())
         limit, own = self._offer.target.max_message_bytes, self._offer.drafter.max_message_bytes
-        call = client.sequence(
+        return client.sequence(
             self._remaining,
             self._pool.drafter_deadlines.of(lambda: False),  # a text goes on without
-            self._spans,
+            self._record,
             own,
             limit,
             _counting_on(replica),
         )
-        return TimedDrafter(call, self._ledger)
 
     @property
     def _remaining(self) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from orchestrator.text.contracts import Drafted, Drafter, DraftSize, Prompt
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
 
@@ -36,7 +36,7 @@ class Drafting:
     Args:
         make: a fresh sequence, or None where there is no drafter.
         prompt: the text so far.
-        ledger: books the wait for a late opening, and rounds.
+        record: the text's; books the wait for a late opening, and rounds.
         seconds: how long a round waits for that, by now.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
             empty where the text can.
@@ -48,7 +48,7 @@ class Drafting:
         self,
         make: Callable[[], Drafter | None],
         prompt: Callable[[], Prompt],
-        ledger: Ledger,
+        record: TextRecord,
         seconds: Callable[[], float],
         needed_by: str,
         on_loss: Callable[[TandemError | None], None],
@@ -58,7 +58,7 @@ class Drafting:
         self._make = make
         self._prompt = prompt
         self._drafter: Drafter | None = None
-        self._ledger = ledger
+        self._record = record
         self._seconds = seconds
         self._needed_by = needed_by
         self._on_loss = on_loss
@@ -118,7 +118,7 @@ class Drafting:
             self.begin(late=True)
         if self._drafter is None or (self._late and self._opening and not self._opening.done()):
             return None
-        self._ledger.start_round()
+        self._record.times.start_round()
         try:
             if self._opening is not None:
                 await self._opened(self._opening)
@@ -145,7 +145,7 @@ class Drafting:
 
     async def _opened(self, opening: asyncio.Task[object]) -> None:
         # Meanwhile the target's stream is silent: wait no longer than for a draft.
-        with self._ledger.stage("open_wait"):
+        with self._record.stage("open_wait"):
             seconds = self._seconds()
             done, _ = await asyncio.wait((opening,), timeout=seconds)
         if not done:

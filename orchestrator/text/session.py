@@ -15,8 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from orchestrator.text.contracts import Choice, Decided, Drafted, Expected, Policy
 from orchestrator.text.drafter_failover import Drafting
 from orchestrator.text.emission import Emission
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from orchestrator.text.target_failover import Deciding
 from orchestrator.text.values import Generation, Round
 
@@ -30,8 +29,7 @@ class Session:
         deciding: with a fresh target.
         policy: chooses each draft's length.
         emission: makes rounds of verdicts.
-        ledger: books what takes time here.
-        spans: the text's.
+        record: the text's.
         spell: the texts of tokens, for spans; None keeps them out.
     """
 
@@ -43,8 +41,7 @@ class Session:
         deciding: Deciding,
         policy: Policy,
         emission: Emission,
-        ledger: Ledger,
-        spans: TextSpans,
+        record: TextRecord,
         spell: Callable[[Sequence[int]], list[str]] | None = None,
     ) -> None:
         self._generation = generation
@@ -52,9 +49,9 @@ class Session:
         self._deciding = deciding
         self._policy = policy
         self._emission = emission
-        self._ledger = ledger
-        self._spans = spans
-        self._spell = spell if spans.context is not None else None
+        self._record = record
+        self._spans = record.spans
+        self._spell = spell if self._spans.context is not None else None
 
     async def rounds(self) -> AsyncGenerator[Round, None]:
         """The text, round by round. Both sequences are ended when the iterator is.
@@ -81,7 +78,7 @@ class Session:
                     self._describe(choice, drafted, decided)
                     emitted = self._emit(drafted, decided, choice.expected)
                 yield emitted
-            with self._spans.child("close"), self._ledger.stage("close_wait"):
+            with self._spans.child("close"), self._record.stage("close_wait"):
                 await asyncio.gather(self._deciding.close(), self._drafting.close())
         finally:
             self._policy.end()
@@ -96,7 +93,7 @@ class Session:
         emitted = [*kept, decided.next_token]
         self._deciding.tell(emitted)
         self._drafting.tell(emitted)
-        with self._spans.brief("detokenize"), self._ledger.stage("detokenize"):
+        with self._record.stage("detokenize", span="detokenize"):
             return self._emission.commit(self._deciding.round, emitted, drafted, decided, expected)
 
     def _describe(self, choice: Choice, drafted: Drafted | None, decided: Decided) -> None:

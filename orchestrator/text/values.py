@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from orchestrator.text.contracts import DraftSize, Expected
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.tally import Tally
+from orchestrator.text.measures import TextCounts, TextTimes
 from tandem.speculation.sampling import Sampling
 
 
@@ -176,14 +175,14 @@ class Summary:
         generation: with every value that was in effect.
         finish_reason: why it ended.
         stop_string: that came, if one did.
-        tally: counts.
-        ledger: times.
+        counts: of the whole text.
+        times: until its last round was with the client.
         drafter_lost: the drafter failed on the way.
     """
 
     generation: Generation
     finish_reason: FinishReason
     stop_string: str
-    tally: Tally
-    ledger: Ledger
+    counts: TextCounts
+    times: TextTimes
     drafter_lost: bool

@@ -10,7 +10,7 @@ from orchestrator.front.queue import Limits
 from orchestrator.front.validation import Terms, request_id_of
 from orchestrator.replicas.compatibility import offer_of
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -50,7 +50,7 @@ class Generations(MessageSurface):
     async def judge(self, message: Any) -> str:
         request = request_from(message.generation)
         request_id = request_id_of(request)
-        accepted = await self._terms.accept(request, request_id, Ledger(), "", None)
+        accepted = await self._terms.accept(request, request_id, TextRecord(), "")
         stopping, most = accepted.stopping, seeds.MAX_LENGTH
         assert 0 < len(request_id) <= 128
         assert 1 <= stopping.max_new_tokens <= most - len(accepted.prompt_ids) < most

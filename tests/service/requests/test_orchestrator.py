@@ -13,8 +13,7 @@ import pytest
 from orchestrator.replicas.leases import LeasedPeers
 from orchestrator.replicas.pool import Pool
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.repository import ROOT
@@ -81,7 +80,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         pool = Pool(settings)
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
-        peers = LeasedPeers(pool, pool.offer, None, budget, 0.0, Ledger(), TextSpans({}))
+        peers = LeasedPeers(pool, pool.offer, None, budget, 0.0, TextRecord())
         drafter = pool.pick_drafter("")
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
@@ -211,7 +210,7 @@ def test_it_runs_where_torch_and_transformers_are_not_installed() -> None:
     """The whole of this file's loop, in a process in which neither can be imported."""
     script = (
         "import sys, asyncio; sys.modules['torch'] = sys.modules['transformers'] = None;"
-        "from tests.service import test_orchestrator as t; asyncio.run(t.test_the_loop())"
+        "from tests.service.requests import test_orchestrator as t; asyncio.run(t.test_the_loop())"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

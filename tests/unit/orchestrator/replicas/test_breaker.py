@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("breaker", "budget", "deadlines"):
+    for module in ("replicas.breaker", "replicas.retry_budget", "peers.deadlines"):
         monkeypatch.setattr(f"orchestrator.{module}.time", clock)
     return clock
 

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from orchestrator.front.metrics import Meters, TextMeter
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.tally import Tally
+from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.record import TextRecord
 from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round
 from tandem.errors import DrafterLost, IdleTimeout
 from tandem.telemetry.instruments import Instruments
@@ -40,32 +39,32 @@ def test_a_passed_deadline_is_no_client_that_left(
 ) -> None:
     """Both are a cancellation here, and gRPC says no more."""
     instruments = Instruments("orchestrator")
-    meter = TextMeter(Meters(instruments), Ledger(), "fake", remaining)
-    meter.fail(error)
-    meter.end(None)
+    record = TextRecord(None, RequestMetrics(instruments), "fake", remaining)
+    record.fail(error)
+    record.end()
     assert ends(instruments) == {(status, ""): 1}
 
 
 def test_what_fails_behind_its_last_message_has_failed() -> None:
     instruments = Instruments("orchestrator")
-    meter = TextMeter(Meters(instruments), Ledger(), "fake")
-    meter.finish(FinishReason.EOS)
-    meter.fail(GeneratorExit())
-    meter.end(None)
+    record = TextRecord(None, RequestMetrics(instruments), "fake")
+    record.finish(FinishReason.EOS)
+    record.fail(GeneratorExit())
+    record.end()
     assert ends(instruments) == {("CANCELLED", ""): 1}
 
 
 def test_an_end_that_nobody_explains_is_a_bug_of_ours() -> None:
     instruments = Instruments("orchestrator")
-    TextMeter(Meters(instruments), Ledger(), "fake").end(None)
+    TextRecord(None, RequestMetrics(instruments), "fake").end()
     assert ends(instruments) == {("INTERNAL", ""): 1}
 
 
-def test_without_meters_nothing_is_booked() -> None:
-    meter, tally = TextMeter(None, Ledger(), "fake"), Tally()
-    tally.add_round(0, 0, [], [])
-    meter.accept(3)
-    meter.commit(Round(0, [EmittedToken(1, Origin.BONUS, "")], 0, 0), tally)
-    meter.lose_drafter()
-    meter.fail(KeyError("bug"))
-    meter.end(None)
+def test_without_metrics_nothing_is_booked() -> None:
+    record = TextRecord()
+    record.counts.add_round(0, 0, [], [])
+    record.begin(3)
+    record.commit(Round(0, [EmittedToken(1, Origin.BONUS, "")], 0, 0))
+    record.lose_drafter()
+    record.fail(KeyError("bug"))
+    record.end()
