@@ -11,7 +11,7 @@ from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
@@ -104,7 +104,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return TargetSequence(token_ids, sampling, rule, carry, request.max_nodes)
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
-        if max_nodes and rule.takes is Shape.CHAIN:
+        if max_nodes and rule.takes is DraftShape.CHAIN:
             raise InvalidRequest(f"open.max_nodes must be 0 for {rule.name}, which takes chains")
         if max_nodes > self._most_nodes:
             raise InvalidRequest(

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from orchestrator.front import grpc_messages as messages
-from orchestrator.front.client import Reader
+from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.record import TextRecord
@@ -19,7 +19,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import age_of
 from tandem.rpc.security.access import caller
 from tandem.rpc.security.files import NamedFile
-from tandem.rpc.security.tokens import Tokens
+from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.settings import MIB, variable_of
@@ -48,10 +48,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> None:
         """See orchestrator.proto."""
         settings = self._settings
-        reader = Reader(self._client(context), settings.idle_seconds, settings.reading_seconds)
+        client = ReadingClient(
+            self._client(context), settings.idle_seconds, settings.reading_seconds
+        )
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context, reader)) as events,
+            aclosing(await self._events(request, context, client)) as events,
         ):
             try:
                 async for event in events:
@@ -60,12 +62,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     else:
                         reply = pb.GenerateResponse(round=messages.round_to(event))
                     try:
-                        await reader.take(context.write(reply))
+                        await client.take(context.write(reply))
                     except IdleTimeout as late:
                         # Into the text, so that its span and its log say why it ended.
                         await events.athrow(late)
             finally:
-                reader.close()
+                client.close()
 
     async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
         """See orchestrator.proto."""
@@ -73,7 +75,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         texts: list[str] = []
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context, Reader(self._client(context)))) as events,
+            aclosing(
+                await self._events(request, context, ReadingClient(self._client(context)))
+            ) as events,
         ):
             async for event in events:
                 if isinstance(event, Summary):
@@ -92,7 +96,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         async with status_boundary(context):
             texts = self.serving.texts
-            reply = messages.info_to(texts.terms)
+            reply = messages.info_to(texts.validator)
             reply.active_requests = texts.active
         return reply
 
@@ -105,7 +109,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self,
         request: pb.GenerateRequest | pb.CompleteRequest,
         context: _Context,
-        reader: Reader,
+        client: ReadingClient,
     ) -> Any:
         """The text that a call asks for."""
         try:
@@ -117,7 +121,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             refused.fail(error)
             refused.end()
             raise
-        return texts.generate(asked, context.time_remaining(), _metadata(context), reader)
+        return texts.generate(asked, context.time_remaining(), _metadata(context), client)
 
     def _count(self, context: _Context) -> None:
         """Count a call until it is over: behind its text, where its client does not read the end.
@@ -146,7 +150,7 @@ def make_service(settings: OrchestratorSettings) -> Service:
     """The orchestrator as `tandem.rpc.process` runs it."""
     file = settings.token_file
     name = variable_of(OrchestratorSettings, "token_file")
-    tokens = None if file is None else Tokens(NamedFile(name, file))
+    tokens = None if file is None else BearerTokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
     return Service(
         "tandem.orchestrator.v1.OrchestratorService",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from orchestrator.front.validation import Terms
+from orchestrator.front.validation import Validator
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -126,16 +126,20 @@ def _stages_to(times: TextTimes) -> pb.Stages:
     )
 
 
-def info_to(terms: Terms) -> pb.GetModelInfoResponse:
+def info_to(validator: Validator) -> pb.GetModelInfoResponse:
     """What is served, and what a client may ask for."""
-    offer = terms.offer
+    capabilities = validator.capabilities
     return pb.GetModelInfoResponse(
-        target=offer.target,
-        drafter=offer.drafter,
-        verifiers=list(offer.rules),
-        default_verifier=terms.verifier,
-        default_gamma=None if terms.gamma is None else min(terms.gamma, offer.max_gamma),
-        max_gamma=offer.max_gamma,
-        max_nodes=offer.max_nodes,
-        default_nodes=None if terms.nodes is None else min(terms.nodes, offer.max_nodes),
+        target=capabilities.target,
+        drafter=capabilities.drafter,
+        verifiers=list(capabilities.rules),
+        default_verifier=validator.verifier,
+        default_gamma=None
+        if validator.gamma is None
+        else min(validator.gamma, capabilities.max_gamma),
+        max_gamma=capabilities.max_gamma,
+        max_nodes=capabilities.max_nodes,
+        default_nodes=None
+        if validator.nodes is None
+        else min(validator.nodes, capabilities.max_nodes),
     )

@@ -9,24 +9,24 @@ from typing import Any
 
 import structlog
 
-from orchestrator.front.client import Reader
-from orchestrator.front.queue import Limits, Places
-from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.replicas.leases import LeasedPeers
-from orchestrator.replicas.pool import Pool
+from orchestrator.front.client import ReadingClient
+from orchestrator.front.queue import QueueLimits, TextQueue
+from orchestrator.front.validation import Validator, request_id_of
+from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.adaptive import AdaptiveSize
 from orchestrator.sizes.fixed import FixedSize
 from orchestrator.sizes.shared import Adaptation
-from orchestrator.text.contracts import Policy
-from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.contracts import SizePolicy
+from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.metrics import RequestMetrics
 from orchestrator.text.record import TextRecord
 from orchestrator.text.session import Session
 from orchestrator.text.spans import TextSpans
-from orchestrator.text.target_failover import Deciding
+from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
@@ -38,41 +38,43 @@ class Texts:
     """Makes texts over a pool of drafters and targets.
 
     Attributes:
-        active: texts being made, or waiting for their places.
-        places: on targets, and who waits for them.
-        terms: of the pair, now; a text keeps those that it began with.
+        active: texts being made, or waiting for their slots.
+        queue: on targets, and who waits for them.
+        validator: of the pair, now; a text keeps those that it began with.
 
     Args:
         settings: limits and waits.
         pool: picks replicas.
-        terms: see there.
+        validator: see there.
         metrics: of requests; None where nobody reads them.
     """
 
     def __init__(
         self,
         settings: OrchestratorSettings,
-        pool: Pool,
-        terms: Terms,
+        pool: ReplicaPool,
+        validator: Validator,
         metrics: RequestMetrics | None = None,
     ) -> None:
         self.active = 0
-        self.terms = terms
+        self.validator = validator
         self._settings = settings
         self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
         self._adaptation: tuple[Any, Adaptation] | None = None
-        limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
-        self.places = Places(lambda: pool.room, limits, self._make_room)
-        self._readers: set[Reader] = set()  # of texts that have places
+        limits = QueueLimits(
+            settings.max_waiting, settings.queue_seconds, settings.max_client_requests
+        )
+        self.queue = TextQueue(lambda: pool.room, limits, self._make_room)
+        self._reading: set[ReadingClient] = set()  # of texts that have slots
 
     async def generate(
         self,
         request: Request,
         remaining: float | None = None,
         metadata: Mapping[str, str] = {},
-        reader: Reader | None = None,
+        client: ReadingClient | None = None,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A text: its rounds, then its summary. Counted, traced and logged however it ends.
 
@@ -82,28 +84,28 @@ class Texts:
             request: what to generate.
             remaining: seconds until the caller's deadline; None for none.
             metadata: of the call; a traceparent in it is the caller's span.
-            reader: whose text it is; None where all texts are one client's, who reads at once.
+            client: whose text it is; None where all texts are one client's, who reads at once.
 
         Raises:
             TandemError: the request is refused, or the text failed.
         """
-        terms = self.terms
-        model = terms.offer.target.model
+        validator = self.validator
+        model = validator.capabilities.target.model
         record = TextRecord(TextSpans(metadata), self._metrics, model, remaining)
-        reader = reader or Reader()
+        client = client or ReadingClient()
         try:
             request_id = request_id_of(request)
             bind_request(request_id)
             record.spans.describe({"tandem.request_id": request_id})
-            with self._counted(), self.places.presence(reader.name):
-                self.places.check(reader.name, remaining)
+            with self._counted(), self.queue.presence(client.name):
+                self.queue.check(client.name, remaining)
                 with record.spans.child("tokenize"):
-                    generation = await terms.accept(request, request_id, record, reader.name)
+                    generation = await validator.accept(request, request_id, record, client.name)
                 self._describe(generation, model, record)
                 record.begin(len(generation.prompt_ids))
                 async with (
-                    self._place(generation, reader, record),
-                    aclosing(self._rounds(generation, terms, record)) as rounds,
+                    self._hold_slot(generation, client, record),
+                    aclosing(self._rounds(generation, validator, record)) as rounds,
                 ):
                     async for event in rounds:
                         with record.stage("send_wait", span="send"):
@@ -130,28 +132,28 @@ class Texts:
             self.active -= 1
 
     @asynccontextmanager
-    async def _place(
+    async def _hold_slot(
         self,
         generation: Generation,
-        reader: Reader,
+        client: ReadingClient,
         record: TextRecord,
     ) -> AsyncIterator[None]:
-        """Hold a place on a target, once there is one; see `Places.place`."""
+        """Hold a slot on a target, once there is one; see `TextQueue.admitted`."""
         nodes = max(size.nodes for size in generation.sizes)
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
         async with AsyncExitStack() as stack:
             with record.stage("place_wait", span="wait"):
                 await stack.enter_async_context(
-                    self.places.place(reader.name, tokens, record.remaining)
+                    self.queue.admitted(client.name, tokens, record.remaining)
                 )
-            self._readers.add(reader)
-            stack.callback(self._readers.discard, reader)
+            self._reading.add(client)
+            stack.callback(self._reading.discard, client)
             yield
 
     def _make_room(self) -> None:
         """Have the text end whose client has read nothing for the longest, if it was for long:
-        another one waits for its place."""
-        slowest = min(self._readers, key=lambda reader: reader.unread_since, default=None)
+        another one waits for its slot."""
+        slowest = min(self._reading, key=lambda client: client.unread_since, default=None)
         if slowest is None:
             return
         if time.monotonic() - slowest.unread_since >= self._settings.full_idle_seconds:
@@ -160,15 +162,15 @@ class Texts:
     async def _rounds(
         self,
         generation: Generation,
-        terms: Terms,
+        validator: Validator,
         record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        settings, rule, target = self._settings, generation.rule, terms.offer.target
+        settings, rule, model = self._settings, generation.rule, validator.capabilities.target
 
-        with LeasedPeers(
+        with AssignedReplicas(
             self._pool,
-            terms.offer,
+            validator.capabilities,
             record.remaining,
             self._budget,
             settings.failover_seconds,
@@ -176,12 +178,12 @@ class Texts:
         ) as peers:
             emission = Emission(
                 generation.stopping,
-                target.eos_token_ids,
-                terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
+                model.eos_token_ids,
+                validator.codec.stream(generation.prompt_ids, generation.stopping.strings),
                 record.counts,
             )
             emission.resume(generation.received_ids)
-            deciding = Deciding(generation, peers, target.vocab_size)
+            target = TargetWithFailover(generation, peers, model.vocab_size)
             needed_by = rule.name if rule.fixed_gamma else ""
 
             def lose_drafter(error: TandemError | None) -> None:
@@ -193,9 +195,9 @@ class Texts:
                 seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
                 return min(seconds, settings.draft_seconds)
 
-            drafting = Drafting(
+            drafter = DrafterWithFailover(
                 peers.drafter,
-                lambda: deciding.prompt,
+                lambda: target.prompt,
                 record,
                 opening_seconds,
                 needed_by,
@@ -204,12 +206,12 @@ class Texts:
             )
             session = Session(
                 generation,
-                drafting=drafting,
-                deciding=deciding,
-                policy=self._policy(generation, terms),
+                drafter=drafter,
+                target=target,
+                policy=self._policy(generation, validator),
                 emission=emission,
                 record=record,
-                spell=terms.codec.spell if settings.trace_text else None,
+                spell=validator.codec.spell if settings.trace_text else None,
             )
             if emission.finish_reason is None:
                 async with aclosing(session.rounds()) as rounds:
@@ -231,19 +233,19 @@ class Texts:
             emission.stop_string,
             counts,
             record.times,
-            drafting.lost,
+            drafter.lost,
         )
 
-    def _policy(self, generation: Generation, terms: Terms) -> Policy:
+    def _policy(self, generation: Generation, validator: Validator) -> SizePolicy:
         """Fixed where the request leaves nothing open; else all texts of a pair learn together."""
         if len(generation.sizes) == 1:
             (size,) = generation.sizes
             return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
-        drafter = terms.offer.drafter
-        pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
+        drafter = validator.capabilities.drafter
+        pair = (validator.capabilities.law, None if drafter is None else drafter.fingerprint)
         if self._adaptation is None or self._adaptation[0] != pair:
-            # Those that come at once are as many, though the first one has the only place yet.
-            self._adaptation = pair, Adaptation(lambda: self.active - self.places.waiting)
+            # Those that come at once are as many, though the first one has the only slot yet.
+            self._adaptation = pair, Adaptation(lambda: self.active - self.queue.waiting)
         return AdaptiveSize(self._adaptation[1], generation.sizes)
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:

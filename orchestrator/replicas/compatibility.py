@@ -175,7 +175,7 @@ def _rows_that_fit(
     return fitting
 
 
-def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
+def common_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
     """The first replica, with limits that any of them keeps: a text may go to each."""
     info = common_pb2.ModelInfo()
     info.CopyFrom(replicas[0])
@@ -207,7 +207,7 @@ _LIMITS = ("max_length", "max_gamma", "max_nodes", "max_message_bytes")
 
 
 @dataclass(frozen=True)
-class Offer:
+class Capabilities:
     """A text's view of the pool, from its start to its end.
 
     Attributes:
@@ -232,19 +232,19 @@ class Offer:
         return law_of(reply) == self.law and all(kept)
 
 
-def offer_of(
+def capabilities_of(
     targets: Sequence[target_pb2.GetModelInfoResponse],
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
-) -> Offer:
+) -> Capabilities:
     """What replicas offer that fit together; at least one target.
 
     Raises:
         Unavailable: no draft of a drafter fits the targets' messages.
     """
-    target = least_limits([reply.info for reply in targets])
-    return Offer(
+    target = common_limits([reply.info for reply in targets])
+    return Capabilities(
         target,
-        least_limits([reply.info for reply in drafters]) if drafters else None,
+        common_limits([reply.info for reply in drafters]) if drafters else None,
         longest_draft(target, drafters),
         largest_tree(target, drafters),
         rules_of(targets[0], drafters),

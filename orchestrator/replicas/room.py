@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TargetRoom:
     """What the targets can hold for us, besides what others have open there.
 
     Attributes:

@@ -44,7 +44,7 @@ class Trial:
         left: rounds that are still to be seen.
         until_ns: it ends then in any case.
         best: of a round of the best size: what it is tried against.
-        places: for texts; one that ends makes room for another.
+        slots: for texts; one that ends makes room for another.
         measures: whether its times say what the size takes: all texts are in it.
         wall_ns: of its rounds, among which others go on behind it.
         members: texts that take part in it.
@@ -55,14 +55,14 @@ class Trial:
     left: int
     until_ns: int
     best: Expected
-    places: int
+    slots: int
     measures: bool
     wall_ns: int
     members: WeakSet[object] = field(default_factory=WeakSet)
 
     def join(self, text: object) -> bool:
         """Take part in it, where there is a place."""
-        if len(self.members) < self.places:
+        if len(self.members) < self.slots:
             self.members.add(text)
         return text in self.members
 
@@ -179,7 +179,7 @@ class Trials:
         trial = self.current
         if trial is None:
             return None
-        crowded = trial.measures and texts > _MORE * trial.places
+        crowded = trial.measures and texts > _MORE * trial.slots
         over = trial.left <= 0 or now_ns > trial.until_ns
         if over or crowded or abs(trial.load - load) > 1:
             self.settled_ns = now_ns + int(_SETTLES * trial.wall_ns)
@@ -191,7 +191,7 @@ class Trials:
 _FEW = 4
 
 
-class Company:
+class RoundMix:
     """The plain and the drafted rounds of all texts.
 
     A plain round beside drafts waits for their passes. Had it been counted, plain decoding would

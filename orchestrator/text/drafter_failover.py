@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from orchestrator.text.contracts import Drafted, Drafter, DraftSize, Prompt
+from orchestrator.text.contracts import Drafted, DraftSize, Prompt, TextDrafter
 from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.rpc.status import notes_of
@@ -23,7 +23,7 @@ _MOST_LOSSES = 8
 REST_SECONDS = 10.0
 
 
-class Drafting:
+class DrafterWithFailover:
     """Drafts as long as there is a drafter.
 
     It is opened beside the target, or later, when the first draft is wanted; it is let go where
@@ -46,7 +46,7 @@ class Drafting:
 
     def __init__(
         self,
-        make: Callable[[], Drafter | None],
+        make: Callable[[], TextDrafter | None],
         prompt: Callable[[], Prompt],
         record: TextRecord,
         seconds: Callable[[], float],
@@ -57,7 +57,7 @@ class Drafting:
         self.lost = False
         self._make = make
         self._prompt = prompt
-        self._drafter: Drafter | None = None
+        self._drafter: TextDrafter | None = None
         self._record = record
         self._seconds = seconds
         self._needed_by = needed_by
@@ -68,7 +68,7 @@ class Drafting:
         self._losses = 0
         self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
-        self._news: list[int] = []
+        self._untold: list[int] = []
 
     def begin(self, *, late: bool = False) -> None:
         """Open it, in the background.
@@ -79,7 +79,7 @@ class Drafting:
         Raises:
             Unavailable: there is none, and the rule cannot go on without.
         """
-        self._late, self._news = late, []
+        self._late, self._untold = late, []
         self._drafter = self._make()
         if self._drafter is not None:
             self._opening = asyncio.create_task(self._drafter.open(self._prompt()))
@@ -96,7 +96,7 @@ class Drafting:
 
     def tell(self, emitted: list[int]) -> None:
         """Have the next draft follow tokens that were emitted."""
-        self._news += emitted
+        self._untold += emitted
 
     async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
         """A draft, or None: while there is no drafter, or it is opened late.
@@ -123,14 +123,14 @@ class Drafting:
             if self._opening is not None:
                 await self._opened(self._opening)
             drafted = await self._drafter.draft(
-                round_, length - len(self._news), self._news, size, bool(self._needed_by)
+                round_, length - len(self._untold), self._untold, size, bool(self._needed_by)
             )
         except OutOfTime:  # the text's own: the drafter has not failed
             raise
         except TandemError as error:
             self._lose(error, round_)
             return None
-        self._news = []
+        self._untold = []
         return drafted
 
     def _rest(self) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
-from tandem.engine.asks import Draw, Grown, Host, Steps, Truncation
+from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
@@ -94,7 +94,7 @@ class BranchingDrafter(ModelDrafter):
         nodes = min(max_nodes or gamma, self.max_nodes)
         growth = Growth(nodes)
         yield from self.grow(sequence, round_, gamma, nodes, growth)
-        grown: Grown = yield Host(growth.drawn, growth.places, distinct=self.distinct)
+        grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=self.distinct)
         self.hold(sequence, grown)
         return grown.draft
 
@@ -112,7 +112,7 @@ class BranchingDrafter(ModelDrafter):
             growth: grows; what others drew stays as it is.
         """
 
-    def hold(self, sequence: DraftSequence, grown: Grown) -> None:
+    def hold(self, sequence: DraftSequence, grown: DrawnTree) -> None:
         """Note which nodes of the draft that came of it all are in the cache."""
         held: _Held = sequence.state
         held.draft = grown.draft

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tandem.drafting.branching import BranchingDrafter, Growth
 from tandem.drafting.drafter import DraftSequence
-from tandem.engine.asks import Steps, Tokens, Truncation
+from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 
 
 class ChainsDrafter(BranchingDrafter):
@@ -25,7 +25,7 @@ class ChainsDrafter(BranchingDrafter):
     """
 
     name = "chains"
-    shape = Shape.IID_CHAINS
+    shape = DraftShape.IID_CHAINS
 
     def __init__(self, scorer: Scorer, truncation: Truncation, chains: int, max_nodes: int) -> None:
         super().__init__(scorer, truncation, max_nodes)
@@ -46,7 +46,7 @@ class ChainsDrafter(BranchingDrafter):
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
                 # A chain alone agrees with nobody, and waits for nothing.
-                token_ids = (yield Tokens(drawn)) if chains > 1 else [0]
+                token_ids = (yield ReadTokens(drawn)) if chains > 1 else [0]
                 home: dict[tuple[int, int], int] = {}
                 reached = {}
                 for node, token_id in enumerate(token_ids, first):

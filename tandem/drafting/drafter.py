@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from tandem.engine.asks import Steps
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.sampling import Sampling
 
@@ -54,7 +54,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    shape: ClassVar[Shape] = Shape.CHAIN
+    shape: ClassVar[DraftShape] = DraftShape.CHAIN
     pure: ClassVar[bool] = False
     max_nodes: int = 0
 

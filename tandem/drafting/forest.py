@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from tandem.drafting.branching import Growth
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.tree import TreeDrafter
-from tandem.engine.asks import Grown, Host, Steps
+from tandem.engine.asks import DrawnTree, Steps, ToHost
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 
 
 class ForestDrafter(Drafter):
@@ -26,7 +26,7 @@ class ForestDrafter(Drafter):
     """
 
     name = "forest"
-    shape = Shape.TREE
+    shape = DraftShape.TREE
 
     def __init__(self, parts: Sequence[TreeDrafter], max_nodes: int) -> None:
         self._parts = tuple(parts)
@@ -56,7 +56,7 @@ class ForestDrafter(Drafter):
         ):
             if share:
                 yield from part.grow(own, round_, gamma, share, growth)
-        grown: Grown = yield Host(growth.drawn, growth.places, distinct=True)
+        grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=True)
         for part, own in zip(self._parts, sequence.state, strict=True):
             part.hold(own, grown)
         return grown.draft

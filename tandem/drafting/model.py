@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Draw, Host, Steps, Take, Truncation
+from tandem.engine.asks import Draw, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
                 gamma,
             )
             chain.append(drawn)
-        draft: Draft = yield Host(chain)
+        draft: Draft = yield ToHost(chain)
         # All but the last were fed; a rollback has to know them.
         held += draft.token_ids[:-1]
         return draft

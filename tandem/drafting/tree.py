@@ -11,7 +11,7 @@ from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 
 
 class TreeDrafter(BranchingDrafter):
@@ -29,7 +29,7 @@ class TreeDrafter(BranchingDrafter):
     """
 
     name = "tree"
-    shape = Shape.TREE
+    shape = DraftShape.TREE
     distinct = True
 
     def __init__(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decided, Draw, Grown, Host, Tokens
+from tandem.engine.asks import DeviceVerdict, Draw, DrawnTree, ReadTokens, ToHost
 from tandem.inference.feed import Drawn, Draws
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -19,7 +19,7 @@ from tandem.speculation.randomness import foresee
 from tandem.speculation.sampler import sample
 
 
-def to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+def copy_to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
     """The tensors as arrays: in place on a CPU, with a single synchronisation elsewhere."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
     if any(tensor.is_cuda for tensor in tensors):
@@ -173,14 +173,14 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     return logits
 
 
-def tokens_of(asks: Sequence[Tokens]) -> list[list[int]]:
+def tokens_of(asks: Sequence[ReadTokens]) -> list[list[int]]:
     """The ids of each ask's tokens."""
     drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
-    there = dict(zip(drawn, to_host([d.tokens for d in drawn.values()]), strict=True))
+    there = dict(zip(drawn, copy_to_host([d.tokens for d in drawn.values()]), strict=True))
     return [[int(there[id(one.draws)][one.index]) for one in ask.drawn] for ask in asks]
 
 
-def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:
+def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:
     """Each sequence's draws as a draft; None where a distribution was not finite.
 
     Args:
@@ -191,16 +191,16 @@ def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:
         for one in _drawn(host):
             drawn.setdefault(id(one.draws), one.draws)
     arrays = iter(
-        to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
+        copy_to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
     )
     there = {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}
     chains = [host for host in hosts if host.places is None]
     found = iter(_chains([_drawn(host) for host in chains], drawn, there) if chains else ())
-    return [next(found) if host.places is None else grown(host, there) for host in hosts]
+    return [next(found) if host.places is None else tree_of(host, there) for host in hosts]
 
 
-def _drawn(host: Host) -> Sequence[Drawn]:
-    assert not isinstance(host.answers, Decided)
+def _drawn(host: ToHost) -> Sequence[Drawn]:
+    assert not isinstance(host.answers, DeviceVerdict)
     return host.answers
 
 
@@ -235,7 +235,7 @@ def _joined(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-def grown(host: Host, there: Mapping[int, Arrays]) -> Grown | None:
+def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
     """The draft of a tree; None where its first distribution was not finite.
 
     A draw of which its earlier siblings left nothing is none, and nothing is behind it: whether
@@ -245,7 +245,7 @@ def grown(host: Host, there: Mapping[int, Arrays]) -> Grown | None:
         host: the ask.
         there: each step's draws, by their identity.
     """
-    assert not isinstance(host.answers, Decided)
+    assert not isinstance(host.answers, DeviceVerdict)
     assert host.places is not None
     tokens: list[int] = []
     parents: list[int] = []
@@ -295,4 +295,4 @@ def grown(host: Host, there: Mapping[int, Arrays]) -> Grown | None:
         row_of,
         host.distinct,
     )
-    return Grown(draft, draws)
+    return DrawnTree(draft, draws)

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-from torch import Tensor
-
-from tandem.inference.kv.branches import NO_BRANCHES, Branches
+from tandem.inference.kv.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from torch import Tensor
@@ -37,7 +34,7 @@ class Draws:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """One sequence's draw: place `index` of a step's."""
+    """One sequence's draw: number `index` of a step's."""
 
     draws: Draws
     index: int
@@ -89,47 +86,3 @@ def again(feed: Feed) -> Feed:
     parents = (*cache.branches.parents, *parents)
     before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
     return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One sequence's part of a batch.
-
-    Attributes:
-        first: its first row of the batch.
-        count: its new tokens.
-        start: of its extent of the pool.
-        length: its places in use, the new ones included.
-        branches: of these the last ones; None for a chain, where the order in memory is the
-            order of the text.
-    """
-
-    first: int
-    count: int
-    start: int
-    length: int
-    branches: Branches | None = None
-
-    @property
-    def reach(self) -> int:
-        """Positions of the longest text that its tokens make: branches share some."""
-        if self.branches is None:
-            return self.length
-        return self.length - len(self.branches) + self.branches.depth
-
-    @property
-    def behind(self) -> tuple[np.ndarray, np.ndarray]:
-        """With branches: what lies behind the trunk that was there before the feed.
-
-        Returns:
-            The positions [W] of these rows, and [count, W] bool of which of them each new one
-            sees.
-        """
-        assert self.branches is not None
-        depths = np.array(self.branches.depths)
-        news = max(0, self.count - len(depths))  # that extend the trunk
-        trunk = self.length - len(depths)
-        positions = np.concatenate((np.arange(trunk - news, trunk), trunk - 1 + depths))
-        sees = np.tri(self.count, len(positions), dtype=bool)
-        sees[news:, news:] = self.branches.sees[news - self.count :]
-        return positions, sees

@@ -118,7 +118,7 @@ class HealthWatch:
             TandemError: it cannot be reached any more.
         """
         try:
-            news = await self._call.read()
+            reply = await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise from_peer(self._role, self._address, error.code(), error.details()) from error
         except asyncio.CancelledError:
@@ -126,9 +126,9 @@ class HealthWatch:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
             raise Unavailable(f"the {self._role} has stopped") from None
-        if news is grpc.aio.EOF:
+        if reply is grpc.aio.EOF:
             return None
-        return bool(news.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def end(self) -> None:
         """Be told no more."""

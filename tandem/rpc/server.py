@@ -21,7 +21,7 @@ from tandem.rpc.streams.decoding import DecodingInterceptor
 
 if TYPE_CHECKING:
     from tandem.rpc.security.tls import ServerTls
-    from tandem.rpc.security.tokens import Tokens
+    from tandem.rpc.security.tokens import BearerTokens
     from tandem.telemetry.metering import Metering
 
 
@@ -64,7 +64,7 @@ class Service:
     metering: Metering | None = None
     unready: Callable[[], Awaitable[object]] | None = None
     connection_age: ConnectionAge | None = None
-    tokens: Tokens | None = None
+    tokens: BearerTokens | None = None
 
 
 class RunningServer:

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from tandem.speculation.nodes import Shape, depth_of, path_to
+from tandem.speculation.nodes import DraftShape, depth_of, path_to
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -231,15 +231,15 @@ class Draft:
                 twins.add(node + 1)
         return ""
 
-    def misfit(self, takes: Shape) -> str:
+    def misfit(self, takes: DraftShape) -> str:
         """Why a rule cannot decide it, its shape being sound, beginning with the field's name.
 
         Args:
             takes: the widest kind of draft that the rule can decide.
         """
-        if self.is_chain or takes is Shape.TREE:
+        if self.is_chain or takes is DraftShape.TREE:
             return ""
-        if takes is Shape.CHAIN:
+        if takes is DraftShape.CHAIN:
             return "draft.parents: the verifier takes chains of a row a token"
         return self._not_independent()
 

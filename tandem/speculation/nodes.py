@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 
-class Shape(IntEnum):
+class DraftShape(IntEnum):
     """Kinds of drafts. A chain is a case of both others."""
 
     CHAIN = 1

@@ -20,7 +20,7 @@ from tandem import __version__
 from tandem.errors import StartupError
 from tandem.telemetry import exporters
 from tandem.telemetry.ids import SpanIds
-from tandem.telemetry.spans import Record, Span, guarded
+from tandem.telemetry.spans import Span, SpanRecord, guarded
 from tandem.telemetry.trace_file import TraceFile
 
 # A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
@@ -50,7 +50,7 @@ class SpanWriter:
         decided = self._sampler.should_sample(context, trace_id, name, SpanKind.SERVER)
         return decided.decision is Decision.RECORD_AND_SAMPLE
 
-    def write(self, record: Record) -> None:
+    def write(self, record: SpanRecord) -> None:
         """See `spans.Recorder`."""
         # It looks at nothing but the flags of its context.
         self._processor.on_end(record)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class ReadableExporter(SpanExporter):
         self._resource = resource
         self.shutdown = exporter.shutdown  # type: ignore[method-assign]
 
-    def export(self, records: Sequence[Record]) -> SpanExportResult:  # type: ignore[override]
+    def export(self, records: Sequence[SpanRecord]) -> SpanExportResult:  # type: ignore[override]
         """See `SpanExporter`."""
         return self._exporter.export(guarded(records, self._readable))
 

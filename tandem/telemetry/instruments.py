@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_creat
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from tandem.telemetry.metrics import METRICS, Kind, Metric, underscored
+from tandem.telemetry.metrics import METRICS, Metric, MetricKind, underscored
 
 
 class Count:
@@ -116,10 +116,10 @@ class Instruments:
 
 
 def _instrument(metric: Metric, registry: CollectorRegistry) -> _Instrument:
-    if metric.kind is Kind.COUNTER:
+    if metric.kind is MetricKind.COUNTER:
         return Counter(metric, registry)
     names = (underscored(metric.name), metric.meaning, tuple(map(underscored, metric.labels)))
     unit = metric.prometheus_unit
-    if metric.kind is Kind.GAUGE:
+    if metric.kind is MetricKind.GAUGE:
         return Gauge(*names, unit=unit, registry=registry)
     return Histogram(*names, unit=unit, registry=registry, buckets=metric.buckets)

@@ -42,7 +42,7 @@ _BATCH_SEQUENCES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 _GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """How a metric is kept."""
 
     COUNTER = "counter"
@@ -65,7 +65,7 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     unit: str
     meaning: str
     labels: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Metric:
     def prometheus_name(self) -> str:
         """By which queries find it; a histogram's series add _bucket, _sum and _count to it."""
         unit = f"_{self.prometheus_unit}" if self.prometheus_unit else ""
-        total = "_total" if self.kind is Kind.COUNTER else ""
+        total = "_total" if self.kind is MetricKind.COUNTER else ""
         return f"{underscored(self.name)}{unit}{total}"
 
 
@@ -99,7 +99,7 @@ def exemplar_of(span: SpanIds | None) -> dict[str, str] | None:
 
 REQUEST_DURATION = Metric(
     "gen_ai.server.request.duration",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "s",
     "From a request's arrival to its end, whatever the end was",
     (*_GEN_AI, "error.type"),
@@ -107,7 +107,7 @@ REQUEST_DURATION = Metric(
 )
 TIME_TO_FIRST_TOKEN = Metric(
     "gen_ai.server.time_to_first_token",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "s",
     "From a request's arrival to its first token on the wire",
     _GEN_AI,
@@ -115,7 +115,7 @@ TIME_TO_FIRST_TOKEN = Metric(
 )
 TIME_PER_OUTPUT_TOKEN = Metric(
     "gen_ai.server.time_per_output_token",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "s",
     "Mean time a token behind the first one, of texts that came to their end",
     _GEN_AI,
@@ -123,76 +123,76 @@ TIME_PER_OUTPUT_TOKEN = Metric(
 )
 REQUESTS = Metric(
     "tandem.requests",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{request}",
     "Requests that ended, each once, by gRPC status and, with OK, by finish reason",
     ("status", "finish_reason"),
 )
 REQUESTS_ACTIVE = Metric(
-    "tandem.requests.active", Kind.GAUGE, "{request}", "Texts that are being generated"
+    "tandem.requests.active", MetricKind.GAUGE, "{request}", "Texts that are being generated"
 )
 REPLICAS = Metric(
     "tandem.replicas",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{replica}",
     "Replicas of a service that texts may go to now",
     ("role",),
 )
 ROUNDS = Metric(
     "tandem.rounds",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{round}",
     "Rounds that were committed, drafted or not, without those drawn from a prefill",
 )
 NUM_DRAFTS = Metric(
     "tandem.spec_decode.num_drafts",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{draft}",
     "Drafts of at least one token that were decided",
 )
 NUM_DRAFT_TOKENS = Metric(
-    "tandem.spec_decode.num_draft_tokens", Kind.COUNTER, "{token}", "Tokens of those drafts"
+    "tandem.spec_decode.num_draft_tokens", MetricKind.COUNTER, "{token}", "Tokens of those drafts"
 )
 NUM_ACCEPTED_TOKENS = Metric(
-    "tandem.spec_decode.num_accepted_tokens", Kind.COUNTER, "{token}", "Drafted tokens kept"
+    "tandem.spec_decode.num_accepted_tokens", MetricKind.COUNTER, "{token}", "Drafted tokens kept"
 )
 NUM_ACCEPTED_TOKENS_PER_POS = Metric(
     "tandem.spec_decode.num_accepted_tokens_per_pos",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{token}",
     "Drafted tokens kept, by their place in the draft, from 0",
     ("position",),
 )
 WASTED_TOKENS = Metric(
     "tandem.spec_decode.wasted_tokens",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{token}",
     "Drafted tokens for nothing: of drafts that were never decided, since the target was lost or"
     " the text over (undecided), or kept ones behind a text's end (behind_end)",
     ("reason",),
 )
 DRAFT_PAYLOAD = Metric(
-    "tandem.draft.payload", Kind.COUNTER, "By", "Size of the decided drafts' distributions"
+    "tandem.draft.payload", MetricKind.COUNTER, "By", "Size of the decided drafts' distributions"
 )
 DRAFTERS_LOST = Metric(
     "tandem.drafters.lost",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{text}",
     "Texts whose drafter failed, was full, too slow or not there",
 )
 TOKENS_EMITTED = Metric(
     "tandem.tokens.emitted",
-    Kind.COUNTER,
+    MetricKind.COUNTER,
     "{token}",
     "Tokens emitted, by origin: prefill, accepted, correction or bonus",
     ("origin",),
 )
 TOKENS_PROMPT = Metric(
-    "tandem.tokens.prompt", Kind.COUNTER, "{token}", "Prompt tokens of accepted requests"
+    "tandem.tokens.prompt", MetricKind.COUNTER, "{token}", "Prompt tokens of accepted requests"
 )
 STAGE_DURATION = Metric(
     "tandem.stage.duration",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "s",
     "Time in a stage of a step: prefill and draft at the drafter, prefill and verify at the"
     " target; at the orchestrator a step is a whole text, whose stages sum to its wall time",
@@ -202,7 +202,7 @@ STAGE_DURATION = Metric(
 )
 BATCH_SIZE = Metric(
     "tandem.batch.size",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "{sequence}",
     "Sequences that shared a forward pass",
     ("role",),
@@ -211,7 +211,7 @@ BATCH_SIZE = Metric(
 )
 QUEUE_DEPTH = Metric(
     "tandem.queue.depth",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{sequence}",
     "Sequences that wait for a place; at the orchestrator prompts that wait to be encoded",
     ("role",),
@@ -219,7 +219,7 @@ QUEUE_DEPTH = Metric(
 )
 SEQUENCES_OPEN = Metric(
     "tandem.sequences.open",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{sequence}",
     "Sequences that hold a place",
     ("role",),
@@ -227,7 +227,7 @@ SEQUENCES_OPEN = Metric(
 )
 KV_POSITIONS = Metric(
     "tandem.kv.positions",
-    Kind.GAUGE,
+    MetricKind.GAUGE,
     "{token}",
     "Positions of the KV cache that new sequences get a part of: reserved (used) or not (free)",
     ("role", "state"),
@@ -235,7 +235,7 @@ KV_POSITIONS = Metric(
 )
 EVENT_LOOP_LAG = Metric(
     "tandem.event_loop.lag",
-    Kind.HISTOGRAM,
+    MetricKind.HISTOGRAM,
     "s",
     "How much later than due the event loop woke, ten times a second",
     ("role",),

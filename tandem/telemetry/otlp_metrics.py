@@ -35,7 +35,7 @@ from tandem.errors import StartupError, first_line
 from tandem.telemetry import exporters
 from tandem.telemetry.export import resource_of
 from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.metrics import Kind, Metric, underscored
+from tandem.telemetry.metrics import Metric, MetricKind, underscored
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -143,7 +143,7 @@ def metrics_data(instruments: Instruments, resource: Resource) -> MetricsData:
 def _data(
     metric: Metric, samples: Sequence[Sample], start_ns: int, now_ns: int
 ) -> Sum | Gauge | Histogram:
-    if metric.kind is Kind.HISTOGRAM:
+    if metric.kind is MetricKind.HISTOGRAM:
         series = groupby(samples, lambda sample: _attributes(metric, sample))
         points = [_histogram(metric, of, list(own), start_ns, now_ns) for of, own in series]
         return Histogram(points, _CUMULATIVE)
@@ -151,7 +151,7 @@ def _data(
         NumberDataPoint(_attributes(metric, sample), start_ns, now_ns, int(sample.value))
         for sample in samples
     ]
-    if metric.kind is Kind.GAUGE:
+    if metric.kind is MetricKind.GAUGE:
         return Gauge(numbers)
     return Sum(numbers, _CUMULATIVE, is_monotonic=True)
 

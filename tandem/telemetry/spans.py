@@ -32,7 +32,7 @@ SHORTEST_NS = 50_000
 _TRACEPARENT = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Record(Protocol):
+class SpanRecord(Protocol):
     """One span that has ended, or several that are made of it when they are written."""
 
     @property
@@ -55,7 +55,7 @@ class Recorder(Protocol):
     def wants(self, context: Context, trace_id: int, name: str) -> bool:
         """Whether a request is recorded, whose first span here it is."""
 
-    def write(self, record: Record) -> None:
+    def write(self, record: SpanRecord) -> None:
         """Take what has ended. Never waits."""
 
 
@@ -160,17 +160,17 @@ class Span:
         self.end()
 
     def spans(self) -> Iterable[Span]:
-        """See `Record`."""
+        """See `SpanRecord`."""
         return (self,)
 
 
-def write(record: Record) -> None:
+def write(record: SpanRecord) -> None:
     """Hand what has ended to whoever writes it."""
     if _recorder is not None:
         _recorder.write(record)
 
 
-def guarded(records: Iterable[Record], encode: Callable[[Span], T]) -> list[T]:
+def guarded(records: Iterable[SpanRecord], encode: Callable[[Span], T]) -> list[T]:
     """Every span of records that can be encoded; one that cannot be loses its record alone."""
     found: list[T] = []
     for record in records:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.spans import Record, Span, guarded
+from tandem.telemetry.spans import Span, SpanRecord, guarded
 
 _KINDS = {
     SpanKind.INTERNAL: 1,
@@ -47,7 +47,7 @@ class TraceFile(SpanExporter):
             '"scopeSpans":[{"scope":{"name":"tandem"},"spans":['
         )
 
-    def export(self, records: Sequence[Record]) -> SpanExportResult:  # type: ignore[override]
+    def export(self, records: Sequence[SpanRecord]) -> SpanExportResult:  # type: ignore[override]
         """Write what ended."""
         encoded = ",".join(guarded(records, _encoded))
         self._file.write(f"{self._head}{encoded}]}}]}}]}}\n")

@@ -31,7 +31,7 @@ class _Found:
     clear: bool = False
 
 
-class Record:
+class StartRecord:
     """What was found out about the ways to compute a model, in a small file.
 
     Nothing is remembered where it cannot be written.

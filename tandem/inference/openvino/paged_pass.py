@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.inference.batch.packed import PackedBatch
-from tandem.inference.feed import Segment
+from tandem.inference.batch.segment import Segment
 from tandem.inference.kv.extents import Extents
 from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino.trace import INPUTS
@@ -66,10 +66,10 @@ class BlockPool(Extents):
             for head_dim in (cache.partial_shape[3].get_length(),)
         )
 
-    def move(self, places: Sequence[int], first: int) -> None:
+    def move(self, slots: Sequence[int], first: int) -> None:
         """See `Extents.move`: all of them are read before any is written."""
-        source = np.array(places)
-        to = np.arange(first, first + len(places))
+        source = np.array(slots)
+        to = np.arange(first, first + len(slots))
         for raw in self._raw:
             raw[to // BLOCK, :, to % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
 

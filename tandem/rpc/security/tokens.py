@@ -28,7 +28,7 @@ class _Entry:
     digest: bytes
 
 
-class Tokens:
+class BearerTokens:
     """Who may call, by a token each. The file is read again when it changes.
 
     Args:

@@ -17,19 +17,19 @@ from tandem.telemetry.spans import Span
 CLOSE_SECONDS = 1.0
 
 
-class Request(Protocol):
+class StepRequest(Protocol):
     """A request with a `step` oneof, of which one branch is `open` and one `close`."""
 
     sequence: int
     traceparent: str
 
 
-Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=StepRequest)
 R = TypeVar("R", bound=Response)
 
 
 @contextmanager
-def recorded(span: Span | None, request: Request) -> Iterator[None]:
+def recorded(span: Span | None, request: StepRequest) -> Iterator[None]:
     """The exchange of a request as a span, which the peer's lies below; None records nothing."""
     if span is None:
         yield

@@ -14,7 +14,7 @@ import grpc
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.endpoint import Place, place_at
+from tandem.rpc.endpoint import Endpoint, endpoint_at
 
 # How long a host may take to accept a connection, and to say what it serves.
 CONNECT_SECONDS = 5.0
@@ -43,11 +43,11 @@ class Client:
         where: it is.
     """
 
-    def __init__(self, where: Place | str) -> None:
-        place = place_at(where)
-        self._address = place.address
-        self._metadata = place.metadata
-        self._channel = place.connect_blocking()
+    def __init__(self, where: Endpoint | str) -> None:
+        endpoint = endpoint_at(where)
+        self._address = endpoint.address
+        self._metadata = endpoint.metadata
+        self._channel = endpoint.connect_blocking()
         self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
 
     def __enter__(self) -> Self:

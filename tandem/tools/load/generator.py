@@ -13,19 +13,10 @@ import grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.endpoint import Place, place_at
+from tandem.rpc.endpoint import Endpoint, endpoint_at
 from tandem.tools.load.client import sentence
+from tandem.tools.load.requests import MAX_IN_FLIGHT
 from tandem.tools.load.timeline import Timeline
-
-# All texts of a run are known beforehand and their timelines kept, some 10 KB each.
-MOST_TEXTS = 50_000
-# Texts of an open loop that may be on their way at once: eight services' worth of places, and far
-# below what a client's memory and ports allow.
-MAX_IN_FLIGHT = 2048
-# What may be asked for instead, also of clients: one event loop reads all of their streams, and
-# with more of them it would measure itself.
-MOST_IN_FLIGHT = 16_384
-
 
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
@@ -40,8 +31,8 @@ class LoadGenerator:
             without an end.
     """
 
-    def __init__(self, where: Place | str, timeout_s: float = 600.0) -> None:
-        self._place = place_at(where)
+    def __init__(self, where: Endpoint | str, timeout_s: float = 600.0) -> None:
+        self._place = endpoint_at(where)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:

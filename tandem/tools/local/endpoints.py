@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.rpc.security.files import NamedFile
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ _PEERS = "TANDEM_ORCHESTRATOR_PEER_"
 _FILES = ("CA", "CERT", "KEY")
 
 
-def place_of(
+def endpoint_of(
     name: str, address: str, own: Mapping[str, str], orchestrator: Mapping[str, str]
-) -> Place:
+) -> Endpoint:
     """A service of ours: a drafter or a target as the orchestrator reaches it, the orchestrator
     as the commands do, by TANDEM_CA and the like.
 
@@ -39,18 +39,18 @@ def place_of(
     try:
         if name != "orchestrator":
             if "TLS_CERT" not in own:
-                return Place(address)
+                return Endpoint(address)
             tls = _tls(_PEERS, [orchestrator.get(f"PEER_{key}", "") for key in _FILES])
-            return Place(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
+            return Endpoint(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
         token = ""
         if "TOKEN_FILE" in own and (file := os.environ.get("TANDEM_TOKEN_FILE")):
             from tandem.rpc.security.tokens import read_token
 
             token = read_token(NamedFile("TANDEM_TOKEN_FILE", Path(file)))
         if "TLS_CERT" not in own:
-            return Place(address, token=token)
+            return Endpoint(address, token=token)
         tls = _tls("TANDEM_", [os.environ.get(f"TANDEM_{key}", "") for key in _FILES])
-        return Place(address, tls, os.environ.get("TANDEM_TLS_NAME", ""), token)
+        return Endpoint(address, tls, os.environ.get("TANDEM_TLS_NAME", ""), token)
     except StartupError as error:
         raise Misconfigured(str(error)) from None
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.replicas.leases import LeasedPeers
-from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, StartupError, Unavailable
@@ -77,10 +77,10 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
     error: Unavailable, shunned: bool
 ) -> None:
     async with serve_fakes(FakeDrafter(), FakeTarget()) as settings:
-        pool = Pool(settings)
+        pool = ReplicaPool(settings)
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
-        peers = LeasedPeers(pool, pool.offer, None, budget, 0.0, TextRecord())
+        peers = AssignedReplicas(pool, pool.capabilities, None, budget, 0.0, TextRecord())
         drafter = pool.pick_drafter("")
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
@@ -90,7 +90,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
             raise error
         assert drafter is not None
         assert pool.pick_drafter("") is None
-        target = pool.targets(pool.offer)[0]
+        target = pool.targets(pool.capabilities)[0]
         assert (target.shunned, drafter.shunned) == (shunned, True)
         assert (target.load, drafter.load) == (0, 0)
         await pool.close()

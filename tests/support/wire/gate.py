@@ -19,7 +19,7 @@ from tandem.rpc.channel import connect
 from tandem.rpc.security.access import Caller, caller
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
-from tandem.rpc.security.tokens import Tokens
+from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.support.processes.authorities import Authority, Pair
@@ -112,7 +112,7 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
         async def serving(
-            tls: ServerTls | None = None, tokens: Tokens | None = None, admin: bool = False
+            tls: ServerTls | None = None, tokens: BearerTokens | None = None, admin: bool = False
         ) -> Server:
             handlers = Handlers()
 
@@ -163,6 +163,6 @@ def files(pair: Pair) -> tuple[NamedFile, NamedFile]:
     return NamedFile("CERT", pair.cert), NamedFile("KEY", pair.key)
 
 
-def tokens_in(folder: Path, owner: str) -> Tokens:
+def tokens_in(folder: Path, owner: str) -> BearerTokens:
     (folder / "tokens").write_text(f"{owner} {TOKEN}\n")
-    return Tokens(NamedFile("TOKENS", folder / "tokens"))
+    return BearerTokens(NamedFile("TOKENS", folder / "tokens"))

@@ -92,7 +92,7 @@ class FakeClient:
         yield pb.GenerateResponse(summary=summary)
 
 
-def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.Sample]:
+def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.TurnResult]:
     groups = comparison.compare(client, comparison.plan(2), 2, budget_s)  # type: ignore[arg-type]
     return [sample for group in groups for sample in group]
 

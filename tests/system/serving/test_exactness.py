@@ -51,7 +51,7 @@ def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_
         drafter={"MODEL": str(drafter), "DRAFT_SUPPORT": "0"},
         target={"MODEL": str(target)},
         orchestrator=PATIENT,
-        target_module=f"tests.system.{mutant}",
+        target_module=f"tests.system.serving.{mutant}",
     ) as services:
         counts = count_texts(services, Case("block", 3, "dense"), range(3_000))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P

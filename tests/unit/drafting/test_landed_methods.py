@@ -16,7 +16,7 @@ from tandem.drafting.drafter import Drafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.verification import VERIFIERS, Verifier
 from tests.support.laws.landed import Enumeration
 from tests.support.laws.tables import Table
@@ -49,7 +49,7 @@ def suited(drafter: Drafter) -> list[Verifier[Any]]:
         rule
         for rule in VERIFIERS.values()
         if not rule.needs_pure
-        and (drafter.shape in (Shape.CHAIN, rule.takes) or rule.takes is Shape.TREE)
+        and (drafter.shape in (DraftShape.CHAIN, rule.takes) or rule.takes is DraftShape.TREE)
     ]
 
 

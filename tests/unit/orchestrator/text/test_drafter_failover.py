@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.text import drafter_failover as module
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt
-from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
@@ -52,7 +52,7 @@ class Text:
         self.losses = self.left = 0
         self.round = 0
         self.drafters = drafters
-        self.drafting = Drafting(
+        self.drafting = DrafterWithFailover(
             lambda: self.drafters.pop(0),
             self.prompt,
             TextRecord(),

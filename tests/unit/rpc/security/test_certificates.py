@@ -23,7 +23,7 @@ from tandem.rpc.security import certificates
 from tandem.rpc.security.certificates import read_authorities, read_pair
 from tandem.rpc.security.files import NamedFile, Watched
 from tandem.rpc.security.settings import tls_of
-from tandem.rpc.security.tokens import Tokens, read_token
+from tandem.rpc.security.tokens import BearerTokens, read_token
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
 from tests.support.processes.authorities import Authority, Pair
@@ -224,10 +224,10 @@ def test_half_a_set_up_is_refused(
 
 
 class TestTokens:
-    def tokens(self, folder: Path, text: str) -> Tokens:
+    def tokens(self, folder: Path, text: str) -> BearerTokens:
         file = folder / "tokens"
         file.write_text(text)
-        return Tokens(NamedFile("TOKENS", file))
+        return BearerTokens(NamedFile("TOKENS", file))
 
     def test_plain_and_hashed_ones_are_known(self, tmp_path: Path) -> None:
         digest = hashlib.sha256(b"another-good-token").hexdigest()

@@ -10,24 +10,24 @@ from typing import Self
 
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.replicas.compatibility import Offer
-from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.compatibility import Capabilities
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.text.contracts import Drafter, Target
+from orchestrator.text.contracts import TextDrafter, TextTarget
 from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.
-_MOST_MOVES = 16
+_MOST_REPLACEMENTS = 16
 
 
-class LeasedPeers:
+class AssignedReplicas:
     """Makes sequences on the replicas with the fewest texts; use it as a context manager.
 
     Args:
         pool: picks them.
-        offer: that the text counts on.
+        capabilities: that the text counts on.
         remaining: seconds until the caller's deadline; None for none.
         budget: allows moves to other targets.
         failover_seconds: to wait for a target.
@@ -36,15 +36,15 @@ class LeasedPeers:
 
     def __init__(
         self,
-        pool: Pool,
-        offer: Offer,
+        pool: ReplicaPool,
+        capabilities: Capabilities,
         remaining: float | None,
         budget: RetryBudget,
         failover_seconds: float,
         record: TextRecord,
     ) -> None:
         self._pool = pool
-        self._offer = offer
+        self._capabilities = capabilities
         self._deadline = None if remaining is None else time.monotonic() + remaining
         self._budget = budget
         self._failover_seconds = failover_seconds
@@ -55,7 +55,7 @@ class LeasedPeers:
         self._drafting: Replica[DrafterClient] | None = None
         self._target: Replica[TargetClient] | None = None
         self._left: dict[tuple[Replica[TargetClient], int], float] = {}
-        self._moves = 0
+        self._replacements = 0
 
     def __enter__(self) -> Self:
         return self
@@ -72,15 +72,17 @@ class LeasedPeers:
         else:
             self._targets.__exit__(kind, error, traceback)
 
-    async def target(self) -> Target:
+    async def target(self) -> TextTarget:
         """See `Peers`."""
         self._budget.note_text()
-        replica = await self._pool.next_target(self._offer, self._left, self._failover_seconds)
+        replica = await self._pool.next_target(
+            self._capabilities, self._left, self._failover_seconds
+        )
         if replica is None:
             raise Unavailable("no target is available; try again")
         return self._target_on(replica)
 
-    async def next_target(self, lost: TandemError) -> Target:
+    async def next_target(self, lost: TandemError) -> TextTarget:
         """See `Peers`."""
         assert self._target is not None
         seconds = 0.0  # one without room is no reason to wait for others
@@ -91,13 +93,13 @@ class LeasedPeers:
             if isinstance(lost, Unavailable):
                 self._target.note_failure()
         self._targets.close()
-        self._moves += 1
-        if self._moves > _MOST_MOVES or not self._budget.take():
+        self._replacements += 1
+        if self._replacements > _MOST_REPLACEMENTS or not self._budget.take():
             lost.add_note("it was moved too often, or too many texts were")
             raise lost
         if (left := self._remaining) is not None:
             seconds = min(seconds, left)
-        replica = await self._pool.next_target(self._offer, self._left, seconds)
+        replica = await self._pool.next_target(self._capabilities, self._left, seconds)
         if replica is None:
             raise lost
         return self._target_on(replica)
@@ -107,10 +109,10 @@ class LeasedPeers:
         left = replica, replica.reply.info.incarnation
         self._left[left] = math.inf if left in self._left else time.monotonic()
 
-    def _target_on(self, replica: Replica[TargetClient]) -> Target:
+    def _target_on(self, replica: Replica[TargetClient]) -> TextTarget:
         self._target = replica
-        client = self._targets.enter_context(replica.lease())
-        limit = self._offer.target.max_message_bytes
+        client = self._targets.enter_context(replica.serve())
+        limit = self._capabilities.target.max_message_bytes
         return client.sequence(
             self._remaining,
             self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
@@ -119,14 +121,17 @@ class LeasedPeers:
             _counting_on(replica),
         )
 
-    def drafter(self) -> Drafter | None:
+    def drafter(self) -> TextDrafter | None:
         """See `Peers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
         replica = self._drafting = self._pool.pick_drafter(zone)
-        if replica is None or self._offer.drafter is None:
+        if replica is None or self._capabilities.drafter is None:
             return None
-        client = self._drafters.enter_context(replica.lease())
-        limit, own = self._offer.target.max_message_bytes, self._offer.drafter.max_message_bytes
+        client = self._drafters.enter_context(replica.serve())
+        limit, own = (
+            self._capabilities.target.max_message_bytes,
+            self._capabilities.drafter.max_message_bytes,
+        )
         return client.sequence(
             self._remaining,
             self._pool.drafter_deadlines.of(lambda: False),  # a text goes on without
