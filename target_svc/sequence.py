@@ -13,8 +13,8 @@ from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
 from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
+from tandem.telemetry.tracing.ids import SpanIds
 from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to

@@ -23,8 +23,8 @@ from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.server import Service
 from tandem.rpc.status import status_boundary
 from tandem.settings import MIB, variable_of
-from tandem.telemetry import metrics
-from tandem.telemetry.readers import metering_of
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.readers import metering_of
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -23,10 +23,10 @@ from orchestrator.text.codec import TextCodec
 from orchestrator.text.metrics import RequestMetrics
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 
 if TYPE_CHECKING:
-    from tandem.telemetry.metering import Metering
+    from tandem.telemetry.metrics.metering import Metering
 
 _log = structlog.get_logger(__name__)
 

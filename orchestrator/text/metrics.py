@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.text.measures import TextCounts, TextTimes
 from orchestrator.text.values import Origin, Round
-from tandem.telemetry import metrics
-from tandem.telemetry.ids import SpanIds
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import WAITS
+from tandem.telemetry.tracing.ids import SpanIds
 
 if TYPE_CHECKING:
-    from tandem.telemetry.instruments import Instruments
+    from tandem.telemetry.metrics.instruments import Instruments
 
 _OPERATION, _PROVIDER = "text_completion", "tandem"
 _NS = 1e-9

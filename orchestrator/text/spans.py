@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_span
-from tandem.telemetry.spans import SHORTEST_NS, Span, head
+from tandem.telemetry.tracing.ids import SpanIds
+from tandem.telemetry.tracing.spans import SHORTEST_NS, Span, head
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -30,8 +30,8 @@ from tandem.engine.scorer import Scorer
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tandem.telemetry.spans import write
-from tandem.telemetry.steps import PassRecord
+from tandem.telemetry.tracing.spans import write
+from tandem.telemetry.tracing.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]

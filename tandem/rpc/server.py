@@ -22,7 +22,7 @@ from tandem.rpc.streams.decoding import DecodingInterceptor
 if TYPE_CHECKING:
     from tandem.rpc.security.tls import ServerTls
     from tandem.rpc.security.tokens import BearerTokens
-    from tandem.telemetry.metering import Metering
+    from tandem.telemetry.metrics.metering import Metering
 
 
 _log = structlog.get_logger(__name__)

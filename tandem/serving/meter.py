@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.job import Job
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
     from tandem.serving.loaded import Loaded
-    from tandem.telemetry.instruments import Instruments
+    from tandem.telemetry.metrics.instruments import Instruments
 
 _NS = 1e-9
 _STEPS = {metrics.DRAFTER: "draft", metrics.TARGET: "verify"}

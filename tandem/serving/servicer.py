@@ -13,7 +13,7 @@ from tandem.rpc.streams.server import StreamLimits, Streams
 from tandem.serving.background import in_daemon_thread
 from tandem.serving.loaded import Loaded
 from tandem.settings import ModelSettings
-from tandem.telemetry.readers import metering_of
+from tandem.telemetry.metrics.readers import metering_of
 
 if TYPE_CHECKING:
     pass

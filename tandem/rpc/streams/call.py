@@ -11,7 +11,7 @@ from tandem.errors import Exhausted, OutOfTime, PeerFailure, TandemError, Unavai
 from tandem.rpc.status import ended_by_peer
 from tandem.rpc.streams.link import Link, Response, SharedStream, broken
 from tandem.rpc.streams.patience import Patience
-from tandem.telemetry.spans import Span
+from tandem.telemetry.tracing.spans import Span
 
 # How long a peer may take to say goodbye.
 CLOSE_SECONDS = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.telemetry import metrics
-from tandem.telemetry.metrics import Metric
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.catalog import Metric
 from tandem.tools.watch.scrape import Scrape
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from tandem.telemetry.metrics import METRICS, MetricKind, underscored
+from tandem.telemetry.metrics.catalog import METRICS, MetricKind, underscored
 from tests.support.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "observability"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.telemetry import metrics
-from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.metrics import METRICS, MetricKind
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.catalog import METRICS, MetricKind
+from tandem.telemetry.metrics.instruments import Instruments
 
 
 def test_names_are_translated_as_everybody_does() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.failure import Failure, Misconfigured
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.tools.watch.figures import WatchedFigures, figures
 from tandem.tools.watch.histogram import Histogram
 from tandem.tools.watch.scrape import Scrape, scrape

@@ -10,7 +10,7 @@ from orchestrator.text.metrics import RequestMetrics
 from orchestrator.text.record import TextRecord
 from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round
 from tandem.errors import DrafterLost, IdleTimeout
-from tandem.telemetry.instruments import Instruments
+from tandem.telemetry.metrics.instruments import Instruments
 
 
 def ends(instruments: Instruments) -> dict[tuple[str, str], float]:

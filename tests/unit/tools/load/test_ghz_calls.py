@@ -10,7 +10,7 @@ import pytest
 
 from tandem.failure import Failure, Misconfigured
 from tandem.rpc.endpoint import Endpoint
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.tools.cli.display.load import require
 from tandem.tools.cli.load_services import services
 from tandem.tools.load.ghz import report, table

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.telemetry import metrics
-from tandem.telemetry.exposition import Exposition
-from tandem.telemetry.instruments import Instruments
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.exposition import Exposition
+from tandem.telemetry.metrics.instruments import Instruments
 from tandem.tools.watch.figures import WatchedFigures, figures
 from tandem.tools.watch.scrape import Scrape, scrape
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
-from tandem.telemetry import spans
+from tandem.telemetry.tracing import spans
 
 if TYPE_CHECKING:
-    from tandem.telemetry.export import SpanWriter
+    from tandem.telemetry.tracing.export import SpanWriter
 
 
 def configure(service: str, trace_file: Path | None) -> SpanWriter | None:
@@ -20,7 +20,7 @@ def configure(service: str, trace_file: Path | None) -> SpanWriter | None:
     """
     try:
         # Here, since the SDK checks some of its variables while it is imported.
-        from tandem.telemetry.export import make_writer
+        from tandem.telemetry.tracing.export import make_writer
 
         writer = make_writer(service, trace_file)
     except ValueError as error:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.spans import Span, SpanRecord, guarded
+from tandem.telemetry.tracing.spans import Span, SpanRecord, guarded
 
 _KINDS = {
     SpanKind.INTERNAL: 1,

@@ -8,10 +8,10 @@ import time
 import structlog
 from opentelemetry.sdk.metrics.export import MetricExporter
 
-from tandem.telemetry.exposition import Exposition
-from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.metrics import EVENT_LOOP_LAG
-from tandem.telemetry.otlp_metrics import OtlpMetrics, interval_seconds
+from tandem.telemetry.metrics.catalog import EVENT_LOOP_LAG
+from tandem.telemetry.metrics.exposition import Exposition
+from tandem.telemetry.metrics.instruments import Instruments
+from tandem.telemetry.metrics.otlp import OtlpMetrics, interval_seconds
 
 _log = structlog.get_logger(__name__)
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_creat
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from tandem.telemetry.metrics import METRICS, Metric, MetricKind, underscored
+from tandem.telemetry.metrics.catalog import METRICS, Metric, MetricKind, underscored
 
 
 class Count:

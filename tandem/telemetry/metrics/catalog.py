@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tandem.telemetry.ids import SpanIds
+from tandem.telemetry.tracing.ids import SpanIds
 
 DRAFTER, TARGET, ORCHESTRATOR = "drafter", "target", "orchestrator"
 _MODELS = (DRAFTER, TARGET)

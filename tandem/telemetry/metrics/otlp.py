@@ -33,9 +33,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tandem.errors import StartupError, first_line
 from tandem.telemetry import exporters
-from tandem.telemetry.export import resource_of
-from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.metrics import Metric, MetricKind, underscored
+from tandem.telemetry.metrics.catalog import Metric, MetricKind, underscored
+from tandem.telemetry.metrics.instruments import Instruments
+from tandem.telemetry.tracing.export import resource_of
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample

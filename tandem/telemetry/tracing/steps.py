@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.ids import SpanIds
-from tandem.telemetry.spans import SHORTEST_NS, Span, below, write
 from tandem.telemetry.stages import FORWARD, READ, REPLY, StageTimes, span_of
+from tandem.telemetry.tracing.ids import SpanIds
+from tandem.telemetry.tracing.spans import SHORTEST_NS, Span, below, write
 
 
 class StepSpan:

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import TandemError, cut
-from tandem.telemetry.ids import SpanIds
+from tandem.telemetry.tracing.ids import SpanIds
 
 # As OpenTelemetry's own, of which a line is let through now and then.
 _log = logging.getLogger("opentelemetry.tandem")

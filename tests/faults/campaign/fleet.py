@@ -19,7 +19,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tests.faults.proxy import Proxy, proxied
+from tests.faults.campaign.proxy import Proxy, proxied
 from tests.support.processes.nursery import Forked
 
 READY_SECONDS = 120.0

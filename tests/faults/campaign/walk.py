@@ -8,9 +8,9 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.faults.fleet import ROLES, Fleet, Pod
-from tests.faults.load import Load
-from tests.faults.proxy import Passing, Way
+from tests.faults.campaign.fleet import ROLES, Fleet, Pod
+from tests.faults.campaign.load import Load
+from tests.faults.campaign.proxy import Passing, Way
 
 State = Literal["opening", "prefilling", "drafting", "verifying", "replying", "closing"]
 

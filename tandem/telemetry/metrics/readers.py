@@ -10,7 +10,7 @@ from tandem.telemetry import exporters
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
 
-    from tandem.telemetry.metering import Metering
+    from tandem.telemetry.metrics.metering import Metering
 
 
 def metering_of(role: str, listen: str | None) -> Metering | None:
@@ -28,13 +28,13 @@ def metering_of(role: str, listen: str | None) -> Metering | None:
     if name != "none":
         try:
             # Here, since the SDK checks some of its variables while it is imported.
-            from tandem.telemetry.otlp_metrics import make_exporter
+            from tandem.telemetry.metrics.otlp import make_exporter
 
             exporter = make_exporter(name)
         except ValueError as error:
             raise StartupError(f"bad OTEL_* variable: {error}") from error
     if listen is None and exporter is None:
         return None
-    from tandem.telemetry.metering import Metering
+    from tandem.telemetry.metrics.metering import Metering
 
     return Metering(role, listen, exporter)

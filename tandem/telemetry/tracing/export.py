@@ -19,9 +19,9 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from tandem import __version__
 from tandem.errors import StartupError
 from tandem.telemetry import exporters
-from tandem.telemetry.ids import SpanIds
-from tandem.telemetry.spans import Span, SpanRecord, guarded
-from tandem.telemetry.trace_file import TraceFile
+from tandem.telemetry.tracing.ids import SpanIds
+from tandem.telemetry.tracing.spans import Span, SpanRecord, guarded
+from tandem.telemetry.tracing.trace_file import TraceFile
 
 # A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
 _MAX_QUEUED_SPANS = 32_768
