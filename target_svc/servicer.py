@@ -9,7 +9,7 @@ import grpc
 from tandem.engine.scorer import Model
 from tandem.errors import NotFound
 from tandem.rpc.channel import age_of
-from tandem.rpc.server import Service
+from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
 from tandem.serving.loaded import Loaded
@@ -100,10 +100,13 @@ class TargetServicer(
 
 def service_of(servicer: TargetServicer) -> Service:
     """A servicer as `tandem.rpc.process` runs it."""
-    return Service(
+    target = GrpcService(
         "tandem.target.v1.TargetService",
         lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
         ("Verify",),
+    )
+    return Service(
+        (target,),
         servicer.settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,

@@ -20,7 +20,7 @@ from tandem.rpc.channel import age_of
 from tandem.rpc.security.access import caller
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tokens import BearerTokens
-from tandem.rpc.server import Service
+from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.settings import MIB, variable_of
 from tandem.telemetry.metrics import catalog as metrics
@@ -152,12 +152,15 @@ def make_service(settings: OrchestratorSettings) -> Service:
     name = variable_of(OrchestratorSettings, "token_file")
     tokens = None if file is None else BearerTokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
-    return Service(
+    orchestrator = GrpcService(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
             servicer, server
         ),
         ("Generate", "Complete"),
+    )
+    return Service(
+        (orchestrator,),
         settings.max_message_mib * MIB,
         servicer.serving.become_ready,
         servicer.serving.stop,

@@ -20,7 +20,7 @@ from tandem.rpc.security.access import Caller, caller
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
 from tandem.rpc.security.tokens import BearerTokens
-from tandem.rpc.server import RunningServer, Service
+from tandem.rpc.server import GrpcService, RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.support.processes.authorities import Authority, Pair
 
@@ -125,7 +125,8 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
                 await asyncio.sleep(0)
 
             large = ("Complete", "Generate")
-            service = Service(ORCHESTRATOR, add_to, large, 4096, nothing, nothing, tokens=tokens)
+            own = GrpcService(ORCHESTRATOR, add_to, large)
+            service = Service((own,), 4096, nothing, nothing, tokens=tokens)
             running = RunningServer("127.0.0.1:0", service, tls, "127.0.0.1:0" if admin else None)
             await running.start()
             await running.ready()
