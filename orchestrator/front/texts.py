@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from typing import Any
 
 import structlog
 
@@ -16,10 +15,7 @@ from orchestrator.replicas.assignment import AssignedReplicas
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.sizes.adaptive import AdaptiveSize
-from orchestrator.sizes.fixed import FixedSize
-from orchestrator.sizes.shared import Adaptation
-from orchestrator.text.contracts import SizePolicy
+from orchestrator.sizes.policies import SizePolicies
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.metrics import RequestMetrics
@@ -62,7 +58,8 @@ class Texts:
         self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
-        self._adaptation: tuple[Any, Adaptation] | None = None
+        # Those that come at once are as many, though the first one has the only slot yet.
+        self._sizes = SizePolicies(lambda: self.active - self.queue.waiting)
         limits = QueueLimits(
             settings.max_waiting, settings.queue_seconds, settings.max_client_requests
         )
@@ -166,11 +163,11 @@ class Texts:
         record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        settings, rule, model = self._settings, generation.rule, validator.capabilities.target
-
+        settings, rule, capabilities = self._settings, generation.rule, validator.capabilities
+        model = capabilities.target
         with AssignedReplicas(
             self._pool,
-            validator.capabilities,
+            capabilities,
             record.remaining,
             self._budget,
             settings.failover_seconds,
@@ -208,7 +205,7 @@ class Texts:
                 generation,
                 drafter=drafter,
                 target=target,
-                policy=self._policy(generation, validator),
+                policy=self._sizes.policy_for(generation, capabilities.pair),
                 emission=emission,
                 record=record,
                 spell=validator.codec.spell if settings.trace_text else None,
@@ -235,18 +232,6 @@ class Texts:
             record.times,
             drafter.lost,
         )
-
-    def _policy(self, generation: Generation, validator: Validator) -> SizePolicy:
-        """Fixed where the request leaves nothing open; else all texts of a pair learn together."""
-        if len(generation.sizes) == 1:
-            (size,) = generation.sizes
-            return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
-        drafter = validator.capabilities.drafter
-        pair = (validator.capabilities.law, None if drafter is None else drafter.fingerprint)
-        if self._adaptation is None or self._adaptation[0] != pair:
-            # Those that come at once are as many, though the first one has the only slot yet.
-            self._adaptation = pair, Adaptation(lambda: self.active - self.queue.waiting)
-        return AdaptiveSize(self._adaptation[1], generation.sizes)
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:
         record.spans.describe(

@@ -226,6 +226,11 @@ class Capabilities:
     rules: Mapping[str, Rule]
     law: Law
 
+    @property
+    def pair(self) -> tuple[Law, str | None]:
+        """The target's law and the drafter's fingerprint: what texts learn holds for these."""
+        return self.law, None if self.drafter is None else self.drafter.fingerprint
+
     def takes(self, reply: target_pb2.GetModelInfoResponse) -> bool:
         """Whether a target can go on with any text of this offer."""
         kept = (getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS)

@@ -20,7 +20,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.faults.campaign.proxy import Proxy, proxied
-from tests.support.processes.nursery import Forked
+from tests.support.processes.fork_server import Forked
 
 READY_SECONDS = 120.0
 # Of the settings of a fleet: tiny models gain nothing from threads.

@@ -1,7 +1,7 @@
 """Services as processes that start within a second: forked off one that has imported torch.
 
 An order is a JSON object with the descriptors that are to be standard input and output; the answer
-is who was born (its pid), and later who has ended (its pid and exit code). The nursery ends when
+is who was born (its pid), and later who has ended (its pid and exit code). It ends when
 the socket does, and all of its children with it.
 """
 
@@ -67,7 +67,7 @@ class Forked:
         stdout: int | None = None,
         **rest: object,
     ) -> None:
-        self._nursery = nursery()
+        self._server = fork_server()
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -87,19 +87,19 @@ class Forked:
             given.append(os.dup(stdout))
         try:
             order = {"module": arguments[-1], "environment": dict(env), "tethered": bool(stdin)}
-            self.pid = self._nursery.start(order, given)
+            self.pid = self._server.start(order, given)
         finally:
             for descriptor in given:
                 os.close(descriptor)
 
     def poll(self) -> int | None:
         """Its exit code, if it has ended."""
-        self.returncode = self._nursery.exit_code(self.pid)
+        self.returncode = self._server.exit_code(self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit code, once it has ended."""
-        code = self._nursery.wait(self.pid, timeout)
+        code = self._server.wait(self.pid, timeout)
         if code is None:
             raise subprocess.TimeoutExpired("a forked service", timeout or 0.0)
         self.returncode = code
@@ -120,7 +120,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class ForkServer:
     """Starts services."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Nursery:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        threading.Thread(target=self._read, name="nursery", daemon=True).start()
+        threading.Thread(target=self._read, name="fork-server", daemon=True).start()
 
     def start(self, order: Mapping[str, Any], given: Sequence[int]) -> int:
         """A service's pid. It may not listen yet.
@@ -182,15 +182,15 @@ class Nursery:
 
 
 @cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The one of this process."""
-    found = Nursery()
+    found = ForkServer()
     atexit.register(found.close)
     return found
 
 
 def _main(number: int) -> None:
-    """The nursery's own process, and in its children the service."""
+    """The fork server's own process, and in its children the service."""
     spin_less()  # before torch is imported
     for module in _IMPORTED:
         importlib.import_module(module)
@@ -208,7 +208,7 @@ def _main(number: int) -> None:
 
 
 def _tend(line: socket.socket) -> dict[str, Any] | None:
-    """Start children and see them end; the order in one of them, None in the nursery at its end."""
+    """Start children and see them end; the order in one of them, None in the parent at its end."""
     children: set[int] = set()
     while True:
         readable, _, _ = select.select([line], [], [], _POLL_SECONDS)
