@@ -118,7 +118,7 @@ def host(
     """A device that is not there, and what comes from it."""
     host = Host()
     for module in (draws, decisions):
-        monkeypatch.setattr(module, "to_host", host.take)
+        monkeypatch.setattr(module, "copy_to_host", host.take)
 
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
