@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tandem.speculation.draft import Draft
 
+# Of one draft that is a tree: what a target computes in a pass for one text.
+MOST_NODES = 256
+
 
 class Shape(IntEnum):
     """Kinds of drafts. A chain is a case of both others."""

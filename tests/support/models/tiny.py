@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.built_in import built_ins
-from drafter_svc.methods import METHODS
+from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.model import ModelDrafter
@@ -133,14 +132,14 @@ def make_drafter(
 
 def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEngine:
     """A drafter's engine over random models, with a method of its built-in recipe."""
-    recipe = built_ins(settings or DrafterSettings())[name]
+    recipe = built_in(name, settings or DrafterSettings())
     # One where the method scores with none: its sequences reserve memory that nobody uses.
     decoders = [
         Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
         for seed in range(2, 2 + max(len(recipe.checkpoints), 1))
     ]
     engine = DrafterEngine(decoders[0], _PLACES, _BUDGET, decoders[1:])
-    engine.drafter = METHODS[name](recipe, decoders, Truncation(0.999, 512))
+    engine.drafter = recipe.make(decoders, Truncation(0.999, 512))
     return engine
 
 

@@ -1,0 +1,24 @@
+"""The table of drafting methods: a new one is a file beside this one, and an entry here."""
+
+from __future__ import annotations
+
+from tandem.drafting.chains import ChainsRecipe
+from tandem.drafting.drafter import Recipe
+from tandem.drafting.forest import ForestRecipe
+from tandem.drafting.lookup import LookupRecipe
+from tandem.drafting.model import ModelRecipe
+from tandem.drafting.tree import TreeRecipe
+
+RECIPES: tuple[type[Recipe], ...] = (
+    ModelRecipe,
+    TreeRecipe,
+    ChainsRecipe,
+    ForestRecipe,
+    LookupRecipe,
+)
+
+# All that names a method takes the name from here: recipes' files, METHOD and RECIPE, help, and the
+# lists of the tests.
+METHODS: dict[str, type[Recipe]] = {
+    recipe.model_fields["method"].default: recipe for recipe in RECIPES
+}
