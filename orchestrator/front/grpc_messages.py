@@ -140,4 +140,5 @@ def info_to(terms: Terms) -> pb.GetModelInfoResponse:
         max_gamma=offer.max_gamma,
         max_nodes=offer.max_nodes,
         default_nodes=None if terms.nodes is None else min(terms.nodes, offer.max_nodes),
+        drafter_recipes=offer.recipes,
     )

@@ -31,6 +31,7 @@ class Offer:
         max_gamma: longest draft that every replica can make and take; 0 without drafters.
         max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
         rules: that the targets know and the drafters suit, by name.
+        recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
     """
 
@@ -40,6 +41,7 @@ class Offer:
     max_nodes: int
     rules: Mapping[str, Rule]
     law: Law
+    recipes: tuple[str, ...] = ()
 
     def takes(self, reply: target_pb2.GetModelInfoResponse) -> bool:
         """Whether a target can go on with any text of this offer."""
@@ -64,4 +66,5 @@ def offer_of(
         largest_tree(target, drafters),
         rules_of(targets[0], drafters),
         law_of(targets[0]),
+        tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
     )

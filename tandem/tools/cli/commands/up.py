@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.cli.display.terminal import err, out
@@ -76,7 +77,7 @@ _Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="What drafts: model, tree, chains, lookup, forest, or a TOML file. Default model.",
+        help="What drafts: {methods}, or a TOML file. Default model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -85,7 +86,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round, at most 64. Default 4.",
+        help="Tokens to draft a round, at most 64. Default auto: what they earn, round by round.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -146,6 +147,19 @@ _Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the services' logs.", rich_help_panel=_RUNNING),
 ]
+
+
+class Up(TyperCommand):
+    """Names the drafting methods where help is shown: their table takes a moment to import."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """See typer."""
+        from tandem.drafting.methods import METHODS
+
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption) and parameter.help:
+                parameter.help = parameter.help.replace("{methods}", ", ".join(METHODS))
+        super().format_help(ctx, formatter)
 
 
 def up(
@@ -246,10 +260,16 @@ def _stop_signals() -> Iterator[Event]:
 
 
 def _announce(stack: Stack) -> None:
+    from tandem.tools.cli.display.recipe import shown
+    from tandem.tools.local.readiness import drafts_by
+
     addresses = stack.addresses
     for name in ("orchestrator", "target", "drafter"):
         out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
-    shown = addresses["orchestrator"]
-    option = "" if shown == DEFAULT_ADDRESS else f" --address {shown}"
+    if "drafter" in addresses:
+        recipe = shown(drafts_by(stack.place("drafter")))
+        out.print(f"[bold]{'recipe':<12}[/] {recipe}", soft_wrap=True)
+    address = addresses["orchestrator"]
+    option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
     out.file.flush()
