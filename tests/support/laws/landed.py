@@ -237,6 +237,13 @@ class Enumeration:
                         )
         return ""
 
+    def depth_of_one(self) -> int:
+        """Tokens of the longest path of a draft behind the prompt; of many outcomes, of one."""
+        sequence = self._begun(())
+        steps = self.drafter.draft(sequence, 1, self._gamma, self._nodes)
+        draft: Draft = Answering(Chooser(()), PROMPT).run(steps)
+        return draft.depth
+
     def error(self, rule: Verifier[Any]) -> float:
         """The greatest of a text's chance."""
         law, expected = self.law(rule), self.expected()

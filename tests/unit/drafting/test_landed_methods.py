@@ -17,11 +17,12 @@ from tandem.drafting.methods import METHODS
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.inference.kv.extents import SequenceCache
+from tandem.settings import LONGEST_DRAFT
 from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from tests.support.laws.landed import Enumeration
 from tests.support.laws.suited import rules_for
-from tests.support.laws.tables import Table
+from tests.support.laws.tables import Flat, Table
 
 TOLERANCE = 1e-12
 LENGTH, GAMMA, NODES = 4, 3, 6
@@ -82,6 +83,17 @@ PURE = [name for name, recipe in METHODS.items() if recipe.drafter.pure]
 def test_a_method_that_is_pure_keeps_its_promise(name: str, seed: int) -> None:
     """Behind the same tokens the same row, wherever the round began, and no draft is short."""
     assert made(name, seed, zeros=seed > 0).broken_promise() == ""
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_it_drafts_the_most_that_can_be_asked_for(name: str) -> None:
+    """Too long to be enumerated: one outcome of each length."""
+    recipe = built_in(name, DrafterSettings())
+    scorers = [Flat() for _ in recipe.checkpoints]
+    drafter = recipe.make(scorers, LOSSLESS)
+    for gamma in (GAMMA + 1, 16, LONGEST_DRAFT):
+        enumeration = Enumeration(drafter, len(scorers), Flat(), 1, gamma, gamma)
+        assert enumeration.depth_of_one() == gamma, "a method that is pure drafts full chains"
 
 
 def test_a_lookup_is_not_pure() -> None:

@@ -33,7 +33,7 @@ def test_a_method_has_its_row_in_the_docs(name: str) -> None:
 
 def test_no_row_is_of_another_method() -> None:
     table = PAGE.partition("| built in |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(METHODS)
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) <= set(METHODS)
 
 
 def test_help_names_every_method() -> None:
