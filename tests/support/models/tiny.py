@@ -98,9 +98,9 @@ class DrafterEngine(Engine):
         round_: int,
         news: Sequence[int],
         gamma: int,
-        max_nodes: int = 0,
+        budget: int = 0,
     ) -> Draft:
-        steps = self.drafter.go_on(sequence, round_, news, gamma, max_nodes)
+        steps = self.drafter.go_on(sequence, round_, news, gamma, budget)
         return (await self.run(sequence, steps))[0]
 
 
@@ -179,14 +179,14 @@ async def speculate(
     max_new_tokens: int,
     *,
     gamma: int = 4,
-    max_nodes: int = 0,
+    budget: int = 0,
     rule: str = "block",
     sampling: Sampling = GREEDY,
 ) -> Text:
     """The orchestrator's loop, in process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
-    capacity = len(prompt) + max_new_tokens + max(gamma, max_nodes)
+    capacity = len(prompt) + max_new_tokens + max(gamma, budget)
     text = Text()
     try:
         opened = await target.begin(sequence, 0, capacity)
@@ -199,7 +199,7 @@ async def speculate(
             draft = Draft.certain(())
             if drafter is not None:
                 depth = min(gamma, left)
-                draft = await drafter.draft(guess, text.rounds, news, depth, max_nodes)
+                draft = await drafter.draft(guess, text.rounds, news, depth, budget)
             verdict = await target.verify(sequence, text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
             news = [*kept, verdict.next_token]

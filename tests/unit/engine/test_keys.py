@@ -46,7 +46,7 @@ async def keys_of(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> tupl
                 PROMPT,
                 40,
                 gamma=3,
-                max_nodes=9 if drafter.drafter.largest_tree else 0,
+                budget=9 if drafter.drafter.largest_tree else 0,
                 rule=rule,
                 sampling=Sampling(seed=11),
             )
