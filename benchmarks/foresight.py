@@ -20,10 +20,9 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.services import serving
-from tandem.tools.load.client import Client
+from tandem.tools.load.client import Client, sampled
 from tandem.tools.load.method import Method
-from tandem.tools.load.prompts import PROMPTS
-from tandem.tools.load.tracing import sampled
+from tandem.tools.load.requests import PROMPTS
 from tandem.tools.local.pair import Pair
 from tandem.tools.traces.prediction.basis import Basis
 from tandem.tools.traces.prediction.whatif import Outlook

@@ -27,7 +27,7 @@ from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 
 VOCAB_SIZE = 151_936
 GAMMA = 4

@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.measure.environment import RESULTS, describe
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.process import ROOT
@@ -150,7 +150,7 @@ def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]
 
 
 async def measure(
-    where: Place | str, pids: dict[str, int], texts: int, gamma: int, per_client: int
+    where: Endpoint | str, pids: dict[str, int], texts: int, gamma: int, per_client: int
 ) -> Cost:
     """A closed loop of so many clients, after a warm-up."""
     async with LoadGenerator(where) as generator:

@@ -29,7 +29,7 @@ from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.report import LoadReport
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.measured.recorded import measured_from
-from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds
 from tandem.tools.traces.read.recording import Recording
 
 DEVICES = {"target": Device(40.0, 0.1), "drafter": Device(5.0, 0.05)}
@@ -94,7 +94,7 @@ def _recorded(models: dict[str, Path], folder: Path) -> Measurement:
 def _trial(
     models: dict[str, Path], measured: Measurement, targets: int, drafters: int, clients: int
 ) -> Trial:
-    load = Load(_TEXTS_EACH * clients, clients=clients)
+    load = OfferedLoad(_TEXTS_EACH * clients, clients=clients)
     predicted = Rounds(measured, Fleet(targets, drafters, _GAMMA), load)
     served = predicted.run()
     # Over all texts, the last ones too, as the run's own figure is.

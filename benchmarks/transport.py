@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.overhead import SERVICES, Cost, measure, save_pair
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.local.stack import StackSettings, running
 from tests.support.processes.authorities import Authority
 
@@ -62,10 +62,12 @@ def _settings(models: Mapping[str, Path], authority: Authority | None) -> dict[s
 
 
 @contextmanager
-def _serving(settings: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Place, dict[str, int]]]:
+def _serving(
+    settings: Mapping[str, Mapping[str, str]],
+) -> Iterator[tuple[Endpoint, dict[str, int]]]:
     with running(StackSettings(settings)) as stack:
         ids = {name: process.id for name, process in stack.processes.items()}
-        yield stack.place("orchestrator"), ids
+        yield stack.endpoint("orchestrator"), ids
 
 
 def _table(found: Sequence[tuple[str, Cost]]) -> Table:

@@ -17,7 +17,8 @@ from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.servicer import Loaded, admission_limits
+from tandem.serving.loaded import Loaded
+from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed

@@ -10,8 +10,8 @@ from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
+from tandem.telemetry.tracing.ids import SpanIds
 
 
 class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse]):

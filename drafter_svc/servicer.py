@@ -10,7 +10,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import messages
 from tandem.rpc.channel import age_of
-from tandem.rpc.server import Service
+from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
 from tandem.serving.servicer import EngineServicer, stream_limits
@@ -67,10 +67,13 @@ class DrafterServicer(
 
 def service_of(servicer: DrafterServicer) -> Service:
     """A servicer as `tandem.rpc.process` runs it."""
-    return Service(
+    drafter = GrpcService(
         "tandem.drafter.v1.DrafterService",
         lambda server: drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, server),
         ("Draft",),
+    )
+    return Service(
+        (drafter,),
         servicer.settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.asks import Decide, Decided, Decision, Host, Score, Scored, Scorer, Steps, Take
+from tandem.engine.asks import Decide, Decision, DeviceVerdict, Score, Scored, Steps, Take, ToHost
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft
@@ -84,7 +85,7 @@ def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) 
 
 def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
-    decided: Decided = yield Decide(
+    decided: DeviceVerdict = yield Decide(
         sequence.rule,
         draft,
         scored,
@@ -94,7 +95,7 @@ def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored)
         sequence.following,
         round_,
     )
-    decision: Decision = yield Host(decided)
+    decision: Decision = yield ToHost(decided)
     cache = sequence.caches[0]
     if draft.parents is None:
         cache.rollback(sequence.length + decision.num_accepted)

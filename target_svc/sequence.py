@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import Scorer
 from tandem.engine.engine import Engine
+from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
 from tandem.serving.fingerprint import require_same
-from tandem.speculation.nodes import Shape, misfit
+from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_request
+from tandem.telemetry.tracing.ids import SpanIds
+from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to
 from target_svc.round import TargetSequence
-from target_svc.verifiers import VERIFIERS, Verifier
 
 
 class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse]):
@@ -104,7 +104,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         return TargetSequence(token_ids, sampling, rule, carry, request.max_nodes)
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
-        if max_nodes and rule.takes is Shape.CHAIN:
+        if max_nodes and rule.takes is DraftShape.CHAIN:
             raise InvalidRequest(f"open.max_nodes must be 0 for {rule.name}, which takes chains")
         if max_nodes > self._most_nodes:
             raise InvalidRequest(
@@ -120,7 +120,7 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
         draft = messages.draft_from(
             request.draft, self._vocab_size, self._max_gamma, sequence.nodes
         )
-        if fault := misfit(draft, sequence.rule.takes):
+        if fault := draft.misfit(sequence.rule.takes):
             raise InvalidRequest(fault)
         self._check_length(draft.depth)
         steps = rounds.verify(self._scorer, sequence, request.round, draft)

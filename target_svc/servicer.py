@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import grpc
 
+from tandem.engine.scorer import Model
 from tandem.errors import NotFound
-from tandem.inference.decoder import Decoder
 from tandem.rpc.channel import age_of
-from tandem.rpc.server import Service
+from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
+from tandem.serving.loaded import Loaded
 from tandem.serving.model import engine_over, info_of, load_decoder
-from tandem.serving.servicer import EngineServicer, Loaded, stream_limits
+from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.messages import verifier_infos
@@ -31,7 +32,7 @@ class LoadedTarget(Loaded):
         decoder: scores.
     """
 
-    decoder: Decoder
+    decoder: Model
 
 
 class TargetServicer(
@@ -99,10 +100,13 @@ class TargetServicer(
 
 def service_of(servicer: TargetServicer) -> Service:
     """A servicer as `tandem.rpc.process` runs it."""
-    return Service(
+    target = GrpcService(
         "tandem.target.v1.TargetService",
         lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server),
         ("Verify",),
+    )
+    return Service(
+        (target,),
         servicer.settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,

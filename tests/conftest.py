@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.inference.choice.record import cache_folder
+from tandem.inference.disk_cache import cache_folder
 from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 

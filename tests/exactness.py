@@ -37,7 +37,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy
@@ -54,7 +54,9 @@ SUPPORTS = {"dense": "0", "support 2": "2"}
 RULES = {
     name: [rule.name for rule in rules_for(recipe.drafter)] for name, recipe in METHODS.items()
 }
-BRANCHING = [name for name, recipe in METHODS.items() if recipe.drafter.shape is not Shape.CHAIN]
+BRANCHING = [
+    name for name, recipe in METHODS.items() if recipe.drafter.shape is not DraftShape.CHAIN
+]
 # Of a draft with branches, whose depth is 3.
 _NODES = 6
 # Of the orchestrator: a drafter that stands still on a busy machine is waited for.

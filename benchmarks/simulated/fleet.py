@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.simulated.device import PASS_VARIABLE, ROW_VARIABLE
 from tandem.failure import Failure
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.local.process import ROOT, ServiceProcess
 from tandem.tools.local.readiness import is_ready
 from tandem.tools.local.stack import Stack, StackSettings, running
@@ -77,7 +77,7 @@ def fleet(
             orchestrator["TRACE_FILE"] = str(traces / "orchestrator.jsonl")
         for name, processes in started.items():
             for process in processes:
-                _wait(partial(is_ready, name, Place(process.address)), process)
+                _wait(partial(is_ready, name, Endpoint(process.address)), process)
         with running(StackSettings({"orchestrator": orchestrator}, root=ROOT)) as stack:
             yield stack
 

@@ -20,7 +20,7 @@ from benchmarks.measure.ratio import ratio
 from benchmarks.sweep.recorded import Recorder, Rounds, Texts
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 
 # Where rounds begin, as shares of a text's length.
 STARTS = (0.25, 0.5, 1.0)

@@ -10,7 +10,7 @@ from tandem.errors import IdleTimeout
 from tandem.rpc.streams.patience import Patience
 
 
-class Reader:
+class ReadingClient:
     """The client of one text.
 
     Attributes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestrator.front.queue import Limits, Places, Room
+from orchestrator.front.queue import QueueLimits, TextQueue
+from orchestrator.replicas.room import TargetRoom
 from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
 
@@ -22,16 +23,16 @@ class PromptEncoder:
         limits: on those that wait for that.
     """
 
-    def __init__(self, codec: TextCodec, at_once: int, limits: Limits) -> None:
+    def __init__(self, codec: TextCodec, at_once: int, limits: QueueLimits) -> None:
         self._codec = codec
-        room = Room(at_once)
-        self._places = Places(lambda: room, limits)
+        room = TargetRoom(at_once)
+        self._queue = TextQueue(lambda: room, limits)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="encode")
 
     @property
     def waiting(self) -> int:
         """Prompts that wait for a thread."""
-        return self._places.waiting
+        return self._queue.waiting
 
     async def encode(
         self, text: str, client: str = "", remaining: float | None = None
@@ -61,7 +62,7 @@ class PromptEncoder:
     async def _encode(
         self, text: str, client: str, remaining: float | None, begun: asyncio.Event
     ) -> list[int]:
-        async with self._places.place(client, 0, remaining):
+        async with self._queue.admitted(client, 0, remaining):
             begun.set()
             try:
                 work = self._threads.submit(self._codec.encode, text)

@@ -8,24 +8,23 @@ from typing import Any
 import grpc
 
 from orchestrator.front import grpc_messages as messages
-from orchestrator.front.client import Reader
-from orchestrator.front.metrics import TextMeter
+from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.summary import Summary
+from orchestrator.text.record import TextRecord
+from orchestrator.text.values import Summary
 from tandem.errors import Exhausted, IdleTimeout, TandemError
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import age_of
 from tandem.rpc.security.access import caller
 from tandem.rpc.security.files import NamedFile
-from tandem.rpc.security.tokens import Tokens
-from tandem.rpc.server import Service
+from tandem.rpc.security.tokens import BearerTokens
+from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.settings import MIB, variable_of
-from tandem.telemetry import metrics
-from tandem.telemetry.readers import metering_of
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.readers import metering_of
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -49,10 +48,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     ) -> None:
         """See orchestrator.proto."""
         settings = self._settings
-        reader = Reader(self._client(context), settings.idle_seconds, settings.reading_seconds)
+        client = ReadingClient(
+            self._client(context), settings.idle_seconds, settings.reading_seconds
+        )
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context, reader)) as events,
+            aclosing(await self._events(request, context, client)) as events,
         ):
             try:
                 async for event in events:
@@ -61,12 +62,12 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                     else:
                         reply = pb.GenerateResponse(round=messages.round_to(event))
                     try:
-                        await reader.take(context.write(reply))
+                        await client.take(context.write(reply))
                     except IdleTimeout as late:
                         # Into the text, so that its span and its log say why it ended.
                         await events.athrow(late)
             finally:
-                reader.close()
+                client.close()
 
     async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
         """See orchestrator.proto."""
@@ -74,7 +75,9 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         texts: list[str] = []
         async with (
             status_boundary(context),
-            aclosing(await self._events(request, context, Reader(self._client(context)))) as events,
+            aclosing(
+                await self._events(request, context, ReadingClient(self._client(context)))
+            ) as events,
         ):
             async for event in events:
                 if isinstance(event, Summary):
@@ -93,7 +96,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         async with status_boundary(context):
             texts = self.serving.texts
-            reply = messages.info_to(texts.terms)
+            reply = messages.info_to(texts.validator)
             reply.active_requests = texts.active
         return reply
 
@@ -106,7 +109,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self,
         request: pb.GenerateRequest | pb.CompleteRequest,
         context: _Context,
-        reader: Reader,
+        client: ReadingClient,
     ) -> Any:
         """The text that a call asks for."""
         try:
@@ -114,11 +117,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             asked = messages.request_from(request.generation)
             texts = await self.serving.texts_soon(context.time_remaining())
         except TandemError as error:
-            meter = TextMeter(self.serving.meters, Ledger(), self.serving.model)
-            meter.fail(error)
-            meter.end(None)
+            refused = TextRecord(metrics=self.serving.metrics, model=self.serving.model)
+            refused.fail(error)
+            refused.end()
             raise
-        return texts.generate(asked, context.time_remaining(), _metadata(context), reader)
+        return texts.generate(asked, context.time_remaining(), _metadata(context), client)
 
     def _count(self, context: _Context) -> None:
         """Count a call until it is over: behind its text, where its client does not read the end.
@@ -147,14 +150,17 @@ def make_service(settings: OrchestratorSettings) -> Service:
     """The orchestrator as `tandem.rpc.process` runs it."""
     file = settings.token_file
     name = variable_of(OrchestratorSettings, "token_file")
-    tokens = None if file is None else Tokens(NamedFile(name, file))
+    tokens = None if file is None else BearerTokens(NamedFile(name, file))
     servicer = OrchestratorServicer(settings)
-    return Service(
+    orchestrator = GrpcService(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
             servicer, server
         ),
         ("Generate", "Complete"),
+    )
+    return Service(
+        (orchestrator,),
         settings.max_message_mib * MIB,
         servicer.serving.become_ready,
         servicer.serving.stop,

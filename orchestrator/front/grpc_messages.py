@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 
-from orchestrator.front.validation import Terms
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Origin, Round
-from orchestrator.text.summary import FinishReason, Summary
-from orchestrator.text.values import Generation, Request
+from orchestrator.front.validation import Validator
+from orchestrator.text.measures import TextTimes
+from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
 from tandem.telemetry.stages import BUSY, WAITS
@@ -70,27 +68,27 @@ def round_to(round_: Round) -> pb.Round:
 
 def summary_to(summary: Summary) -> pb.Summary:
     """The last message."""
-    generation, tally = summary.generation, summary.tally
+    generation, counts = summary.generation, summary.counts
     return pb.Summary(
         request_id=generation.request_id,
         finish_reason=_REASONS[summary.finish_reason],
         stop_string=summary.stop_string,
         prompt_tokens=len(generation.prompt_ids),
-        new_tokens=tally.new_tokens,
-        rounds=len(tally.gammas),
-        drafted_tokens=tally.drafted_tokens,
-        accepted_tokens=tally.accepted_tokens,
-        accepted_per_position=tally.accepted_per_position,
-        accepted_per_rank=tally.accepted_per_rank,
-        block_efficiency=tally.block_efficiency,
-        acceptance_rate=tally.acceptance_rate,
-        overlap_sum=tally.overlap_sum,
-        overlap_positions=tally.overlap_positions,
-        gammas=tally.gammas,
-        nodes=tally.nodes,
-        draft_bytes=tally.draft_bytes,
+        new_tokens=counts.new_tokens,
+        rounds=len(counts.gammas),
+        drafted_tokens=counts.drafted_tokens,
+        accepted_tokens=counts.accepted_tokens,
+        accepted_per_position=counts.accepted_per_position,
+        accepted_per_rank=counts.accepted_per_rank,
+        block_efficiency=counts.block_efficiency,
+        acceptance_rate=counts.acceptance_rate,
+        overlap_sum=counts.overlap_sum,
+        overlap_positions=counts.overlap_positions,
+        gammas=counts.gammas,
+        nodes=counts.nodes,
+        draft_bytes=counts.draft_bytes,
         drafter_lost=summary.drafter_lost,
-        stages=_stages_to(summary.ledger),
+        stages=_stages_to(summary.times),
         effective=_effective(generation),
     )
 
@@ -114,31 +112,35 @@ def _effective(generation: Generation) -> pb.Effective:
     )
 
 
-def _stages_to(clock: Ledger) -> pb.Stages:
-    """The request's ledger, now."""
-    waits = {f"{name}_ns": clock.spent_ns(name) for name in WAITS}
-    busy = {f"{name}_busy_ns": clock.busy_ns.get(name, 0) for name in BUSY}
+def _stages_to(times: TextTimes) -> pb.Stages:
+    """The text's times, now."""
+    waits = {f"{name}_ns": times.spent_ns(name) for name in WAITS}
+    busy = {f"{name}_busy_ns": times.busy_ns.get(name, 0) for name in BUSY}
     return pb.Stages(
         **waits,
         **busy,
-        total_ns=clock.elapsed_ns(),
-        time_to_first_token_ns=clock.first_token_ns,
-        round_wall_ns=clock.round_wall_ns,
-        round_model_ns=clock.round_model_ns,
+        total_ns=times.elapsed_ns(),
+        time_to_first_token_ns=times.first_token_ns,
+        round_wall_ns=times.round_wall_ns,
+        round_model_ns=times.round_model_ns,
     )
 
 
-def info_to(terms: Terms) -> pb.GetModelInfoResponse:
+def info_to(validator: Validator) -> pb.GetModelInfoResponse:
     """What is served, and what a client may ask for."""
-    offer = terms.offer
+    capabilities = validator.capabilities
     return pb.GetModelInfoResponse(
-        target=offer.target,
-        drafter=offer.drafter,
-        verifiers=list(offer.rules),
-        default_verifier=terms.verifier,
-        default_gamma=None if terms.gamma is None else min(terms.gamma, offer.max_gamma),
-        max_gamma=offer.max_gamma,
-        max_nodes=offer.max_nodes,
-        default_nodes=None if terms.nodes is None else min(terms.nodes, offer.max_nodes),
-        drafter_recipes=offer.recipes,
+        target=capabilities.target,
+        drafter=capabilities.drafter,
+        verifiers=list(capabilities.rules),
+        default_verifier=validator.verifier,
+        default_gamma=None
+        if validator.gamma is None
+        else min(validator.gamma, capabilities.max_gamma),
+        max_gamma=capabilities.max_gamma,
+        max_nodes=capabilities.max_nodes,
+        default_nodes=None
+        if validator.nodes is None
+        else min(validator.nodes, capabilities.max_nodes),
+        drafter_recipes=capabilities.recipes,
     )

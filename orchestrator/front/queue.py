@@ -1,7 +1,7 @@
-"""Who begins a text now, who waits for a place and in which order, and who is refused at once.
+"""Who begins a text now, who waits for a slot and in which order, and who is refused at once.
 
-Places are the targets', counted here before anything is opened: a text that would find none holds
-neither a drafter's place nor room in a cache while it finds out.
+Slots are the targets', counted here before anything is opened: a text that would find none holds
+neither a drafter's slot nor room in a cache while it finds out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+from orchestrator.replicas.room import TargetRoom
 from tandem.errors import DeadlineExceeded, Exhausted
 
 # A wait may turn out to be so many times as long as was expected when the text was let in.
 _PATIENCE = 4.0
-# How far back the mean goes of how long texts hold their places.
+# How far back the mean goes of how long texts hold their slots.
 _LOOKS_BACK = 16
 # Other orchestrators' texts end without a word to this one.
 _LOOK_SECONDS = 0.1
@@ -28,26 +29,11 @@ _SOONEST, _LATEST = 0.1, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What the targets can hold for us, besides what others have open there.
-
-    Attributes:
-        texts: at once.
-        tokens: of them all, prompts and what follows; infinite where none says.
-        longest: tokens of one text, on the target that can hold the most.
-    """
-
-    texts: int
-    tokens: float = math.inf
-    longest: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
+class QueueLimits:
     """Bounds on what runs and waits.
 
     Attributes:
-        waiting: texts that may wait for a place.
+        waiting: texts that may wait for a slot.
         seconds: that a text may be expected to wait; one that would wait longer is refused at once.
         of_client: texts of one client that are here; 0 for no bound but its fair share.
     """
@@ -68,22 +54,22 @@ class _Waiting:
     granted: asyncio.Future[None]
 
 
-class Places:
-    """Gives out places: to the client that has the fewest first, of its texts to the one whose
+class TextQueue:
+    """Gives out slots: to the client that has the fewest first, of its texts to the one whose
     deadline comes first. Lives on the event loop.
 
     Args:
         room: asked whenever it matters.
         limits: on what runs and waits.
         make_room: called now and then while somebody waits, to have a text end that does not use
-            its place, if there is any.
+            its slot, if there is any.
         clock: in seconds.
     """
 
     def __init__(
         self,
-        room: Callable[[], Room],
-        limits: Limits,
+        room: Callable[[], TargetRoom],
+        limits: QueueLimits,
         make_room: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,13 +82,13 @@ class Places:
         self._running = self._tokens = 0
         self._queue: list[_Waiting] = []
         self._arrivals = 0
-        self._seconds = 0.0  # that a text holds its place, at the mean
+        self._seconds = 0.0  # that a text holds its slot, at the mean
         self._ended = 0
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def held(self) -> int:
-        """Texts that have a place."""
+        """Texts that have a slot."""
         return self._running
 
     @property
@@ -112,7 +98,7 @@ class Places:
 
     @contextmanager
     def presence(self, client: str) -> Iterator[None]:
-        """Count a client's text from when it comes, before it asks for a place, to its end.
+        """Count a client's text from when it comes, before it asks for a slot, to its end.
 
         Raises:
             Exhausted: the client has as many here as it may.
@@ -152,8 +138,10 @@ class Places:
             raise self._refusal(f"{len(self._queue)} others wait")
 
     @asynccontextmanager
-    async def place(self, client: str, tokens: int, remaining: float | None) -> AsyncIterator[None]:
-        """Hold a place, once there is one.
+    async def admitted(
+        self, client: str, tokens: int, remaining: float | None
+    ) -> AsyncIterator[None]:
+        """Hold a slot, once there is one.
 
         Args:
             client: whose text it is.
@@ -211,7 +199,7 @@ class Places:
             raise self._refusal(f"none came free in {seconds:g} s") from None
 
     def _leave(self, waiting: _Waiting) -> None:
-        """Wait no longer. A place may have been granted in the very moment of giving up."""
+        """Wait no longer. A slot may have been granted in the very moment of giving up."""
         granted = waiting.granted
         if waiting in self._queue:
             self._queue.remove(waiting)
@@ -232,7 +220,7 @@ class Places:
         self._admit()
 
     def _admit(self) -> None:
-        """Grant places as long as there are any; look again soon where texts remain."""
+        """Grant slots as long as there are any; look again soon where texts remain."""
         self._queue = [waiting for waiting in self._queue if not waiting.granted.done()]
         while self._queue:
             first = min(self._queue, key=self._order)
@@ -281,7 +269,7 @@ class Places:
         return max(last, key=lambda waiting: (waiting.deadline, waiting.number))
 
     def _expected(self, ahead: int) -> float:
-        """Seconds until a place comes free for one with so many ahead."""
+        """Seconds until a slot comes free for one with so many ahead."""
         return (ahead + 1) * self._seconds / max(self._running, 1)
 
     def _retry(self, ahead: int) -> float:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 import structlog
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.front.metrics import Meters
-from orchestrator.front.queue import Limits
+from orchestrator.front.queue import QueueLimits
 from orchestrator.front.texts import Texts
-from orchestrator.front.validation import Terms
-from orchestrator.replicas.notifier import News
-from orchestrator.replicas.offer import Offer
-from orchestrator.replicas.pool import Pool
+from orchestrator.front.validation import Validator
+from orchestrator.replicas.compatibility import Capabilities
+from orchestrator.replicas.notifier import Notifier
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
+from orchestrator.text.metrics import RequestMetrics
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 
 if TYPE_CHECKING:
-    from tandem.telemetry.metering import Metering
+    from tandem.telemetry.metrics.metering import Metering
 
 _log = structlog.get_logger(__name__)
 
@@ -38,7 +38,7 @@ class Serving:
     """Follows what the pool offers, and adopts it where it is another model.
 
     Attributes:
-        meters: book what becomes of requests; None where nobody reads them.
+        metrics: of requests; None where nobody reads them.
 
     Args:
         settings: of the orchestrator.
@@ -48,14 +48,14 @@ class Serving:
     def __init__(self, settings: OrchestratorSettings, metering: Metering | None) -> None:
         self._settings = settings
         self._metering = metering
-        self._pool = Pool(settings, self._renew)
+        self._pool = ReplicaPool(settings, self._renew)
         self._begun = False
         self._changed = asyncio.Event()
-        self._news = News()
+        self._notifier = Notifier()
         self._lost_at = -math.inf
         self._waiting = 0
         self._texts: Texts | None = None
-        self.meters = Meters(metering.instruments) if metering else None
+        self.metrics = RequestMetrics(metering.instruments) if metering else None
         if metering is not None:
             for role, count in self._pool.counts.items():
                 metering.instruments.watch(metrics.REPLICAS, count, role)
@@ -63,7 +63,7 @@ class Serving:
     @property
     def model(self) -> str:
         """The name of the target that was served last; empty before any was."""
-        return self._texts.terms.offer.target.model if self._texts else ""
+        return self._texts.validator.capabilities.target.model if self._texts else ""
 
     async def become_ready(self) -> None:
         """Wait until there is a pair that fits, with its tokenizer.
@@ -77,12 +77,12 @@ class Serving:
         while not self.is_ready:
             self._changed.clear()
             try:
-                offer = self._pool.offer
+                capabilities = self._pool.capabilities
             except Unavailable:  # the pool has said why
                 await self._changed.wait()
                 continue
             try:
-                await self._adopt(offer)
+                await self._adopt(capabilities)
             except StartupError as error:
                 if self._texts is None:
                     raise
@@ -113,23 +113,23 @@ class Serving:
         self._changed.set()
         texts = self._texts
         try:
-            offer = self._pool.offer
+            capabilities = self._pool.capabilities
         except Unavailable:
             self._lost_at = time.monotonic()
             return
-        if texts is not None and texts.terms.offer.law == offer.law:
-            texts.terms = replace(texts.terms, offer=offer)
-        self._news.tell()
+        if texts is not None and texts.validator.capabilities.law == capabilities.law:
+            texts.validator = replace(texts.validator, capabilities=capabilities)
+        self._notifier.notify()
 
-    async def _adopt(self, offer: Offer) -> None:
+    async def _adopt(self, capabilities: Capabilities) -> None:
         """Serve a model that was not served before."""
-        settings, known = self._settings, list(offer.rules)
+        settings, known = self._settings, list(capabilities.rules)
         if settings.verifier not in known:
             raise StartupError(
                 f"TANDEM_ORCHESTRATOR_VERIFIER: {settings.verifier!r} is unknown to the target or"
                 f" does not suit the drafter; use one of {known}"
             )
-        longest = offer.max_gamma
+        longest = capabilities.max_gamma
         gamma = None if settings.gamma == "auto" else settings.gamma
         if gamma is not None and 0 < longest < gamma:
             raise StartupError(
@@ -139,10 +139,10 @@ class Serving:
         tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
         # Parsing a large vocabulary takes a second.
         codec = await asyncio.to_thread(TextCodec, tokenizer)
-        limits = Limits(settings.max_encoding_waiting, settings.queue_seconds)
+        limits = QueueLimits(settings.max_encoding_waiting, settings.queue_seconds)
         encoder = PromptEncoder(codec, settings.max_encoding, limits)
-        terms = Terms(
-            offer,
+        validator = Validator(
+            capabilities,
             settings.verifier,
             gamma,
             None if settings.nodes == "auto" else settings.nodes,
@@ -151,11 +151,11 @@ class Serving:
             encoder,
         )
         if self._texts is None:
-            self._texts = Texts(settings, self._pool, terms, self.meters)
+            self._texts = Texts(settings, self._pool, validator, self.metrics)
             self._watch(self._texts)
         else:
-            self._texts.terms.encoder.close()
-            self._texts.terms = terms
+            self._texts.validator.encoder.close()
+            self._texts.validator = validator
         self._renew()  # the offer may have changed meanwhile
 
     def _watch(self, texts: Texts) -> None:
@@ -164,7 +164,7 @@ class Serving:
             watch(metrics.REQUESTS_ACTIVE, lambda: texts.active)
             watch(
                 metrics.QUEUE_DEPTH,
-                lambda: texts.terms.encoder.waiting + texts.places.waiting,
+                lambda: texts.validator.encoder.waiting + texts.queue.waiting,
                 role,
             )
 
@@ -175,8 +175,8 @@ class Serving:
         Raises:
             Unavailable: the pair is not ready.
         """
-        offer = self._pool.offer
-        if self._texts is None or self._texts.terms.offer.law != offer.law:
+        capabilities = self._pool.capabilities
+        if self._texts is None or self._texts.validator.capabilities.law != capabilities.law:
             raise Unavailable("not ready: reading the target's tokenizer")
         return self._texts
 
@@ -201,7 +201,7 @@ class Serving:
             )
         self._waiting += 1
         try:
-            await self._news.find(lambda: self.is_ready or None, seconds)
+            await self._notifier.wait_for(lambda: self.is_ready or None, seconds)
         finally:
             self._waiting -= 1
         return self.texts
@@ -209,5 +209,5 @@ class Serving:
     async def stop(self) -> None:
         """Close the channels."""
         if self._texts is not None:
-            self._texts.terms.encoder.close()
+            self._texts.validator.encoder.close()
         await self._pool.close()

@@ -5,31 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from typing import Any
 
 import structlog
 
-from orchestrator.front.client import Reader
-from orchestrator.front.metrics import Meters, TextMeter
-from orchestrator.front.queue import Limits, Places
-from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.replicas.leases import LeasedPeers
-from orchestrator.replicas.pool import Pool
+from orchestrator.front.client import ReadingClient
+from orchestrator.front.queue import QueueLimits, TextQueue
+from orchestrator.front.validation import Validator, request_id_of
+from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.sizes.adaptive import AdaptiveSize
-from orchestrator.sizes.fixed import FixedSize
-from orchestrator.sizes.shared import Adaptation
-from orchestrator.text.contracts import Policy
-from orchestrator.text.drafter_failover import Drafting
+from orchestrator.sizes.policies import SizePolicies
+from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Round
+from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.record import TextRecord
 from orchestrator.text.session import Session
 from orchestrator.text.spans import TextSpans
-from orchestrator.text.summary import Summary
-from orchestrator.text.target_failover import Deciding
-from orchestrator.text.values import Generation, Request
+from orchestrator.text.target_failover import TargetWithFailover
+from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
 from tandem.telemetry.logs import bind_request
 
@@ -40,41 +34,44 @@ class Texts:
     """Makes texts over a pool of drafters and targets.
 
     Attributes:
-        active: texts being made, or waiting for their places.
-        places: on targets, and who waits for them.
-        terms: of the pair, now; a text keeps those that it began with.
+        active: texts being made, or waiting for their slots.
+        queue: on targets, and who waits for them.
+        validator: of the pair, now; a text keeps those that it began with.
 
     Args:
         settings: limits and waits.
         pool: picks replicas.
-        terms: see there.
-        meters: book what becomes of requests; None where nobody reads them.
+        validator: see there.
+        metrics: of requests; None where nobody reads them.
     """
 
     def __init__(
         self,
         settings: OrchestratorSettings,
-        pool: Pool,
-        terms: Terms,
-        meters: Meters | None = None,
+        pool: ReplicaPool,
+        validator: Validator,
+        metrics: RequestMetrics | None = None,
     ) -> None:
         self.active = 0
-        self.terms = terms
+        self.validator = validator
         self._settings = settings
         self._pool = pool
-        self._meters = meters
+        self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
-        self._adaptation: tuple[Any, Adaptation] | None = None
-        limits = Limits(settings.max_waiting, settings.queue_seconds, settings.max_client_requests)
-        self.places = Places(lambda: pool.room, limits, self._make_room)
-        self._readers: set[Reader] = set()  # of texts that have places
+        # Those that come at once are as many, though the first one has the only slot yet.
+        self._sizes = SizePolicies(lambda: self.active - self.queue.waiting)
+        limits = QueueLimits(
+            settings.max_waiting, settings.queue_seconds, settings.max_client_requests
+        )
+        self.queue = TextQueue(lambda: pool.room, limits, self._make_room)
+        self._reading: set[ReadingClient] = set()  # of texts that have slots
 
     async def generate(
         self,
         request: Request,
         remaining: float | None = None,
         metadata: Mapping[str, str] = {},
-        reader: Reader | None = None,
+        client: ReadingClient | None = None,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A text: its rounds, then its summary. Counted, traced and logged however it ends.
 
@@ -84,56 +81,43 @@ class Texts:
             request: what to generate.
             remaining: seconds until the caller's deadline; None for none.
             metadata: of the call; a traceparent in it is the caller's span.
-            reader: whose text it is; None where all texts are one client's, who reads at once.
+            client: whose text it is; None where all texts are one client's, who reads at once.
 
         Raises:
             TandemError: the request is refused, or the text failed.
         """
-        ledger, spans, terms = Ledger(), TextSpans(metadata), self.terms
-        reader = reader or Reader()
-
-        def left() -> float | None:
-            return None if remaining is None else max(remaining - ledger.elapsed_ns() / 1e9, 0.0)
-
-        meter = TextMeter(self._meters, ledger, terms.offer.target.model, remaining)
-        outcome = "error"
+        validator = self.validator
+        model = validator.capabilities.target.model
+        record = TextRecord(TextSpans(metadata), self._metrics, model, remaining)
+        client = client or ReadingClient()
         try:
             request_id = request_id_of(request)
             bind_request(request_id)
-            spans.describe({"tandem.request_id": request_id})
-            with self._counted(), self.places.presence(reader.name):
-                self.places.check(reader.name, remaining)
-                with spans.child("tokenize"):
-                    generation = await terms.accept(
-                        request, request_id, ledger, reader.name, left()
-                    )
-                self._describe(generation, terms.offer.target.model, spans)
-                meter.accept(len(generation.prompt_ids))
+            record.spans.describe({"tandem.request_id": request_id})
+            with self._counted(), self.queue.presence(client.name):
+                self.queue.check(client.name, remaining)
+                with record.spans.child("tokenize"):
+                    generation = await validator.accept(request, request_id, record, client.name)
+                self._describe(generation, model, record)
+                record.begin(len(generation.prompt_ids))
                 async with (
-                    self._place(generation, reader, left(), ledger, spans),
-                    aclosing(
-                        self._rounds(generation, terms, left(), ledger, spans, meter)
-                    ) as rounds,
+                    self._hold_slot(generation, client, record),
+                    aclosing(self._rounds(generation, validator, record)) as rounds,
                 ):
                     async for event in rounds:
-                        with spans.brief("send"), ledger.stage("send_wait"):
+                        with record.stage("send_wait", span="send"):
                             yield event
                         if isinstance(event, Summary):
-                            outcome = event.finish_reason.name
-                            meter.finish(event.finish_reason)
-                        elif not ledger.first_token_ns:
-                            ledger.first_token_ns = ledger.elapsed_ns()
-                            spans.note_first_token()
+                            record.finish(event.finish_reason)
+                        else:
+                            record.deliver()
         except BaseException as error:
-            # An iterator that is closed early has a client that left.
-            outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
-            spans.fail(error)
-            meter.fail(error)
+            record.fail(error)
             raise
         finally:
-            meter.end(spans.context)
-            spans.end()
-            _log.info("request ended", outcome=outcome, wall_ms=ledger.elapsed_ns() // 1_000_000)
+            record.end()
+            wall_ms = record.times.elapsed_ns() // 1_000_000
+            _log.info("request ended", outcome=record.outcome, wall_ms=wall_ms)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -145,28 +129,28 @@ class Texts:
             self.active -= 1
 
     @asynccontextmanager
-    async def _place(
+    async def _hold_slot(
         self,
         generation: Generation,
-        reader: Reader,
-        remaining: float | None,
-        ledger: Ledger,
-        spans: TextSpans,
+        client: ReadingClient,
+        record: TextRecord,
     ) -> AsyncIterator[None]:
-        """Hold a place on a target, once there is one; see `Places.place`."""
+        """Hold a slot on a target, once there is one; see `TextQueue.admitted`."""
         nodes = max(size.nodes for size in generation.sizes)
         tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
         async with AsyncExitStack() as stack:
-            with spans.brief("wait"), ledger.stage("place_wait"):
-                await stack.enter_async_context(self.places.place(reader.name, tokens, remaining))
-            self._readers.add(reader)
-            stack.callback(self._readers.discard, reader)
+            with record.stage("place_wait", span="wait"):
+                await stack.enter_async_context(
+                    self.queue.admitted(client.name, tokens, record.remaining)
+                )
+            self._reading.add(client)
+            stack.callback(self._reading.discard, client)
             yield
 
     def _make_room(self) -> None:
         """Have the text end whose client has read nothing for the longest, if it was for long:
-        another one waits for its place."""
-        slowest = min(self._readers, key=lambda reader: reader.unread_since, default=None)
+        another one waits for its slot."""
+        slowest = min(self._reading, key=lambda client: client.unread_since, default=None)
         if slowest is None:
             return
         if time.monotonic() - slowest.unread_since >= self._settings.full_idle_seconds:
@@ -175,46 +159,43 @@ class Texts:
     async def _rounds(
         self,
         generation: Generation,
-        terms: Terms,
-        remaining: float | None,
-        ledger: Ledger,
-        spans: TextSpans,
-        meter: TextMeter,
+        validator: Validator,
+        record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A session over leased replicas, and what came of it."""
-        settings, rule, target = self._settings, generation.rule, terms.offer.target
-
-        with LeasedPeers(
+        settings, rule, capabilities = self._settings, generation.rule, validator.capabilities
+        model = capabilities.target
+        with AssignedReplicas(
             self._pool,
-            terms.offer,
-            remaining,
+            capabilities,
+            record.remaining,
             self._budget,
             settings.failover_seconds,
-            ledger,
-            spans,
+            record,
         ) as peers:
             emission = Emission(
                 generation.stopping,
-                target.eos_token_ids,
-                terms.codec.stream(generation.prompt_ids, generation.stopping.strings),
+                model.eos_token_ids,
+                validator.codec.stream(generation.prompt_ids, generation.stopping.strings),
+                record.counts,
             )
             emission.resume(generation.received_ids)
-            deciding = Deciding(generation, peers, target.vocab_size)
+            target = TargetWithFailover(generation, peers, model.vocab_size)
             needed_by = rule.name if rule.fixed_gamma else ""
 
             def lose_drafter(error: TandemError | None) -> None:
                 peers.note_lost_drafter(error)
-                meter.lose_drafter()
+                record.lose_drafter()
 
             def opening_seconds() -> float:
                 length = len(generation.prompt_ids)
                 seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
                 return min(seconds, settings.draft_seconds)
 
-            drafting = Drafting(
+            drafter = DrafterWithFailover(
                 peers.drafter,
-                lambda: deciding.prompt,
-                ledger,
+                lambda: target.prompt,
+                record,
                 opening_seconds,
                 needed_by,
                 lose_drafter,
@@ -222,51 +203,38 @@ class Texts:
             )
             session = Session(
                 generation,
-                drafting=drafting,
-                deciding=deciding,
-                policy=self._policy(generation, terms),
+                drafter=drafter,
+                target=target,
+                policy=self._sizes.policy_for(generation, capabilities.pair),
                 emission=emission,
-                ledger=ledger,
-                spans=spans,
-                spell=terms.codec.spell if settings.trace_text else None,
+                record=record,
+                spell=validator.codec.spell if settings.trace_text else None,
             )
             if emission.finish_reason is None:
                 async with aclosing(session.rounds()) as rounds:
                     async for round_ in rounds:
-                        meter.commit(round_, emission.tally)
+                        record.commit(round_)
                         yield round_
         assert emission.finish_reason is not None
-        tally = emission.tally
-        spans.describe(
+        counts = record.counts
+        record.spans.describe(
             {
-                "gen_ai.usage.output_tokens": tally.new_tokens,
+                "gen_ai.usage.output_tokens": counts.new_tokens,
                 "gen_ai.response.finish_reasons": [emission.finish_reason.value],
-                "tandem.accepted": tally.accepted_tokens,
+                "tandem.accepted": counts.accepted_tokens,
             }
         )
         yield Summary(
             generation,
             emission.finish_reason,
             emission.stop_string,
-            tally,
-            ledger,
-            drafting.lost,
+            counts,
+            record.times,
+            drafter.lost,
         )
 
-    def _policy(self, generation: Generation, terms: Terms) -> Policy:
-        """Fixed where the request leaves nothing open; else all texts of a pair learn together."""
-        if len(generation.sizes) == 1:
-            (size,) = generation.sizes
-            return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
-        drafter = terms.offer.drafter
-        pair = (terms.offer.law, None if drafter is None else drafter.fingerprint)
-        if self._adaptation is None or self._adaptation[0] != pair:
-            # Those that come at once are as many, though the first one has the only place yet.
-            self._adaptation = pair, Adaptation(lambda: self.active - self.places.waiting)
-        return AdaptiveSize(self._adaptation[1], generation.sizes)
-
-    def _describe(self, generation: Generation, model: str, spans: TextSpans) -> None:
-        spans.describe(
+    def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:
+        record.spans.describe(
             {
                 "gen_ai.operation.name": "text_completion",
                 "gen_ai.provider.name": "tandem",

@@ -6,11 +6,10 @@ import uuid
 from dataclasses import dataclass
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.replicas.compatibility import longest_text
-from orchestrator.replicas.offer import Offer
+from orchestrator.replicas.compatibility import Capabilities, longest_text
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
@@ -24,11 +23,11 @@ FIXED_GAMMA = 4
 
 
 @dataclass(frozen=True)
-class Terms:
+class Validator:
     """The pair's limits and the orchestrator's defaults.
 
     Attributes:
-        offer: of the pair.
+        capabilities: of the pair.
         verifier: the default rule.
         gamma: the default draft length; None follows what it earns.
         nodes: the default number of a tree's tokens; None likewise.
@@ -37,7 +36,7 @@ class Terms:
         encoder: encodes with it.
     """
 
-    offer: Offer
+    capabilities: Capabilities
     verifier: str
     gamma: int | None
     nodes: int | None
@@ -49,18 +48,16 @@ class Terms:
         self,
         request: Request,
         request_id: str,
-        ledger: Ledger,
+        record: TextRecord,
         client: str,
-        remaining: float | None,
     ) -> Generation:
         """A request, validated, with every default filled in.
 
         Args:
             request: what was asked.
             request_id: of it.
-            ledger: books the time.
+            record: books the time.
             client: whose it is, for fair shares of the encoder.
-            remaining: seconds until the caller's deadline; None for none.
 
         Raises:
             InvalidRequest: a field is out of range; the sentence begins with its name.
@@ -77,10 +74,10 @@ class Terms:
                 " owe to the law is not in its tokens; start anew or use block"
             )
         self._check_stopping(request)
-        with ledger.stage("tokenize"):
-            prompt_ids = await self._prompt(request, client, remaining)
+        with record.stage("tokenize"):
+            prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
-        choices = sizes(self.offer.max_gamma, self.offer.max_nodes, gamma, nodes)
+        choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
         beside = max(size.nodes for size in choices)
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
         if not drafted:
@@ -107,22 +104,22 @@ class Terms:
 
     def _speculation(self, request: Request) -> tuple[str, int | None]:
         verifier = self.verifier if request.verifier is None else request.verifier
-        if verifier not in self.offer.rules:
+        if verifier not in self.capabilities.rules:
             raise InvalidRequest(
-                f"verifier {verifier!r} is unknown; use one of {list(self.offer.rules)}"
+                f"verifier {verifier!r} is unknown; use one of {list(self.capabilities.rules)}"
             )
-        longest = self.offer.max_gamma
+        longest = self.capabilities.max_gamma
         if request.gamma is not None:
             if request.gamma > longest:
                 raise InvalidRequest(f"gamma must be 0..{longest}, got {request.gamma}")
             return verifier, request.gamma
         gamma = self.gamma
-        if gamma is None and self.offer.rules[verifier].fixed_gamma:
+        if gamma is None and self.capabilities.rules[verifier].fixed_gamma:
             gamma = FIXED_GAMMA
         return verifier, (gamma if gamma is None and longest else min(gamma or 0, longest))
 
     def _nodes(self, request: Request, gamma: int | None) -> int | None:
-        most = self.offer.max_nodes
+        most = self.capabilities.max_nodes
         if request.nodes is not None and not 1 <= request.nodes <= most:
             limits = f"1..{most}" if most else "unset, since drafts are chains here"
             raise InvalidRequest(f"max_nodes must be {limits}, got {request.nodes}")
@@ -134,10 +131,10 @@ class Terms:
 
     def _rule(self, verifier: str, gamma: int | None) -> Rule:
         """The rule that decides. Without drafts all are the same, and some refuse to go without."""
-        rules = [self.offer.rules[verifier], *self.offer.rules.values()]
+        rules = [self.capabilities.rules[verifier], *self.capabilities.rules.values()]
         suited = next((rule for rule in rules if gamma != 0 or not rule.fixed_gamma), None)
         if suited is None:
-            raise InvalidRequest(f"gamma must be at least 1 for {list(self.offer.rules)}")
+            raise InvalidRequest(f"gamma must be at least 1 for {list(self.capabilities.rules)}")
         return suited
 
     def _check_stopping(self, request: Request) -> None:
@@ -145,8 +142,9 @@ class Terms:
             raise InvalidRequest("max_new_tokens must be at least 1")
         if len(request.stop_token_ids) > MAX_STOP_TOKENS:
             raise InvalidRequest(f"stop_token_ids may hold {MAX_STOP_TOKENS} ids")
-        if any(token >= self.offer.target.vocab_size for token in request.stop_token_ids):
-            raise InvalidRequest(f"stop_token_ids must be below {self.offer.target.vocab_size}")
+        vocab_size = self.capabilities.target.vocab_size
+        if any(token >= vocab_size for token in request.stop_token_ids):
+            raise InvalidRequest(f"stop_token_ids must be below {vocab_size}")
         if len(request.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidRequest(f"stop_strings may hold {MAX_STOP_STRINGS} strings")
         if any(not 1 <= len(text) <= MAX_STOP_STRING for text in request.stop_strings):
@@ -156,7 +154,10 @@ class Terms:
 
     async def _prompt(self, request: Request, client: str, remaining: float | None) -> list[int]:
         count, text = len(request.prompt_ids), request.prompt
-        longest, vocab_size = self.offer.target.max_length, self.offer.target.vocab_size
+        longest, vocab_size = (
+            self.capabilities.target.max_length,
+            self.capabilities.target.vocab_size,
+        )
         if (text is not None) == bool(count):
             raise InvalidRequest("prompt: give either prompt or prompt_token_ids, and not both")
         if count > longest:
@@ -188,7 +189,7 @@ class Terms:
             raise InvalidRequest(
                 "received_token_ids needs first_round, behind the last one received"
             )
-        vocab_size = self.offer.target.vocab_size
+        vocab_size = self.capabilities.target.vocab_size
         return messages.tokens_from("received_token_ids", request.received_ids, vocab_size, most)
 
     def _max_new_tokens(
@@ -198,10 +199,10 @@ class Terms:
 
         What leaves gamma open and has no room beside drafts is decoded plainly.
         """
-        room = longest_text(self.offer.target, 0) - prompt_tokens
-        drafted = longest_text(self.offer.target, nodes) - prompt_tokens
-        if gamma != 0 and self.offer.drafter is not None:
-            drafted = min(drafted, longest_text(self.offer.drafter, nodes) - prompt_tokens)
+        room = longest_text(self.capabilities.target, 0) - prompt_tokens
+        drafted = longest_text(self.capabilities.target, nodes) - prompt_tokens
+        if gamma != 0 and self.capabilities.drafter is not None:
+            drafted = min(drafted, longest_text(self.capabilities.drafter, nodes) - prompt_tokens)
         if request.gamma:
             room = drafted
         count = request.max_new_tokens

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.peers.deadlines import Waits
-from orchestrator.replicas.compatibility import AROUND_BYTES
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import ShortDraft, Unavailable
 from tandem.rpc import messages
+from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
@@ -58,7 +58,7 @@ class DraftCall:
     Args:
         call: carries it.
         waits: its deadlines.
-        spans: the text's.
+        record: the text's, which books each exchange.
         max_bytes: that the target takes in a message.
         replica: that it is for.
     """
@@ -67,7 +67,7 @@ class DraftCall:
         self,
         call: SequenceCall[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse],
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         max_bytes: int,
         replica: CountingOn,
     ) -> None:
@@ -75,13 +75,13 @@ class DraftCall:
         self._replica = replica
         self._max_bytes = max_bytes
         self._waits = waits
-        self._spans = spans
+        self._record = record
         self._vocab_size = 0
         self.close = call.close
         self.cancel = call.cancel
 
     async def open(self, prompt: Prompt) -> StageTimes:
-        """See `peers.Drafter`."""
+        """Beside the target's, which is what the text waits for: no stage."""
         self._vocab_size = prompt.target_vocab_size
         request = drafter_pb2.OpenSequence(
             request_id=prompt.request_id,
@@ -94,17 +94,27 @@ class DraftCall:
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
-        span = self._spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
+        span = self._record.spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
         tokens = len(prompt.token_ids)
         reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
         self._replica.require_same(reply.opened)
         self._waits.opened(tokens)
-        return _times_of(self._call, reply.opened)
+        times = _times_of(self._call, reply.opened)
+        self._record.times.add_prefill("drafter", times)
+        return times
 
     async def draft(
         self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
-        """See `peers.Drafter`."""
+        """See `Drafter`."""
+        with self._record.stage("draft_wait"):
+            drafted = await self._draft(round_, position, new_token_ids, size, exact)
+        self._record.times.drafted_tokens += len(drafted.token_ids)
+        return drafted
+
+    async def _draft(
+        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
+    ) -> Drafted:
         gamma = size.gamma
         step = drafter_pb2.DraftStep(
             round=round_,
@@ -114,7 +124,7 @@ class DraftCall:
             max_nodes=size.nodes,
         )
         message = drafter_pb2.SequenceRequest(draft=step)
-        span = self._spans.call("draft", DRAFT_METHOD, self._call.address)
+        span = self._record.spans.call("draft", DRAFT_METHOD, self._call.address)
         reply = await self._call.ask(message, "drafted", self._waits.step(), span)
         self._waits.stepped()
         drafted, expect = reply.drafted, self._call.expect
@@ -183,7 +193,7 @@ class VerifyCall:
     Args:
         call: carries it.
         waits: its deadlines.
-        spans: the text's.
+        record: the text's, which books each exchange.
         replica: that it is for.
     """
 
@@ -191,13 +201,13 @@ class VerifyCall:
         self,
         call: SequenceCall[target_pb2.SequenceRequest, target_pb2.SequenceResponse],
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         replica: CountingOn,
     ) -> None:
         self._call = call
         self._replica = replica
         self._waits = waits
-        self._spans = spans
+        self._record = record
         self._vocab_size = 0
         self.close = call.close
         self.cancel = call.cancel
@@ -205,7 +215,16 @@ class VerifyCall:
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
     ) -> Decided | None:
-        """See `peers.Target`."""
+        """See `Target`."""
+        with self._record.stage("open_wait"):
+            decided = await self._open(prompt, verifier, size, carry)
+        if decided is not None:
+            self._record.times.add_prefill("target", decided.times)
+        return decided
+
+    async def _open(
+        self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
+    ) -> Decided | None:
         self._vocab_size = prompt.target_vocab_size
         request = target_pb2.OpenSequence(
             request_id=prompt.request_id,
@@ -220,7 +239,7 @@ class VerifyCall:
             fingerprint=self._replica.fingerprint,
         )
         message = target_pb2.SequenceRequest(open=request)
-        span = self._spans.call("prefill", VERIFY_METHOD, self._call.address)
+        span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
         tokens = len(prompt.token_ids)
         reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
         opened = reply.opened
@@ -235,12 +254,18 @@ class VerifyCall:
         return Decided(0, 0, opened.token_id, (), _times_of(self._call, opened), _carry_of(opened))
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
-        """See `peers.Target`."""
+        """See `Target`."""
+        with self._record.stage("verify_wait"):
+            decided = await self._verify(round_, position, drafted)
+        self._record.times.add_round(drafted, decided)
+        return decided
+
+    async def _verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         step = target_pb2.VerifyStep(
             round=round_, position=position, draft=drafted.payload if drafted else None
         )
         message = target_pb2.SequenceRequest(verify=step)
-        span = self._spans.call("verify", VERIFY_METHOD, self._call.address)
+        span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
         reply = await self._call.ask(message, "verdict", self._waits.step(), span)
         self._waits.stepped()
         verdict, expect = reply.verdict, self._call.expect

@@ -17,12 +17,17 @@ from orchestrator.peers.calls import (
 )
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
-from orchestrator.text.spans import TextSpans
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.errors import Exhausted
+from tandem.errors import Exhausted, StartupError
+from tandem.rpc.channel import Dialer
+from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.plaintext import check_plaintext
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
+from tandem.settings import variable_of
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _PROBE = "probe"
@@ -57,14 +62,14 @@ class DrafterClient(Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         max_bytes: int,
         target_max_bytes: int,
         counting_on: CountingOn,
     ) -> DraftCall:
         """A fresh sequence, for at most `seconds`; of messages that it, and a target, takes."""
         call = self._sequence(seconds, max_bytes)
-        return DraftCall(call, waits, spans, target_max_bytes, counting_on)
+        return DraftCall(call, waits, record, target_max_bytes, counting_on)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _DraftSequence:
         close = drafter_pb2.SequenceRequest(close=drafter_pb2.CloseSequence())
@@ -123,12 +128,12 @@ class TargetClient(Peer):
         self,
         seconds: float | None,
         waits: Waits,
-        spans: TextSpans,
+        record: TextRecord,
         max_bytes: int,
         counting_on: CountingOn,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
-        return VerifyCall(self._sequence(seconds, max_bytes), waits, spans, counting_on)
+        return VerifyCall(self._sequence(seconds, max_bytes), waits, record, counting_on)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())
@@ -166,3 +171,52 @@ def _answered(call: _DraftSequence | _VerifySequence) -> Iterator[None]:
         pass
     finally:
         call.cancel()
+
+
+def _named(name: str) -> str:
+    return variable_of(OrchestratorSettings, name)
+
+
+def dialers_of(settings: OrchestratorSettings) -> tuple[Dialer, Dialer]:
+    """For drafters and for targets.
+
+    Raises:
+        StartupError: which setting or file is unfit, and how.
+    """
+    ca, cert, key = settings.peer_ca, settings.peer_cert, settings.peer_key
+    for given, name, lacking in (
+        (cert and not key, "peer_cert", "peer_key"),
+        (key and not cert, "peer_key", "peer_cert"),
+        (cert and not ca, "peer_cert", "peer_ca"),
+        (settings.drafter_tls_name and not ca, "drafter_tls_name", "peer_ca"),
+        (settings.target_tls_name and not ca, "target_tls_name", "peer_ca"),
+    ):
+        if given:
+            raise StartupError(f"{_named(name)} needs {_named(lacking)} too")
+    if ca is None:
+        _check_plaintext(settings)
+        dialer = Dialer(age_seconds=settings.peer_connection_seconds)
+        return dialer, dialer
+    # What reads certificates takes a tenth of a second to import.
+    from tandem.rpc.security.tls import ClientTls
+
+    tls = ClientTls(
+        NamedFile(_named("peer_ca"), ca),
+        NamedFile(_named("peer_cert"), cert) if cert else None,
+        NamedFile(_named("peer_key"), key) if key else None,
+    )
+    names = settings.drafter_tls_name, settings.target_tls_name
+    drafters, targets = (Dialer(tls, name, settings.peer_connection_seconds) for name in names)
+    return drafters, targets
+
+
+def _check_plaintext(settings: OrchestratorSettings) -> None:
+    for name, addresses in (("drafters", settings.drafters), ("targets", settings.targets)):
+        for address in addresses:
+            check_plaintext(
+                address,
+                settings.peer_plaintext,
+                _named(name),
+                _named("peer_ca"),
+                _named("peer_plaintext"),
+            )

@@ -15,8 +15,8 @@ import grpc
 import structlog
 
 from tandem.errors import TandemError
-from tandem.rpc.dialer import Dialer
-from tandem.rpc.health_watch import HealthWatch
+from tandem.rpc.channel import Dialer
+from tandem.rpc.health import HealthWatch
 from tandem.rpc.status import from_peer, notes_of
 from tandem.rpc.streams.link import Link
 
@@ -102,14 +102,14 @@ class Peer(ABC):
             serving = await watch.first(seconds)
             while serving is not None:
                 yield serving
-                news = asyncio.create_task(watch.next())
+                change = asyncio.create_task(watch.next())
                 try:
-                    newer = await self._renewed(news, seconds)
+                    newer = await self._renewed(change, seconds)
                     if newer is None:
-                        serving = await news
+                        serving = await change
                         continue
                 finally:
-                    news.cancel()
+                    change.cancel()
                 watch.end()
                 watch, serving = newer
         finally:
@@ -119,7 +119,7 @@ class Peer(ABC):
         return HealthWatch(self.role, self.address, self._service, connection.channel)
 
     async def _renewed(
-        self, news: asyncio.Task[bool | None], seconds: float
+        self, change: asyncio.Task[bool | None], seconds: float
     ) -> tuple[HealthWatch, bool | None] | None:
         """Wait for news, and meanwhile move to a newer connection when it is time to.
 
@@ -130,7 +130,7 @@ class Peer(ABC):
             TandemError: the present one is over, and the peer has not answered on a newer one.
         """
         tried, again_at = self._now.version, self._now.old_at
-        while not await self._is_done(news, again_at):
+        while not await self._is_done(change, again_at):
             version = self._dialer.version
             if version == tried and time.monotonic() < again_at:
                 continue
@@ -156,12 +156,12 @@ class Peer(ABC):
             return watch, serving
         return None
 
-    async def _is_done(self, news: asyncio.Task[bool | None], until: float) -> bool:
+    async def _is_done(self, change: asyncio.Task[bool | None], until: float) -> bool:
         """Wait for news until a time, but where credentials may change, look after them now and
         then."""
         left = max(until - time.monotonic(), 0.0)
         timeout = min(left, _LOOK_SECONDS) if self._dialer.renews else left
-        done, _ = await asyncio.wait((news,), timeout=None if timeout == math.inf else timeout)
+        done, _ = await asyncio.wait((change,), timeout=None if timeout == math.inf else timeout)
         return bool(done)
 
     def _move_to(self, newer: _Connection) -> None:

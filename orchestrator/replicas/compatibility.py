@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from orchestrator.text.values import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
-from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.target.v1 import target_pb2
 
 
@@ -121,8 +122,6 @@ def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape
     return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
 
 
-# Beside the rows of a draft, what is around them in a message.
-AROUND_BYTES = 4096
 _ENTRY_BYTES = 6
 
 
@@ -176,7 +175,7 @@ def _rows_that_fit(
     return fitting
 
 
-def least_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
+def common_limits(replicas: Sequence[common_pb2.ModelInfo]) -> common_pb2.ModelInfo:
     """The first replica, with limits that any of them keeps: a text may go to each."""
     info = common_pb2.ModelInfo()
     info.CopyFrom(replicas[0])
@@ -202,3 +201,60 @@ def noting(address: str) -> Iterator[None]:
     except Unavailable as error:
         error.add_note(address)
         raise
+
+
+_LIMITS = ("max_length", "max_gamma", "max_nodes", "max_message_bytes")
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """A text's view of the pool, from its start to its end.
+
+    Attributes:
+        target: what the targets serve, with the least limits of them all.
+        drafter: the same of the drafters; None without drafters.
+        max_gamma: longest draft that every replica can make and take; 0 without drafters.
+        max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
+        rules: that the targets know and the drafters suit, by name.
+        recipes: of the drafters, each once, as JSON.
+        law: that every target of it has.
+    """
+
+    target: common_pb2.ModelInfo
+    drafter: common_pb2.ModelInfo | None
+    max_gamma: int
+    max_nodes: int
+    rules: Mapping[str, Rule]
+    law: Law
+    recipes: tuple[str, ...] = ()
+
+    @property
+    def pair(self) -> tuple[Law, str | None]:
+        """The target's law and the drafter's fingerprint: what texts learn holds for these."""
+        return self.law, None if self.drafter is None else self.drafter.fingerprint
+
+    def takes(self, reply: target_pb2.GetModelInfoResponse) -> bool:
+        """Whether a target can go on with any text of this offer."""
+        kept = (getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS)
+        return law_of(reply) == self.law and all(kept)
+
+
+def capabilities_of(
+    targets: Sequence[target_pb2.GetModelInfoResponse],
+    drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+) -> Capabilities:
+    """What replicas offer that fit together; at least one target.
+
+    Raises:
+        Unavailable: no draft of a drafter fits the targets' messages.
+    """
+    target = common_limits([reply.info for reply in targets])
+    return Capabilities(
+        target,
+        common_limits([reply.info for reply in drafters]) if drafters else None,
+        longest_draft(target, drafters),
+        largest_tree(target, drafters),
+        rules_of(targets[0], drafters),
+        law_of(targets[0]),
+        tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
+    )

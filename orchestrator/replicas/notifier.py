@@ -10,19 +10,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class News:
+class Notifier:
     """Told to all who wait at that moment."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Have them look again."""
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def find(self, look: Callable[[], T | None], seconds: float) -> T | None:
+    async def wait_for(self, look: Callable[[], T | None], seconds: float) -> T | None:
         """What a look finds, now or after some news; None where that takes too long.
 
         Args:

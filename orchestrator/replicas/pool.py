@@ -13,16 +13,14 @@ from typing import Any
 
 import structlog
 
-from orchestrator.front.queue import Room
-from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.peers.clients import DrafterClient, TargetClient, dialers_of
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.agreement import Agreement, agree
-from orchestrator.replicas.compatibility import Law, law_of
+from orchestrator.replicas.compatibility import Capabilities, Law, capabilities_of, law_of
 from orchestrator.replicas.membership import Replicas
-from orchestrator.replicas.notifier import News
-from orchestrator.replicas.offer import Offer, offer_of
-from orchestrator.replicas.peer_tls import dialers_of
+from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.room import TargetRoom
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable
@@ -38,7 +36,7 @@ _HELD_SECONDS = 60.0
 Left = Mapping[tuple[Replica[TargetClient], int], float]
 
 
-class Pool:
+class ReplicaPool:
     """The replicas that this orchestrator uses.
 
     All targets that texts go to have one law. A target with another one waits, and serves
@@ -78,7 +76,7 @@ class Pool:
             again,
         )
         self._changed = changed
-        self._news = News()
+        self._notifier = Notifier()
         floor = settings.stage_floor_seconds
         self.target_deadlines = Deadlines(settings.open_seconds, settings.verify_seconds, floor)
         self.drafter_deadlines = Deadlines(settings.open_seconds, settings.draft_seconds, floor)
@@ -87,7 +85,7 @@ class Pool:
         # What the drafters said that fitted last: it holds for what is offered while all are away.
         self._drafts: list[drafter_pb2.GetModelInfoResponse] = []
         self._told: dict[Replica[Any], str] = {}
-        self._offer: Offer | None = None
+        self._capabilities: Capabilities | None = None
         self._obstacle: TandemError = Unavailable("the services have not answered yet")
 
     async def begin(self) -> None:
@@ -97,15 +95,15 @@ class Pool:
         self._compare()
 
     @property
-    def offer(self) -> Offer:
+    def capabilities(self) -> Capabilities:
         """What there is for the next text.
 
         Raises:
             Unavailable: what is missing or differs.
         """
-        if self._offer is None:
+        if self._capabilities is None:
             raise Unavailable(f"not ready: {self._obstacle}")
-        return self._offer
+        return self._capabilities
 
     def _compare(self) -> None:
         """Find out anew who belongs together, and what they offer."""
@@ -115,16 +113,16 @@ class Pool:
         held = law is not None and self._is_held(law)
         self._agreed = agree(self._targets.serving, self._drafters.serving, law if held else None)
         self._tell(self._agreed.misfits)
-        before = self._offer
+        before = self._capabilities
         try:
-            self._offer = self._offered(self._agreed)
+            self._capabilities = self._found(self._agreed)
         except TandemError as error:
-            if self._offer is not None or str(error) != str(self._obstacle):
+            if self._capabilities is not None or str(error) != str(self._obstacle):
                 _log.warning("not ready", reason=str(error), notes=notes_of(error))
-            self._offer, self._obstacle = None, error
-        if self._offer is not before:
+            self._capabilities, self._obstacle = None, error
+        if self._capabilities is not before:
             self._changed()
-        self._news.tell()
+        self._notifier.notify()
 
     def _is_held(self, law: Law) -> bool:
         """Whether a target of a law serves, or was there a moment ago."""
@@ -143,7 +141,7 @@ class Pool:
                 _log.warning("replica not used", reason=str(error), notes=notes_of(error))
         self._told = {replica: str(error) for replica, error in misfits.items()}
 
-    def _offered(self, agreed: Agreement) -> Offer:
+    def _found(self, agreed: Agreement) -> Capabilities:
         """Raises Unavailable where a text could not be begun."""
         if not agreed.targets:
             raise self._missing(self._targets)
@@ -151,8 +149,12 @@ class Pool:
             self._drafts = [replica.reply for replica in agreed.drafters]
         elif self._drafters.expected and not self._drafts:
             raise self._missing(self._drafters)
-        offer = offer_of([replica.reply for replica in agreed.targets], self._drafts)
-        return offer if self._offer is None or offer != self._offer else self._offer
+        capabilities = capabilities_of([replica.reply for replica in agreed.targets], self._drafts)
+        return (
+            capabilities
+            if self._capabilities is None or capabilities != self._capabilities
+            else self._capabilities
+        )
 
     def _missing(self, replicas: Replicas[TargetClient] | Replicas[DrafterClient]) -> TandemError:
         """Why none of a service's replicas can be used."""
@@ -179,37 +181,39 @@ class Pool:
         return min(sound, key=lambda replica: _order(replica, zone), default=None)
 
     def targets(
-        self, offer: Offer, left: Left = MappingProxyType({})
+        self, capabilities: Capabilities, left: Left = MappingProxyType({})
     ) -> list[Replica[TargetClient]]:
         """The targets for a text, the one to pick first.
 
         Args:
-            offer: that the text began with.
+            capabilities: that the text began with.
             left: that the text has left. It may come back to one that has been asked anew since.
         """
         fresh = [
             replica
             for replica in self._agreed.targets
             if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
-            and offer.takes(replica.reply)
+            and capabilities.takes(replica.reply)
         ]
         return sorted(fresh, key=_order)
 
     @property
-    def room(self) -> Room:
+    def room(self) -> TargetRoom:
         """What the targets of the offer can hold for us; without any a text is not held up, since
         whoever makes it knows better what to wait for."""
         targets = self._agreed.targets
         if not targets:
-            return Room(sys.maxsize)
+            return TargetRoom(sys.maxsize)
         tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
-        return Room(sum(target.places for target in targets), sum(tokens), max(tokens))
+        return TargetRoom(sum(target.slots for target in targets), sum(tokens), max(tokens))
 
     async def next_target(
-        self, offer: Offer, left: Left, seconds: float
+        self, capabilities: Capabilities, left: Left, seconds: float
     ) -> Replica[TargetClient] | None:
         """The target for a text, as soon as there is one; None where that takes too long."""
-        return await self._news.find(lambda: next(iter(self.targets(offer, left)), None), seconds)
+        return await self._notifier.wait_for(
+            lambda: next(iter(self.targets(capabilities, left)), None), seconds
+        )
 
     def is_alone(self, target: Replica[TargetClient]) -> bool:
         """Whether no other target could go on with its texts now."""
@@ -221,7 +225,7 @@ class Pool:
         Raises:
             TandemError: it cannot be had.
         """
-        replica: Replica[TargetClient] = self.targets(self.offer)[0]
+        replica: Replica[TargetClient] = self.targets(self.capabilities)[0]
         return await replica.client.tokenizer_json(seconds)
 
     async def close(self) -> None:

@@ -165,7 +165,7 @@ class Replica(Generic[C]):
         return self.load >= 1 or time.monotonic() - self._full_at < _FULL_SECONDS
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Sequences that it may hold for us, as far as we know; 0 before it has said."""
         if self.reply is None:
             return 0
@@ -174,14 +174,14 @@ class Replica(Generic[C]):
 
     @property
     def load(self) -> float:
-        """Its share of places that are taken: 1 has no room, as far as we know."""
+        """Its share of slots that are taken: 1 has no room, as far as we know."""
         if self.reply is None:
             return 0.0
         most = max(int(self.reply.info.max_sequences), 1)
-        return (most - self.places + self.active) / most
+        return (most - self.slots + self.active) / most
 
     @contextmanager
-    def lease(self) -> Iterator[C]:
+    def serve(self) -> Iterator[C]:
         """Count a text while it is served."""
         self.active += 1
         self.begun_at = time.monotonic()

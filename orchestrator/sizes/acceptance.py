@@ -75,14 +75,14 @@ class Chances:
         return self.later[rank - 1] if rank <= len(self.later) else 0.0
 
 
-class Acceptance:
+class AcceptanceEstimate:
     """What was seen of drafts: by one text, with what all texts saw behind it.
 
     Attributes:
         shared: by all texts; None for that one itself.
     """
 
-    def __init__(self, shared: Acceptance | None = None) -> None:
+    def __init__(self, shared: AcceptanceEstimate | None = None) -> None:
         self.shared = shared
         steady = _OWN if shared else _STEADY
         self._first = [Share(_PRIOR_FIRST, steady=steady) for _ in range(_DEEPEST)]

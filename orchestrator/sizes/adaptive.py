@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.sizes.acceptance import Acceptance
+from orchestrator.sizes.acceptance import AcceptanceEstimate
 from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
 from orchestrator.sizes.shared import Adaptation
 from orchestrator.sizes.trials import Trial
-from orchestrator.text.contracts import Choice, Decided, Drafted, DraftSize, Expected
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected, SizeChoice
 
 # How a text begins where nothing is known.
 _FIRST = 4
@@ -32,7 +32,7 @@ class AdaptiveSize:
         self._all = adaptation
         self._sizes = list(sizes)
         self._deepest = max(size.gamma for size in sizes)
-        self._acceptance = Acceptance(adaptation.acceptance)
+        self._acceptance = AcceptanceEstimate(adaptation.acceptance)
         self._best = min(self._sizes, key=lambda size: abs(size.gamma - _FIRST) + bool(size.nodes))
         # Of the round that is on: the size that it teaches something of, what it should yield, the
         # trial that it is in, and the one that it is beside.
@@ -51,7 +51,7 @@ class AdaptiveSize:
         # Plain rounds that are still to be as the last one, whether one is on, how many passed.
         self._same, self._unheard, self._passed = 0, False, 0
         self._untold = 0  # rounds
-        self._choice = Choice(PLAIN)
+        self._choice = SizeChoice(PLAIN)
 
     @property
     def begins_drafting(self) -> bool:
@@ -60,7 +60,7 @@ class AdaptiveSize:
         self._has_drafter = self._best != PLAIN
         return self._has_drafter
 
-    def choose(self, left: int) -> Choice:
+    def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
         everyone = self._all
         self._rounds += 1
@@ -87,10 +87,10 @@ class AdaptiveSize:
         self._began_ns = now
         self._wanted = cut.gamma > 0
         self._drafting = self._wanted and self._has_drafter
-        everyone.company.enter(self._drafting)
+        everyone.mix.enter(self._drafting)
         if cut not in self._expected:
             self._expected[cut] = everyone.expected(cut, self._chances)
-        self._choice = Choice(cut, self._expected[cut])
+        self._choice = SizeChoice(cut, self._expected[cut])
         return self._choice
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
@@ -151,7 +151,7 @@ class AdaptiveSize:
         """Have some rounds be as the last one, unless a trial begins."""
         self._same = min(_RANK_EVERY, max(_LOOK_EVERY, self._all.texts)) - 1
         self._drafting = False
-        self._all.company.enter(False)
+        self._all.mix.enter(False)
 
     def end(self) -> None:
         """The text has ended, perhaps in the middle of a round."""
@@ -160,7 +160,7 @@ class AdaptiveSize:
     def _leave(self) -> bool:
         """Whether the round that was on was among its kind; False where none was."""
         drafting, self._drafting = self._drafting, None
-        return drafting is not None and self._all.company.leave(drafting, self._began_ns)
+        return drafting is not None and self._all.mix.leave(drafting, self._began_ns)
 
     def _rank(self, load: int) -> None:
         """Find the best size; it is left only for one that is clearly better."""

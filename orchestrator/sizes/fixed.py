@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.text.contracts import Choice, Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class FixedSize:
         """Unless it decodes plainly."""
         return self.gamma > 0
 
-    def choose(self, left: int) -> Choice:
+    def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
         gamma = min(self.gamma, left if self.covers_end else left - 1)
-        return Choice(DraftSize(gamma, self.nodes if gamma else 0))
+        return SizeChoice(DraftSize(gamma, self.nodes if gamma else 0))
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Nothing is learnt: with a fixed length a seed repeats its text."""

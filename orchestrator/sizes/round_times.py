@@ -36,7 +36,7 @@ class Mean:
 
 
 @dataclass(slots=True)
-class Load:
+class LoadTimes:
     """What was measured while so many texts were made.
 
     Attributes:
@@ -102,9 +102,9 @@ class RoundTimes:
     """Learns from every round of every text that chooses its sizes."""
 
     def __init__(self) -> None:
-        self._loads: dict[int, Load] = {}
+        self._loads: dict[int, LoadTimes] = {}
 
-    def at(self, load: int) -> Load | None:
+    def at(self, load: int) -> LoadTimes | None:
         """What is known of a load, or of the nearest; None before the first round."""
         if load in self._loads:
             return self._loads[load]
@@ -126,10 +126,10 @@ class RoundTimes:
         home: bool = True,
         weight: float = 1.0,
     ) -> None:
-        """Take a round in; see `Load.add`."""
+        """Take a round in; see `LoadTimes.add`."""
         at = self._loads.get(load)
         if at is None:
-            at = self._loads[load] = Load(draft=Mean(self._draft_near(load)))
+            at = self._loads[load] = LoadTimes(draft=Mean(self._draft_near(load)))
         at.add(size, wall_ns, home, weight)
         at.verify.add(verify.forward_ns, weight)
         if draft is not None and size.gamma:

@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from orchestrator.sizes.acceptance import Acceptance, Chances
-from orchestrator.sizes.company import Company
+from orchestrator.sizes.acceptance import AcceptanceEstimate, Chances
 from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
 from orchestrator.sizes.round_times import RoundTimes
-from orchestrator.sizes.trials import ROUNDS, Trial, Trials
+from orchestrator.sizes.trials import ROUNDS, RoundMix, Trial, Trials
 from orchestrator.text.contracts import DraftSize, Expected
 
 # Trials of drafts that are expected to be worse than this are a waste.
@@ -49,7 +48,7 @@ class Adaptation:
         acceptance: of drafted tokens.
         times: of rounds.
         trials: of other sizes.
-        company: of rounds that are on.
+        mix: of rounds that are on.
         clock: in nanoseconds.
 
     Args:
@@ -60,11 +59,11 @@ class Adaptation:
     def __init__(
         self, active: Callable[[], int], clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
-        self.acceptance = Acceptance()
+        self.acceptance = AcceptanceEstimate()
         self.times = RoundTimes()
         self.trials = Trials()
         self.clock = clock
-        self.company = Company(clock)
+        self.mix = RoundMix(clock)
         self._active = active
         self._passed = self._considered = 0  # rounds
         self._drafts: dict[int, tuple[bool, int]] = {}  # by load: found when so many had passed

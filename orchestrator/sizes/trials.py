@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -43,7 +44,7 @@ class Trial:
         left: rounds that are still to be seen.
         until_ns: it ends then in any case.
         best: of a round of the best size: what it is tried against.
-        places: for texts; one that ends makes room for another.
+        slots: for texts; one that ends makes room for another.
         measures: whether its times say what the size takes: all texts are in it.
         wall_ns: of its rounds, among which others go on behind it.
         members: texts that take part in it.
@@ -54,14 +55,14 @@ class Trial:
     left: int
     until_ns: int
     best: Expected
-    places: int
+    slots: int
     measures: bool
     wall_ns: int
     members: WeakSet[object] = field(default_factory=WeakSet)
 
     def join(self, text: object) -> bool:
         """Take part in it, where there is a place."""
-        if len(self.members) < self.places:
+        if len(self.members) < self.slots:
             self.members.add(text)
         return text in self.members
 
@@ -178,9 +179,57 @@ class Trials:
         trial = self.current
         if trial is None:
             return None
-        crowded = trial.measures and texts > _MORE * trial.places
+        crowded = trial.measures and texts > _MORE * trial.slots
         over = trial.left <= 0 or now_ns > trial.until_ns
         if over or crowded or abs(trial.load - load) > 1:
             self.settled_ns = now_ns + int(_SETTLES * trial.wall_ns)
             self.current = None
         return self.current
+
+
+# Drafted rounds are little slower for a few plain ones beside them: one for so many.
+_FEW = 4
+
+
+class RoundMix:
+    """The plain and the drafted rounds of all texts.
+
+    A plain round beside drafts waits for their passes. Had it been counted, plain decoding would
+    seem to be slow and all texts would draft, however much faster they all were without.
+
+    Args:
+        clock: in nanoseconds.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._clock = clock
+        self._plain = self._drafted = 0  # rounds that are on
+        # When each kind was last not by itself.
+        self._plain_mixed_ns = self._drafted_mixed_ns = -1
+
+    def enter(self, drafting: bool) -> None:
+        """A round begins."""
+        if drafting:
+            self._drafted += 1
+        else:
+            self._plain += 1
+        self._note()
+
+    def leave(self, drafting: bool, began_ns: int) -> bool:
+        """A round ends, or its text with it.
+
+        Returns:
+            Whether it was among its kind since it began.
+        """
+        self._note()
+        if drafting:
+            self._drafted -= 1
+            return began_ns > self._drafted_mixed_ns
+        self._plain -= 1
+        return began_ns > self._plain_mixed_ns
+
+    def _note(self) -> None:
+        if self._plain and self._drafted:
+            self._plain_mixed_ns = self._clock()
+            if self._plain * _FEW > self._drafted:
+                self._drafted_mixed_ns = self._plain_mixed_ns

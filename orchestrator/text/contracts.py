@@ -65,7 +65,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SizeChoice:
     """A policy's word on a round.
 
     Attributes:
@@ -155,7 +155,7 @@ class Decided:
     carry: Any = None
 
 
-class Drafter(Protocol):
+class TextDrafter(Protocol):
     """A sequence on a drafter. Calls raise TandemError as it failed."""
 
     async def open(self, prompt: Prompt) -> StageTimes:
@@ -177,7 +177,7 @@ class Drafter(Protocol):
         """Abort it. Never waits; harmless after the end."""
 
 
-class Target(Protocol):
+class TextTarget(Protocol):
     """A sequence on a target. Calls raise TandemError as it failed."""
 
     async def open(
@@ -202,17 +202,17 @@ class Target(Protocol):
         """Abort it. Never waits; harmless after the end."""
 
 
-class Peers(Protocol):
+class TextPeers(Protocol):
     """Makes sequences for a text, at its start and in its middle."""
 
-    async def target(self) -> Target:
+    async def target(self) -> TextTarget:
         """A fresh sequence on a target.
 
         Raises:
             Unavailable: there is none.
         """
 
-    async def next_target(self, lost: TandemError) -> Target:
+    async def next_target(self, lost: TandemError) -> TextTarget:
         """A fresh sequence on another target, or on the last one where it is back.
 
         Args:
@@ -222,18 +222,18 @@ class Peers(Protocol):
             TandemError: that, where there is none, or not in time.
         """
 
-    def drafter(self) -> Drafter | None:
+    def drafter(self) -> TextDrafter | None:
         """A fresh sequence on a drafter; None where there is none."""
 
 
-class Policy(Protocol):
+class SizePolicy(Protocol):
     """Chooses how much is drafted."""
 
     @property
     def begins_drafting(self) -> bool:
         """Whether a drafter is opened beside the target, or only once a draft is chosen."""
 
-    def choose(self, left: int) -> Choice:
+    def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:

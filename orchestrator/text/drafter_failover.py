@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
-from orchestrator.text.contracts import Drafted, Drafter, DraftSize, Prompt
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.contracts import Drafted, DraftSize, Prompt, TextDrafter
+from orchestrator.text.record import TextRecord
 from tandem.errors import (
     DrafterLost,
     OutOfTime,
@@ -30,7 +30,7 @@ _MOST_LOSSES = 8
 REST_SECONDS = 10.0
 
 
-class Drafting:
+class DrafterWithFailover:
     """Drafts as long as there is a drafter.
 
     It is opened beside the target, or later, when the first draft is wanted; it is let go where
@@ -43,7 +43,7 @@ class Drafting:
     Args:
         make: a fresh sequence, or None where there is no drafter.
         prompt: the text so far.
-        ledger: books the wait for a late opening, and rounds.
+        record: the text's; books the wait for a late opening, and rounds.
         seconds: how long a round waits for that, by now.
         needed_by: name of the rule that cannot go on without its drafter, at full length;
             empty where the text can.
@@ -53,9 +53,9 @@ class Drafting:
 
     def __init__(
         self,
-        make: Callable[[], Drafter | None],
+        make: Callable[[], TextDrafter | None],
         prompt: Callable[[], Prompt],
-        ledger: Ledger,
+        record: TextRecord,
         seconds: Callable[[], float],
         needed_by: str,
         on_loss: Callable[[TandemError | None], None],
@@ -64,8 +64,8 @@ class Drafting:
         self.lost = False
         self._make = make
         self._prompt = prompt
-        self._drafter: Drafter | None = None
-        self._ledger = ledger
+        self._drafter: TextDrafter | None = None
+        self._record = record
         self._seconds = seconds
         self._needed_by = needed_by
         self._on_loss = on_loss
@@ -75,7 +75,7 @@ class Drafting:
         self._losses = 0
         self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
-        self._news: list[int] = []
+        self._untold: list[int] = []
 
     def begin(self, *, late: bool = False) -> None:
         """Open it, in the background.
@@ -86,7 +86,7 @@ class Drafting:
         Raises:
             Unavailable: there is none, and the rule cannot go on without.
         """
-        self._late, self._news = late, []
+        self._late, self._untold = late, []
         self._drafter = self._make()
         if self._drafter is not None:
             self._opening = asyncio.create_task(self._drafter.open(self._prompt()))
@@ -103,7 +103,7 @@ class Drafting:
 
     def tell(self, emitted: list[int]) -> None:
         """Have the next draft follow tokens that were emitted."""
-        self._news += emitted
+        self._untold += emitted
 
     async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
         """A draft, or None: while there is no drafter, or it is opened late.
@@ -126,19 +126,19 @@ class Drafting:
             self.begin(late=True)
         if self._drafter is None or (self._late and self._opening and not self._opening.done()):
             return None
-        self._ledger.start_round()
+        self._record.times.start_round()
         try:
             if self._opening is not None:
                 await self._opened(self._opening)
             drafted = await self._drafter.draft(
-                round_, length - len(self._news), self._news, size, bool(self._needed_by)
+                round_, length - len(self._untold), self._untold, size, bool(self._needed_by)
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise
         except TandemError as error:
             self._lose(error, round_)
             return None
-        self._news = []
+        self._untold = []
         return drafted
 
     def _rest(self) -> None:
@@ -153,7 +153,7 @@ class Drafting:
 
     async def _opened(self, opening: asyncio.Task[object]) -> None:
         # Meanwhile the target's stream is silent: wait no longer than for a draft.
-        with self._ledger.stage("open_wait"):
+        with self._record.stage("open_wait"):
             seconds = self._seconds()
             done, _ = await asyncio.wait((opening,), timeout=seconds)
         if not done:

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 
 from orchestrator.text.codec import TextStream
 from orchestrator.text.contracts import Decided, Drafted, Expected
-from orchestrator.text.round import EmittedToken, Origin, Round
-from orchestrator.text.summary import FinishReason
-from orchestrator.text.tally import Tally
-from orchestrator.text.values import Stopping
+from orchestrator.text.measures import TextCounts
+from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 from tandem.errors import InvalidRequest
 
 
@@ -17,19 +15,23 @@ class Emission:
     """Commits verdicts, each as one round, cut behind the token that ends the text.
 
     Attributes:
-        tally: counts so far.
         finish_reason: why the text ended; None while it goes on.
 
     Args:
         stopping: when the text ends.
         eos_token_ids: end it too, unless they are ignored.
         text: decodes what is emitted.
+        counts: of the text, kept here.
     """
 
     def __init__(
-        self, stopping: Stopping, eos_token_ids: Collection[int], text: TextStream
+        self,
+        stopping: Stopping,
+        eos_token_ids: Collection[int],
+        text: TextStream,
+        counts: TextCounts,
     ) -> None:
-        self.tally = Tally()
+        self._counts = counts
         self.finish_reason: FinishReason | None = None
         self._stopping = stopping
         self._eos_token_ids = frozenset() if stopping.ignore_eos else frozenset(eos_token_ids)
@@ -44,7 +46,7 @@ class Emission:
     @property
     def left(self) -> int:
         """Tokens that may still be emitted."""
-        return self._stopping.max_new_tokens - self._received - self.tally.new_tokens
+        return self._stopping.max_new_tokens - self._received - self._counts.new_tokens
 
     def resume(self, received: Sequence[int]) -> None:
         """Begin behind tokens that the client has, with the text that they released.
@@ -58,7 +60,7 @@ class Emission:
                 raise InvalidRequest(
                     f"received_token_ids: the text ends with token {place} of them"
                 )
-        self._received, self.tally.new_tokens = self.tally.new_tokens, 0
+        self._received, self._counts.new_tokens = self._counts.new_tokens, 0
 
     def commit(
         self,
@@ -79,9 +81,9 @@ class Emission:
             seen = drafted.first_children(decided.place)
             # Behind the first correction the drafted context was not emitted.
             overlaps = [decided.overlaps[node] for node in seen]
-            self.tally.draft_bytes += drafted.payload_bytes
+            self._counts.draft_bytes += drafted.payload_bytes
             last = Origin.CORRECTION if len(seen) > kept else Origin.BONUS
-        self.tally.add_round(gamma, nodes, [rank for rank, _ in siblings], overlaps)
+        self._counts.add_round(gamma, nodes, [rank for rank, _ in siblings], overlaps)
         tokens: list[EmittedToken] = []
         for place, token in enumerate(emitted):
             origin = last if place == kept else Origin.ACCEPTED
@@ -93,7 +95,7 @@ class Emission:
 
     def _release(self, token: int) -> str:
         """The text that a token releases, having seen whether it ends the text."""
-        self.tally.new_tokens += 1
+        self._counts.new_tokens += 1
         if token in self._eos_token_ids:
             self.finish_reason = FinishReason.EOS
         elif token in self._stopping.token_ids:

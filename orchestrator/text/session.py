@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from orchestrator.text.contracts import Choice, Decided, Drafted, Expected, Policy
-from orchestrator.text.drafter_failover import Drafting
+from orchestrator.text.contracts import Decided, Drafted, Expected, SizeChoice, SizePolicy
+from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.round import Round
-from orchestrator.text.spans import TextSpans
-from orchestrator.text.target_failover import Deciding
-from orchestrator.text.values import Generation
+from orchestrator.text.record import TextRecord
+from orchestrator.text.target_failover import TargetWithFailover
+from orchestrator.text.values import Generation, Round
 
 
 class Session:
@@ -27,12 +25,11 @@ class Session:
 
     Args:
         generation: the validated request.
-        drafting: with a fresh drafter, or without any.
-        deciding: with a fresh target.
+        drafter: with a fresh drafter, or without any.
+        target: with a fresh target.
         policy: chooses each draft's length.
         emission: makes rounds of verdicts.
-        ledger: books what takes time here.
-        spans: the text's.
+        record: the text's.
         spell: the texts of tokens, for spans; None keeps them out.
     """
 
@@ -40,22 +37,21 @@ class Session:
         self,
         generation: Generation,
         *,
-        drafting: Drafting,
-        deciding: Deciding,
-        policy: Policy,
+        drafter: DrafterWithFailover,
+        target: TargetWithFailover,
+        policy: SizePolicy,
         emission: Emission,
-        ledger: Ledger,
-        spans: TextSpans,
+        record: TextRecord,
         spell: Callable[[Sequence[int]], list[str]] | None = None,
     ) -> None:
         self._generation = generation
-        self._drafting = drafting
-        self._deciding = deciding
+        self._drafter = drafter
+        self._target = target
         self._policy = policy
         self._emission = emission
-        self._ledger = ledger
-        self._spans = spans
-        self._spell = spell if spans.context is not None else None
+        self._record = record
+        self._spans = record.spans
+        self._spell = spell if self._spans.context is not None else None
 
     async def rounds(self) -> AsyncGenerator[Round, None]:
         """The text, round by round. Both sequences are ended when the iterator is.
@@ -65,29 +61,29 @@ class Session:
         """
         try:
             with self._spans.child("open"):
-                await self._deciding.begin()
+                await self._target.begin()
                 if self._policy.begins_drafting:
-                    self._drafting.begin()
-                decided = await self._deciding.open()
+                    self._drafter.begin()
+                decided = await self._target.open()
                 self._describe_text(None, decided)
             yield self._emit(None, decided)
             while self._emission.finish_reason is None:
                 with self._spans.child("round"):
-                    number, length = self._deciding.round + 1, self._deciding.length
+                    number, length = self._target.round + 1, self._target.length
                     self._spans.describe({"tandem.round": number})  # for one that fails
                     choice = self._policy.choose(self._emission.left)
-                    drafted = await self._drafting.draft(number, length, choice.size)
-                    drafted, decided = await self._deciding.decide(drafted)
+                    drafted = await self._drafter.draft(number, length, choice.size)
+                    drafted, decided = await self._target.decide(drafted)
                     self._policy.observe(drafted, decided)
                     self._describe(choice, drafted, decided)
                     emitted = self._emit(drafted, decided, choice.expected)
                 yield emitted
-            with self._spans.child("close"), self._ledger.stage("close_wait"):
-                await asyncio.gather(self._deciding.close(), self._drafting.close())
+            with self._spans.child("close"), self._record.stage("close_wait"):
+                await asyncio.gather(self._target.close(), self._drafter.close())
         finally:
             self._policy.end()
-            self._drafting.cancel()
-            self._deciding.cancel()
+            self._drafter.cancel()
+            self._target.cancel()
 
     def _emit(
         self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None
@@ -95,18 +91,18 @@ class Session:
         """Commit a verdict: the kept tokens, and the one that follows them."""
         kept = drafted.path_to(decided.place) if drafted else []
         emitted = [*kept, decided.next_token]
-        self._deciding.tell(emitted)
-        self._drafting.tell(emitted)
-        with self._spans.brief("detokenize"), self._ledger.stage("detokenize"):
-            return self._emission.commit(self._deciding.round, emitted, drafted, decided, expected)
+        self._target.tell(emitted)
+        self._drafter.tell(emitted)
+        with self._record.stage("detokenize", span="detokenize"):
+            return self._emission.commit(self._target.round, emitted, drafted, decided, expected)
 
-    def _describe(self, choice: Choice, drafted: Drafted | None, decided: Decided) -> None:
+    def _describe(self, choice: SizeChoice, drafted: Drafted | None, decided: Decided) -> None:
         if self._spans.context is None:
             return
         expected = choice.expected
         self._spans.describe(
             {
-                "tandem.round": self._deciding.round,  # a lost target's numbers are left out
+                "tandem.round": self._target.round,  # a lost target's numbers are left out
                 "tandem.gamma": choice.size.gamma,
                 "tandem.depth": drafted.gamma if drafted else 0,
                 "tandem.nodes": len(drafted.token_ids) if drafted else 0,

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from opentelemetry.trace import SpanKind
 from opentelemetry.util.types import AttributeValue
 
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.logs import bind_span
-from tandem.telemetry.spans import SHORTEST_NS, Span, head
+from tandem.telemetry.tracing.ids import SpanIds
+from tandem.telemetry.tracing.spans import SHORTEST_NS, Span, head
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -20,11 +20,12 @@ class TextSpans:
     """The span of a text, and of what is done for it, one below the other.
 
     Args:
-        metadata: of the call, which may name the caller's span.
+        metadata: of the call, which may name the caller's span; None records nothing.
     """
 
-    def __init__(self, metadata: Mapping[str, str]) -> None:
-        self._text = self._innermost = head("generate", metadata)
+    def __init__(self, metadata: Mapping[str, str] | None) -> None:
+        self._text = None if metadata is None else head("generate", metadata)
+        self._innermost = self._text
         if self._text is not None:
             bind_span(self._text.context)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, Peers, Prompt, Target
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt, TextPeers, TextTarget
 from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
@@ -14,7 +14,7 @@ from tandem.rpc.status import notes_of
 _log = structlog.get_logger(__name__)
 
 
-class Deciding:
+class TargetWithFailover:
     """Has drafts decided, as long as there is a target.
 
     A target that cannot be reached is left, and the next one opens with all that was emitted and
@@ -32,14 +32,14 @@ class Deciding:
         vocab_size: the target's.
     """
 
-    def __init__(self, generation: Generation, peers: Peers, vocab_size: int) -> None:
+    def __init__(self, generation: Generation, peers: TextPeers, vocab_size: int) -> None:
         self.round = generation.first_round
         self._generation = generation
         self._peers = peers
         self._vocab_size = vocab_size
         self._emitted = list(generation.received_ids)
         self._carry: Any = None
-        self._target: Target
+        self._target: TextTarget
 
     @property
     def prompt(self) -> Prompt:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from orchestrator.text.contracts import DraftSize
+from orchestrator.text.contracts import DraftSize, Expected
+from orchestrator.text.measures import TextCounts, TextTimes
 from tandem.speculation.sampling import Sampling
 
 
@@ -110,3 +112,77 @@ class Generation:
     def drafts(self) -> bool:
         """Whether any round may be drafted."""
         return self.gamma != 0
+
+
+class Origin(Enum):
+    """Where a token came from."""
+
+    ACCEPTED = "accepted"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedToken:
+    """A token.
+
+    Attributes:
+        id: in the target's vocabulary.
+        origin: where it came from.
+        text: that it released.
+        siblings: that were drafted beside it.
+    """
+
+    id: int
+    origin: Origin
+    text: str
+    siblings: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The tokens of one round.
+
+    Attributes:
+        number: of the round.
+        tokens: emitted.
+        gamma: length of its draft, of a tree its longest path.
+        nodes: tokens of its draft.
+        expected: of it, where its size was chosen by that.
+    """
+
+    number: int
+    tokens: list[EmittedToken]
+    gamma: int
+    nodes: int
+    expected: Expected | None = None
+
+
+class FinishReason(Enum):
+    """Why a text ended."""
+
+    EOS = "eos"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a text.
+
+    Attributes:
+        generation: with every value that was in effect.
+        finish_reason: why it ended.
+        stop_string: that came, if one did.
+        counts: of the whole text.
+        times: until its last round was with the client.
+        drafter_lost: the drafter failed on the way.
+    """
+
+    generation: Generation
+    finish_reason: FinishReason
+    stop_string: str
+    counts: TextCounts
+    times: TextTimes
+    drafter_lost: bool

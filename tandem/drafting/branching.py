@@ -12,7 +12,8 @@ from pydantic import Field
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
-from tandem.engine.asks import Draw, Grown, Host, Scorer, Steps, Truncation
+from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import MOST_NODES
@@ -102,7 +103,7 @@ class BranchingDrafter(ModelDrafter):
         nodes = min(budget, self.largest_tree)
         growth = Growth(nodes)
         yield from self.grow(sequence, round_, gamma, nodes, growth)
-        grown: Grown = yield Host(growth.drawn, growth.places, distinct=self.distinct)
+        grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=self.distinct)
         self.hold(sequence, grown)
         return grown.draft
 
@@ -120,7 +121,7 @@ class BranchingDrafter(ModelDrafter):
             growth: grows; what others drew stays as it is.
         """
 
-    def hold(self, sequence: DraftSequence, grown: Grown) -> None:
+    def hold(self, sequence: DraftSequence, grown: DrawnTree) -> None:
         """Note which nodes of the draft that came of it all are in the cache."""
         held: _Held = sequence.state
         held.draft = grown.draft

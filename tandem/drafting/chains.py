@@ -10,8 +10,9 @@ from pydantic import Field
 from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, LargestTree
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
 from tandem.drafting.model import OfModel
-from tandem.engine.asks import Scorer, Steps, Tokens, Truncation
-from tandem.speculation.nodes import Shape
+from tandem.engine.asks import ReadTokens, Steps, Truncation
+from tandem.engine.scorer import Scorer
+from tandem.speculation.nodes import DraftShape
 
 
 class ChainsDrafter(BranchingDrafter):
@@ -29,7 +30,7 @@ class ChainsDrafter(BranchingDrafter):
         largest_tree: most tokens of a draft.
     """
 
-    shape = Shape.IID_CHAINS
+    shape = DraftShape.IID_CHAINS
 
     def __init__(
         self, scorer: Scorer, truncation: Truncation, chains: int, largest_tree: int
@@ -52,7 +53,7 @@ class ChainsDrafter(BranchingDrafter):
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
                 # A chain alone agrees with nobody, and waits for nothing.
-                token_ids = (yield Tokens(drawn)) if chains > 1 else [0]
+                token_ids = (yield ReadTokens(drawn)) if chains > 1 else [0]
                 home: dict[tuple[int, int], int] = {}
                 reached = {}
                 for node, token_id in enumerate(token_ids, first):

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
-from tandem.engine.asks import Scorer, Steps, Truncation
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.sampling import Sampling
 
@@ -59,7 +60,7 @@ class Drafter(ABC):
         largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
     """
 
-    shape: ClassVar[Shape] = Shape.CHAIN
+    shape: ClassVar[DraftShape] = DraftShape.CHAIN
     pure: ClassVar[bool] = False
     largest_tree: int = 0
 

@@ -11,9 +11,10 @@ from tandem.drafting.branching import LARGEST_TREE, Growth, LargestTree
 from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.model import ModelRecipe
 from tandem.drafting.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
-from tandem.engine.asks import Grown, Host, Scorer, Steps, Truncation
+from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 
 
 class ForestDrafter(Drafter):
@@ -29,7 +30,7 @@ class ForestDrafter(Drafter):
         largest_tree: most tokens of a draft, which the parts share.
     """
 
-    shape = Shape.TREE
+    shape = DraftShape.TREE
 
     def __init__(self, parts: Sequence[TreeDrafter], largest_tree: int) -> None:
         self._parts = tuple(parts)
@@ -57,7 +58,7 @@ class ForestDrafter(Drafter):
         ):
             if share:
                 yield from part.grow(own, round_, gamma, share, growth)
-        grown: Grown = yield Host(growth.drawn, growth.places, distinct=True)
+        grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=True)
         for part, own in zip(self._parts, sequence.state, strict=True):
             part.hold(own, grown)
         return grown.draft

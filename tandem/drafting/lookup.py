@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
-from tandem.engine.asks import Scorer, Steps, Truncation
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 
 # Of a token in an array of the type that is wide enough for every id.

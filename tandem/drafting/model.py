@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import field_serializer
 
 from tandem.drafting.drafter import Drafter, DraftSequence, Recipe
-from tandem.engine.asks import Draw, Host, Scorer, Steps, Take, Truncation
+from tandem.engine.asks import Draw, Steps, Take, ToHost, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 
@@ -59,7 +60,7 @@ class ModelDrafter(Drafter):
                 gamma,
             )
             chain.append(drawn)
-        draft: Draft = yield Host(chain)
+        draft: Draft = yield ToHost(chain)
         # All but the last were fed; a rollback has to know them.
         held += draft.token_ids[:-1]
         return draft

@@ -13,8 +13,9 @@ from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.model import OfModel
 from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
-from tandem.engine.asks import Scorer, Steps, Truncation
-from tandem.speculation.nodes import Shape
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
+from tandem.speculation.nodes import DraftShape
 
 
 class TreeDrafter(BranchingDrafter):
@@ -31,7 +32,7 @@ class TreeDrafter(BranchingDrafter):
         largest_tree: most tokens of a draft.
     """
 
-    shape = Shape.TREE
+    shape = DraftShape.TREE
     distinct = True
 
     def __init__(

@@ -8,25 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tandem.engine.scorer import Memory
 from tandem.errors import Exhausted, InvalidRequest, Unavailable
 
 # Between two looks for somebody who may give way: those who wait do so for a second or so.
 _LOOK_SECONDS = 0.1
-
-
-class Pool(Protocol):
-    """Memory that sequences reserve a part of."""
-
-    @property
-    def positions(self) -> int:
-        """That all sequences may hold together."""
-
-    def reserve(self, capacity: int, nodes: int = 0) -> Any:
-        """A part, of whose positions so many are for nodes of drafts; None where there is no room
-        now."""
-
-    def release(self, cache: Any) -> None:
-        """Give a part back."""
 
 
 class AdmittedSequence(Protocol):
@@ -69,7 +55,7 @@ class Admission:
         limits: on what is open and what waits.
     """
 
-    def __init__(self, pools: Sequence[Pool], limits: AdmissionLimits) -> None:
+    def __init__(self, pools: Sequence[Memory], limits: AdmissionLimits) -> None:
         self.limits = limits
         self._pools = tuple(pools)
         self._open: set[AdmittedSequence] = set()

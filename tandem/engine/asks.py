@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen
@@ -22,15 +23,6 @@ if TYPE_CHECKING:  # methods without a model run where torch is not installed
     from tandem.verification import Verifier
 
 T = TypeVar("T")
-
-
-class Scorer(Protocol):
-    """Who turns tokens into logits: a decoder, or a part of one."""
-
-    vocab_size: int
-
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the rows asked for, feed by feed; the feeds' caches grow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -119,7 +111,7 @@ class Draw:
 
 @dataclass(slots=True, eq=False)
 class Decide:
-    """Have a rule decide a draft; the answer is `Decided`.
+    """Have a rule decide a draft; the answer is `DeviceVerdict`.
 
     Attributes:
         rule: that decides, and takes such drafts.
@@ -143,30 +135,30 @@ class Decide:
 
 
 @dataclass(slots=True, eq=False)
-class Tokens:
+class ReadTokens:
     """Learn what was drawn, to decide what to draw next; the answer is the tokens' ids."""
 
     drawn: Sequence[Drawn]
 
 
 @dataclass(slots=True, eq=False)
-class Host:
-    """Bring answers to the host: several `Drawn` as a `Draft`, or a `Decided` as a `Decision`.
+class ToHost:
+    """Bring answers to the host: several `Drawn` as a `Draft`, a `DeviceVerdict` as a `Decision`.
 
     Attributes:
         answers: what to bring.
-        places: that the draws hang at, which makes them a tree and the answer `Grown`; None for a
-            chain.
+        places: that the draws hang at, which makes them a tree and the answer `DrawnTree`; None
+            for a chain.
         distinct: siblings were drawn without replacement.
     """
 
-    answers: Sequence[Drawn] | Decided
+    answers: Sequence[Drawn] | DeviceVerdict
     places: Sequence[int] | None = None
     distinct: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Grown:
+class DrawnTree:
     """A tree on the host.
 
     Attributes:
@@ -212,7 +204,7 @@ class Verdicts:
 
 
 @dataclass(slots=True, eq=False)
-class Decided:
+class DeviceVerdict:
     """A job's verdict on its draft: place `index` of a step's."""
 
     verdicts: Verdicts
@@ -241,5 +233,5 @@ class Decision:
     levels: list[tuple[float, int]] = field(default_factory=list)
 
 
-Ask = Take | Score | Draw | Tokens | Decide | Host
+Ask = Take | Score | Draw | ReadTokens | Decide | ToHost
 Steps = Generator[Ask, Any, T]

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decide, Decided, Decision, Verdicts
-from tandem.engine.host import to_host
+from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
+from tandem.engine.draws import copy_to_host
 from tandem.errors import InvalidRequest
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
@@ -22,9 +22,9 @@ from tandem.verification.kernels.chains import decide_all, decide_trees
 _HEAD = 3
 
 
-def decide(asks: Sequence[Decide]) -> list[Decided | InvalidRequest]:
+def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     """A verdict for each ask, or what is wrong with its draft."""
-    answers: list[Decided | InvalidRequest | None] = [None] * len(asks)
+    answers: list[DeviceVerdict | InvalidRequest | None] = [None] * len(asks)
     wrong = faults([ask.draft for ask in asks], asks[0].scored.logits.shape[1])
     for place, sentence in wrong.items():
         answers[place] = InvalidRequest(sentence)
@@ -45,7 +45,7 @@ def decide(asks: Sequence[Decide]) -> list[Decided | InvalidRequest]:
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
         for index, place in enumerate(places):
-            answers[place] = Decided(verdicts, index, asks[place].draft)
+            answers[place] = DeviceVerdict(verdicts, index, asks[place].draft)
     return [answer for answer in answers if answer is not None]
 
 
@@ -151,15 +151,15 @@ def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
     return values
 
 
-def decisions_of(decided: Sequence[Decided]) -> list[Decision | None]:
+def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | None]:
     """Each verdict on the host; None where a distribution was not finite."""
     batches = {id(d.verdicts): d.verdicts for d in decided}
-    arrays = to_host([verdicts.numbers for verdicts in batches.values()])
+    arrays = copy_to_host([verdicts.numbers for verdicts in batches.values()])
     rows_of = {key: array.tolist() for key, array in zip(batches, arrays, strict=True)}
     return [_decision(d, rows_of[id(d.verdicts)][d.index]) for d in decided]
 
 
-def _decision(decided: Decided, row: list[float]) -> Decision | None:
+def _decision(decided: DeviceVerdict, row: list[float]) -> Decision | None:
     place, token, check = row[:_HEAD]
     if not np.isfinite(check):
         return None

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decided, Draw, Grown, Host, Tokens
-from tandem.engine.grown import Arrays, grown
-from tandem.engine.host import to_host
+from tandem.engine.asks import DeviceVerdict, Draw, DrawnTree, ReadTokens, ToHost
 from tandem.inference.feed import Drawn, Draws
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import foresee
 from tandem.speculation.sampler import sample
+
+
+def copy_to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+    """The tensors as arrays: in place on a CPU, with a single synchronisation elsewhere."""
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.current_stream(tensors[0].device).synchronize()
+    return [copy.numpy() for copy in copies]
+
 
 # Of a kernel that multiplies weights' sums by 32 bits at a time.
 _FUSED_SUPPORT = 2**31 // MAX_WEIGHT
@@ -165,14 +173,14 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     return logits
 
 
-def tokens_of(asks: Sequence[Tokens]) -> list[list[int]]:
+def tokens_of(asks: Sequence[ReadTokens]) -> list[list[int]]:
     """The ids of each ask's tokens."""
     drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
-    there = dict(zip(drawn, to_host([d.tokens for d in drawn.values()]), strict=True))
+    there = dict(zip(drawn, copy_to_host([d.tokens for d in drawn.values()]), strict=True))
     return [[int(there[id(one.draws)][one.index]) for one in ask.drawn] for ask in asks]
 
 
-def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:
+def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:
     """Each sequence's draws as a draft; None where a distribution was not finite.
 
     Args:
@@ -183,16 +191,16 @@ def drafts_of(hosts: Sequence[Host]) -> list[Draft | Grown | None]:
         for one in _drawn(host):
             drawn.setdefault(id(one.draws), one.draws)
     arrays = iter(
-        to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
+        copy_to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
     )
     there = {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}
     chains = [host for host in hosts if host.places is None]
     found = iter(_chains([_drawn(host) for host in chains], drawn, there) if chains else ())
-    return [next(found) if host.places is None else grown(host, there) for host in hosts]
+    return [next(found) if host.places is None else tree_of(host, there) for host in hosts]
 
 
-def _drawn(host: Host) -> Sequence[Drawn]:
-    assert not isinstance(host.answers, Decided)
+def _drawn(host: ToHost) -> Sequence[Drawn]:
+    assert not isinstance(host.answers, DeviceVerdict)
     return host.answers
 
 
@@ -221,3 +229,70 @@ def _joined(arrays: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     if any(array.shape[1] < widest for array in arrays):
         arrays = [np.pad(array, ((0, 0), (0, widest - array.shape[1]))) for array in arrays]
     return np.concatenate(arrays)
+
+
+# What one step drew, on the host: tokens, ids and weights of its rows.
+Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
+    """The draft of a tree; None where its first distribution was not finite.
+
+    A draw of which its earlier siblings left nothing is none, and nothing is behind it: whether
+    there is one follows from what was drawn before. So it is behind a row that is not finite.
+
+    Args:
+        host: the ask.
+        there: each step's draws, by their identity.
+    """
+    assert not isinstance(host.answers, DeviceVerdict)
+    assert host.places is not None
+    tokens: list[int] = []
+    parents: list[int] = []
+    row_of: list[int] = []
+    draws: list[int] = []
+    places = {0: 0}
+    rows: dict[tuple[int, int, int], int] = {}
+    parts: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+    taken: dict[int, set[int]] = {}
+    for index, (drawn, hung) in enumerate(zip(host.answers, host.places, strict=True)):
+        place = places.get(hung)
+        if place is None:
+            continue
+        all_tokens, all_ids, all_weights = there[id(drawn.draws)]
+        row, rank = divmod(drawn.index, drawn.draws.siblings)
+        token = int(all_tokens[drawn.index])
+        sent = all_weights[row] > 0
+        ids, weights = all_ids[row][sent], all_weights[row][sent]
+        siblings = taken.setdefault(place, set())
+        if not len(ids):
+            if not draws:
+                return None
+            continue
+        if drawn.draws.certain:
+            ids, weights = ids[:0], weights[:0]
+        elif host.distinct and (token in siblings or token not in ids):
+            continue
+        if host.distinct and token in siblings:
+            continue
+        # A certain row belongs to one token; others are shared by all draws behind a place.
+        key = (id(drawn.draws), row, rank if drawn.draws.certain else 0)
+        if key not in rows:
+            rows[key] = len(parts)
+            parts.append((ids[:0], weights[:0]) if len(ids) == 1 else (ids, weights))
+        siblings.add(token)
+        tokens.append(token)
+        parents.append(place)
+        row_of.append(rows[key])
+        draws.append(index)
+        places[index + 1] = len(tokens)
+    draft = Draft(
+        tokens,
+        [len(ids) for ids, _ in parts],
+        np.concatenate([ids for ids, _ in parts]).astype(np.uint32),
+        np.concatenate([weights for _, weights in parts]).astype(np.uint16),
+        parents,
+        row_of,
+        host.distinct,
+    )
+    return DrawnTree(draft, draws)

@@ -18,8 +18,8 @@ from tandem.engine.gathering import Gathering
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.tracing.ids import SpanIds
 
 _log = structlog.get_logger(__name__)
 

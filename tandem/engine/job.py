@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.asks import Ask, Steps, Take
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.tracing.ids import SpanIds
 
 T = TypeVar("T")
 

@@ -11,31 +11,31 @@ from torch import Tensor
 
 from tandem.engine.asks import (
     Decide,
-    Decided,
     Decision,
+    DeviceVerdict,
     Draw,
-    Grown,
-    Host,
+    DrawnTree,
+    ReadTokens,
     Score,
     Scored,
-    Scorer,
     Take,
-    Tokens,
+    ToHost,
     Truncation,
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
 from tandem.engine.draws import drafts_of, draw, tokens_of
 from tandem.engine.job import Job
+from tandem.engine.scorer import Scorer
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
-from tandem.telemetry.spans import write
-from tandem.telemetry.steps import PassRecord
+from tandem.telemetry.tracing.spans import write
+from tandem.telemetry.tracing.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, Host, Tokens)
+A = TypeVar("A", Decide, ToHost, ReadTokens)
 
 
 class Stepper:
@@ -81,9 +81,9 @@ class Stepper:
         while True:
             if deciding := _asking(jobs, Decide):
                 _decide(deciding)
-            elif asking := _asking(jobs, Tokens):
+            elif asking := _asking(jobs, ReadTokens):
                 _tell(asking)
-            elif waiting := _asking(jobs, Host):
+            elif waiting := _asking(jobs, ToHost):
                 _bring_home(waiting)
             else:
                 break
@@ -182,17 +182,17 @@ def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
         job.resume(answer)
 
 
-def _tell(asking: Sequence[tuple[Job[Any], Tokens]]) -> None:
+def _tell(asking: Sequence[tuple[Job[Any], ReadTokens]]) -> None:
     for (job, _), answer in zip(asking, tokens_of([ask for _, ask in asking]), strict=True):
         job.resume(answer)
 
 
-def _bring_home(asking: Sequence[tuple[Job[Any], Host]]) -> None:
+def _bring_home(asking: Sequence[tuple[Job[Any], ToHost]]) -> None:
     """Answer all that wait for the host."""
-    decided: list[tuple[Job[Any], Decided]] = []
-    drawn: list[tuple[Job[Any], Host]] = []
+    decided: list[tuple[Job[Any], DeviceVerdict]] = []
+    drawn: list[tuple[Job[Any], ToHost]] = []
     for job, ask in asking:
-        if isinstance(ask.answers, Decided):
+        if isinstance(ask.answers, DeviceVerdict):
             decided.append((job, ask.answers))
         else:
             drawn.append((job, ask))
@@ -202,7 +202,7 @@ def _bring_home(asking: Sequence[tuple[Job[Any], Host]]) -> None:
         _answer([job for job, _ in decided], decisions_of([one for _, one in decided]), "target")
 
 
-def _answer(jobs: _Jobs, answers: Sequence[Draft | Grown | Decision | None], role: str) -> None:
+def _answer(jobs: _Jobs, answers: Sequence[Draft | DrawnTree | Decision | None], role: str) -> None:
     for job, answer in zip(jobs, answers, strict=True):
         if answer is None:
             job.resume(EngineFailure(f"the {role} computed a distribution that is not finite"))

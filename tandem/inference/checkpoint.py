@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from pathlib import Path
@@ -32,10 +33,10 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
     Raises:
         StartupError: one sentence on what is missing or broken.
     """
-    place = _device(device)
+    where = _device(device)
     disable_progress_bar()  # bars would tear the structured log
     if dtype == "auto":
-        wanted: Any = torch.float32 if place.type == "cpu" else "auto"
+        wanted: Any = torch.float32 if where.type == "cpu" else "auto"
     else:
         wanted = _DTYPES[dtype]
     # What can only be a directory would be called a malformed id of a hub.
@@ -55,7 +56,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
                 use_safetensors=True,  # the other format is a pickle, a program that is run
                 **_AS_DATA,
             )
-        loaded = loaded.to(place)
+        loaded = loaded.to(where)
     except Exception as error:  # transformers raises whatever its readers raise
         raise StartupError(
             f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
@@ -92,3 +93,9 @@ def read_tokenizer(model: str) -> Any:
     if not tokenizer.is_fast:
         raise StartupError(f"the tokenizer of {model!r} has no fast (Rust) version to hand out")
     return tokenizer
+
+
+def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
+    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    return copied

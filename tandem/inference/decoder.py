@@ -213,6 +213,12 @@ class Decoder:
         return positions
 
     @property
+    def free_positions(self) -> int:
+        """Positions that no sequence has reserved."""
+        free: int = self.pool.free_positions
+        return free
+
+    @property
     def takes_trees(self) -> bool:
         """Whether new sequences may have branches. A model that takes none is named by a warning
         at the start; without `trees`, one may cease to take them when its back end changes."""

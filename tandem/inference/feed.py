@@ -34,7 +34,7 @@ class Draws:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """One sequence's draw: place `index` of a step's."""
+    """One sequence's draw: number `index` of a step's."""
 
     draws: Draws
     index: int

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class Endpoint:
     """An orchestrator, as its callers know it.
 
     Attributes:
@@ -45,6 +45,6 @@ class Place:
         return connect_blocking(self.address, credentials, self.name)
 
 
-def place_at(where: Place | str) -> Place:
+def endpoint_at(where: Endpoint | str) -> Endpoint:
     """A place; an address alone is one in plaintext that asks for no token."""
-    return Place(where) if isinstance(where, str) else where
+    return Endpoint(where) if isinstance(where, str) else where

@@ -9,7 +9,7 @@ import numpy as np
 from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
@@ -17,9 +17,9 @@ PROTOCOL_VERSION = 2
 MAX_REQUEST_ID = 128
 
 _SHAPES = {
-    Shape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
-    Shape.TREE: common_pb2.DRAFT_SHAPE_TREE,
-    Shape.IID_CHAINS: common_pb2.DRAFT_SHAPE_IID_CHAINS,
+    DraftShape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
+    DraftShape.TREE: common_pb2.DRAFT_SHAPE_TREE,
+    DraftShape.IID_CHAINS: common_pb2.DRAFT_SHAPE_IID_CHAINS,
 }
 
 
@@ -150,7 +150,7 @@ def draft_to(draft: Draft) -> common_pb2.Draft:
     return message
 
 
-def shape_to(shape: Shape) -> common_pb2.DraftShape.ValueType:
+def shape_to(shape: DraftShape) -> common_pb2.DraftShape.ValueType:
     """A kind of draft as the handshake has it."""
     return _SHAPES[shape]
 
@@ -208,3 +208,7 @@ def check_request_id(request_id: str) -> None:
     """
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable():
         raise InvalidRequest(f"request_id must be at most {MAX_REQUEST_ID} printable characters")
+
+
+# Beside the rows of a draft, what is around them in a message.
+AROUND_BYTES = 4096

@@ -17,7 +17,8 @@ from tandem.errors import StartupError
 from tandem.rpc.security.settings import tls_of
 from tandem.rpc.server import RunningServer, Service
 from tandem.settings import ServiceSettings, read_settings
-from tandem.telemetry import logs, tracing
+from tandem.telemetry import logs
+from tandem.telemetry.tracing import switch as tracing
 
 _log = structlog.get_logger(__name__)
 

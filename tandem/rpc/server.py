@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 import structlog
+from grpc_channelz.v1 import channelz
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.errors import StartupError
 from tandem.rpc import reflection
-from tandem.rpc.admin import admin_server
 from tandem.rpc.channel import ConnectionAge, server_options
 from tandem.rpc.health import Health
 from tandem.rpc.security.access import AccessInterceptor
@@ -21,8 +21,9 @@ from tandem.rpc.streams.decoding import DecodingInterceptor
 
 if TYPE_CHECKING:
     from tandem.rpc.security.tls import ServerTls
-    from tandem.rpc.security.tokens import Tokens
-    from tandem.telemetry.metering import Metering
+    from tandem.rpc.security.tokens import BearerTokens
+    from tandem.telemetry.metrics.metering import Metering
+
 
 _log = structlog.get_logger(__name__)
 _HEALTH = "grpc.health.v1.Health"
@@ -31,14 +32,27 @@ _SMALL_MESSAGE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
+class GrpcService:
+    """One gRPC service of a process; a process may have several over one engine.
+
+    Attributes:
+        name: full name, under which readiness is reported.
+        add_to: registers the servicer.
+        large_methods: that take prompts or drafts, by their names.
+    """
+
+    name: str
+    add_to: Callable[[grpc.aio.Server], None]
+    large_methods: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Service:
     """What `tandem.rpc.process` runs.
 
     Attributes:
-        name: full gRPC service name, under which readiness is reported.
-        add_to: registers the servicer.
-        large_methods: that take prompts or drafts, by their names.
-        max_message_bytes: of their requests; those of all other methods are small.
+        grpc_services: that it answers; they become ready, and end, together.
+        max_message_bytes: of requests to large methods; those to all others are small.
         become_ready: returns when requests can be answered; may take as long as it needs.
         stop: frees what the servicer holds, after the last request.
         lost: returns when the service can never answer again, its device being gone; None
@@ -52,9 +66,7 @@ class Service:
         tokens: one of which each call has to bring; None asks for none.
     """
 
-    name: str
-    add_to: Callable[[grpc.aio.Server], None]
-    large_methods: Sequence[str]
+    grpc_services: Sequence[GrpcService]
     max_message_bytes: int
     become_ready: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
@@ -63,13 +75,13 @@ class Service:
     metering: Metering | None = None
     unready: Callable[[], Awaitable[object]] | None = None
     connection_age: ConnectionAge | None = None
-    tokens: Tokens | None = None
+    tokens: BearerTokens | None = None
 
 
 class RunningServer:
     """A bound server whose health follows its service.
 
-    Health: "" is SERVING while the process lives, the service's name while it is ready. Both
+    Health: "" is SERVING while the process lives, each gRPC service's name while it is ready. All
     are NOT_SERVING when the service is lost, so that a supervisor restarts the process.
     """
 
@@ -82,7 +94,12 @@ class RunningServer:
     ) -> None:
         self._service = service
         most = service.max_message_bytes
-        limits = {f"/{service.name}/{method}": most for method in service.large_methods}
+        self._names = [one.name for one in service.grpc_services]
+        limits = {
+            f"/{one.name}/{method}": most
+            for one in service.grpc_services
+            for method in one.large_methods
+        }
         self._server = grpc.aio.server(
             interceptors=[
                 *_access(service, tls),
@@ -92,13 +109,14 @@ class RunningServer:
         )
         self._health = Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        service.add_to(self._server)
-        reflection.enable((service.name, _HEALTH), self._server)
+        for one in service.grpc_services:
+            one.add_to(self._server)
+        reflection.enable((*self._names, _HEALTH), self._server)
         self.port = _bind(self._server, listen, "LISTEN", tls)
         self._admin: grpc.aio.Server | None = None
         self.admin_port: int | None = None
         if admin_listen is not None:
-            self._admin = admin_server(service.name, self._health)
+            self._admin = admin_server(self._names, self._health)
             self.admin_port = _bind(self._admin, admin_listen, "ADMIN_LISTEN")
         self._ready: asyncio.Task[None] | None = None
         self._loss: asyncio.Task[None] | None = None
@@ -138,11 +156,12 @@ class RunningServer:
 
     async def _notice_loss(self, lost: Callable[[], Awaitable[object]]) -> None:
         await lost()
-        for name in ("", self._service.name):
+        for name in ("", *self._names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def _set(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        await self._health.set(self._service.name, status)
+        for name in self._names:
+            await self._health.set(name, status)
 
     async def ready(self) -> None:
         """Wait until the service is ready.
@@ -195,3 +214,21 @@ def _bind(server: grpc.aio.Server, listen: str, setting: str, tls: ServerTls | N
             f"cannot listen on {listen}: the port is taken or the address is not ours;"
             f" choose another with {setting}"
         ) from error
+
+
+# Of a question: it has a name or a number in it.
+_MOST_BYTES = 64 << 10
+
+
+def admin_server(services: Sequence[str], health: Health) -> grpc.aio.Server:
+    """Health, reflection, and channelz: all channels, servers and sockets of the process.
+
+    Args:
+        services: full names of what the process serves elsewhere.
+        health: of them.
+    """
+    server = grpc.aio.server(options=server_options(_MOST_BYTES))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    channelz.add_channelz_servicer(server)
+    reflection.enable((*services, _HEALTH, "grpc.channelz.v1.Channelz"), server)
+    return server

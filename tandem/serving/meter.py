@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tandem.engine.job import Job
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
-    from tandem.serving.servicer import Loaded
-    from tandem.telemetry.instruments import Instruments
+    from tandem.serving.loaded import Loaded
+    from tandem.telemetry.metrics.instruments import Instruments
 
 _NS = 1e-9
 _STEPS = {metrics.DRAFTER: "draft", metrics.TARGET: "verify"}
@@ -48,13 +48,13 @@ class EngineMeter:
             # Asked anew each time: a model that goes over to a faster pass has another cache.
             watch(
                 metrics.KV_POSITIONS,
-                lambda: sum(model.pool.free_positions for model in models),
+                lambda: sum(model.free_positions for model in models),
                 role,
                 "free",
             )
             watch(
                 metrics.KV_POSITIONS,
-                lambda: sum(m.pool.positions - m.pool.free_positions for m in models),
+                lambda: sum(m.positions - m.free_positions for m in models),
                 role,
                 "used",
             )

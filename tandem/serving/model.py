@@ -10,6 +10,7 @@ from tandem.common.v1 import common_pb2
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
+from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
@@ -62,12 +63,12 @@ def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = Fa
     return decoder
 
 
-def max_length(decoder: Decoder, settings: ModelSettings) -> int:
+def max_length(decoder: Model, settings: ModelSettings) -> int:
     """Tokens a sequence may hold."""
     return min(decoder.max_length, settings.max_length)
 
 
-def engine_over(decoders: Sequence[Decoder], settings: ModelSettings, name: str) -> Engine:
+def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
     """An engine that scores with decoders of one device, not started. Each sequence gets a part
     of every one's KV cache, or of none."""
     device = decoders[0].device
@@ -79,7 +80,7 @@ def engine_over(decoders: Sequence[Decoder], settings: ModelSettings, name: str)
     return Engine(name, admission, limits, stepper)
 
 
-def info_of(decoder: Decoder, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
+def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
     """The handshake's message.
 
     Args:

@@ -5,85 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmissionLimits
-from tandem.engine.engine import Engine
 from tandem.errors import Unavailable
 from tandem.rpc.streams.server import StreamLimits, Streams
 from tandem.serving.background import in_daemon_thread
+from tandem.serving.loaded import Loaded
 from tandem.settings import ModelSettings
-from tandem.telemetry.readers import metering_of
+from tandem.telemetry.metrics.readers import metering_of
 
 if TYPE_CHECKING:
-    from tandem.inference.kv.extents import Extents
+    pass
 
 M = TypeVar("M", bound=ModelSettings)
 L = TypeVar("L", bound="Loaded")
-
-
-class Model(Protocol):
-    """What a service scores with."""
-
-    forward_passes: int
-    fed_tokens: int
-    improving: bool
-
-    @property
-    def engine(self) -> str:
-        """What computes its passes."""
-
-    @property
-    def dtype(self) -> str:
-        """In which they are computed."""
-
-    @property
-    def pool(self) -> Extents:
-        """The KV cache that new sequences get a part of."""
-
-    def improve(self) -> None:
-        """Look for something faster. Slow; from any thread."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a service is, once it is ready.
-
-    Attributes:
-        engine: runs the sequences.
-        info: the handshake's message, but for what changes.
-        models: that score, if any do; of several the first one is described.
-    """
-
-    engine: Engine
-    info: common_pb2.ModelInfo
-    models: Sequence[Model]
-
-    def described(self) -> common_pb2.ModelInfo:
-        """The handshake's message, now."""
-        info = common_pb2.ModelInfo()
-        info.CopyFrom(self.info)
-        if self.models:
-            info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
-            info.improving = any(model.improving for model in self.models)
-        return info
-
-    def stats(self) -> common_pb2.EngineStats:
-        """The work done since the start."""
-        return common_pb2.EngineStats(
-            open_sequences=self.engine.admission.open_sequences,
-            forward_passes=sum(model.forward_passes for model in self.models),
-            fed_tokens=sum(model.fed_tokens for model in self.models),
-            opened_sequences=self.engine.admission.opened,
-        )
-
-    def improve(self) -> None:
-        """Look for faster models, one after the other. Slow; from any thread."""
-        for model in self.models:
-            model.improve()
 
 
 class EngineServicer(ABC, Generic[M, L]):

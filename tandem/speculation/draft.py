@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -9,7 +10,7 @@ from itertools import accumulate, chain
 import numpy as np
 import numpy.typing as npt
 
-from tandem.speculation.nodes import check_nodes, depth_of, path_to
+from tandem.speculation.nodes import DraftShape, depth_of, path_to
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -181,7 +182,7 @@ class Draft:
             raise ValueError(
                 f"draft.token_ids holds id {largest}, the target's vocabulary has {vocab_size}"
             )
-        if fault := check_nodes(self):
+        if fault := self.fault_of_nodes():
             raise ValueError(fault)
 
     def _fault(self, vocab_size: int) -> str:
@@ -201,6 +202,67 @@ class Draft:
         ):
             if len(rows[row]) and token_id not in rows[row]:
                 return f"draft.token_ids[{node}] = {token_id} is outside its row"
+        return ""
+
+    def fault_of_nodes(self) -> str:
+        """What is wrong with how nodes hang together, beginning with the field's name.
+
+        Chains of one row a node are sound.
+        """
+        if self.is_chain:
+            return ""
+        named: dict[int, int] = {}
+        first: dict[tuple[int, int], int] = {}
+        twins: set[int] = set()
+        nodes = zip(self.token_ids, self.places(), self.rows_of_nodes(), strict=True)
+        for node, (token_id, place, row) in enumerate(nodes):
+            if place in twins:
+                return (
+                    f"draft.parents[{node}] = {place} is behind a repeated sibling, whose children"
+                    " belong to the first one"
+                )
+            if named.setdefault(row, token_id) != token_id and not self.sizes[row]:
+                return f"draft.row_of[{node}] = {row} is a certain row of another token"
+            if first.setdefault((place, token_id), node) != node:
+                if self.distinct:
+                    return (
+                        f"draft.token_ids[{node}] = {token_id} repeats one of its distinct siblings"
+                    )
+                twins.add(node + 1)
+        return ""
+
+    def misfit(self, takes: DraftShape) -> str:
+        """Why a rule cannot decide it, its shape being sound, beginning with the field's name.
+
+        Args:
+            takes: the widest kind of draft that the rule can decide.
+        """
+        if self.is_chain or takes is DraftShape.TREE:
+            return ""
+        if takes is DraftShape.CHAIN:
+            return "draft.parents: the verifier takes chains of a row a token"
+        return self._not_independent()
+
+    def _not_independent(self) -> str:
+        """Why it is not several independent chains whose common beginnings are one."""
+        if self.distinct:
+            return "draft.distinct_siblings: the verifier takes independent chains"
+        rows: dict[int, int] = {}
+        home: dict[tuple[int, int], int] = {}
+        chains: Counter[int] = Counter()
+        draws: Counter[int] = Counter()
+        nodes = zip(self.token_ids, self.places(), self.rows_of_nodes(), strict=True)
+        for node, (token_id, place, row) in enumerate(nodes):
+            if rows.setdefault(place, row) != row:
+                return f"draft.row_of[{node}] = {row}: draws at one place must share their row"
+            chains[home.setdefault((place, token_id), node + 1)] += 1
+            draws[place] += 1
+        for place, count in draws.items():
+            if place and count != chains[place]:
+                return (
+                    f"draft.parents: {count} draws at place {place}, which {chains[place]} chains"
+                    " reach"
+                )
         return ""
 
 

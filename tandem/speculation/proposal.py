@@ -15,7 +15,7 @@ from tandem.speculation.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class Branches:
+class NodeLayout:
     """What a batch has beyond chains of one row a node.
 
     Attributes:
@@ -50,7 +50,7 @@ class Proposal:
     ids: Tensor
     probs: Tensor
     rows: Tensor | None = None
-    branches: Branches | None = None
+    branches: NodeLayout | None = None
 
     @classmethod
     def from_dense(
@@ -91,7 +91,7 @@ class Proposal:
                     taken = tokens[nodes.batch[:, None], nodes.earlier]
                     left[nodes.batch, nodes.node] = row.scatter(1, taken, 0.0).sum(-1)
         wanted = torch.full((batch,), distinct, device=tokens.device)
-        branches = Branches(tree, row_of, wanted, left)
+        branches = NodeLayout(tree, row_of, wanted, left)
         return cls(tokens, lengths, ids, draft_probs, draft_probs, branches)
 
     @classmethod
@@ -155,7 +155,7 @@ class Proposal:
         return torch.minimum(p.gather(-1, ids).to(probs.dtype), probs).sum(-1)
 
 
-def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) -> Branches | None:
+def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) -> NodeLayout | None:
     """Of drafts that are not all plain chains."""
     if all(draft.parents is None and draft.row_of is None for draft in drafts):
         return None
@@ -170,7 +170,7 @@ def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) ->
     )
     distinct = np.array([draft.distinct for draft in drafts])
     arrays = (torch.from_numpy(array) for array in (row_of, distinct, left))
-    return Branches(tree, *(array.to(device, non_blocking=True) for array in arrays))
+    return NodeLayout(tree, *(array.to(device, non_blocking=True) for array in arrays))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import structlog
 
-from tandem.telemetry.ids import SpanIds
+from tandem.telemetry.tracing.ids import SpanIds
 
 # Of OpenTelemetry's own, which tries a collector that is away again and again.
 _EXPORT_SECONDS = 600.0

@@ -124,9 +124,9 @@ class StageClock:
         self._stage = "own"
         self._spent: dict[str, int] = dict.fromkeys(WAITS, 0)
 
-    def stage(self, name: str) -> Stage:
+    def stage(self, name: str) -> StageTimer:
         """A context manager that attributes the time inside its block to a stage."""
-        return Stage(self, name)
+        return StageTimer(self, name)
 
     def switch(self, name: str) -> str:
         """Be in a stage from now on; the stage until now."""
@@ -146,7 +146,7 @@ class StageClock:
         return self._spent[name]
 
 
-class Stage:
+class StageTimer:
     """Time inside the block, for a clock. See `StageClock.stage`."""
 
     __slots__ = ("_clock", "_name", "_outer")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, last_success, plain_view, row_within
 from tandem.verification.kernels.chains import decide_block
@@ -37,7 +37,7 @@ class BlockVerifier(Verifier[_BlockView]):
 
     name = "block"
     lossless = True
-    takes = Shape.TREE
+    takes = DraftShape.TREE
     trees: ClassVar[TreeRule | None] = Traversal()
     fused = staticmethod(decide_block)
     fused_tree = staticmethod(decide_block_tree)

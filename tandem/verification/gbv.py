@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.block import BlockVerifier
 from tandem.verification.kernels.chains import decide_block
 from tandem.verification.ratios import ratios
-from tandem.verification.tree import Nodes, TreeRule, excess_or
+from tandem.verification.tree import TreeNodes, TreeRule, excess_or
 
 
 @dataclass(frozen=True)
-class Judged:
+class GbvJudged:
     """One path of each tree, and Algorithm 2 of arXiv 2403.10444 along it.
 
     Attributes:
@@ -28,13 +28,13 @@ class Judged:
         rows: [B, D, V], at each depth the law of the path's next token.
     """
 
-    nodes: Nodes
+    nodes: TreeNodes
     h: Tensor
     joint: Tensor
     rows: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> Judged:
+    def of(cls, nodes: TreeNodes) -> GbvJudged:
         """From the root to the child of the largest p / q, while there are children."""
         batch = len(nodes.tokens)
         each = torch.arange(batch, device=nodes.p.device)
@@ -87,7 +87,7 @@ class Judged:
         return [None] * len(place)
 
 
-def _tokens(nodes: Nodes, children: Tensor) -> Tensor:
+def _tokens(nodes: TreeNodes, children: Tensor) -> Tensor:
     """[B, C] their tokens; whatever where there is none."""
     return nodes.tokens.gather(1, children.clamp(min=0))
 
@@ -125,8 +125,8 @@ def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor
 class BestPath(TreeRule):
     """The deepest node that passed; only one path's may."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
-        return Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> GbvJudged:
+        return GbvJudged.of(TreeNodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         depth = tree.depth[:, 1:] * passed
@@ -144,6 +144,6 @@ class GbvVerifier(BlockVerifier):
     """
 
     name = "gbv"
-    takes = Shape.IID_CHAINS
+    takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_block)
     trees: ClassVar[TreeRule | None] = BestPath()

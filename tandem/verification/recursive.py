@@ -16,12 +16,12 @@ from torch import Tensor
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.ratios import ratios
-from tandem.verification.tree import Nodes, TreeRule, excess_or, first_passed_child
+from tandem.verification.tree import TreeNodes, TreeRule, excess_or, first_passed_child
 
 
 @dataclass(frozen=True)
-class Judged:
-    nodes: Nodes
+class RecursiveJudged:
+    nodes: TreeNodes
 
     def accept(self) -> Tensor:
         """h = min(1, M(x) / q(x)), with M = p, then norm((M - q)+) after each child."""
@@ -55,8 +55,8 @@ class Judged:
 class RecursiveRejection(TreeRule):
     """From the root to the first child that passed, until none did."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
-        return Judged(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> RecursiveJudged:
+        return RecursiveJudged(TreeNodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)

@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.kernels.chains import decide_token
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
-from tandem.verification.tree import Nodes, TreeRule, first_passed_child
+from tandem.verification.tree import TreeNodes, TreeRule, first_passed_child
 
 # Halvings of [1, k]: of float32's 24 bits none is left to gain.
 _HALVINGS = 30
 
 
 @dataclass(frozen=True)
-class Judged:
+class SpectrJudged:
     """Each place has a factor.
 
     Attributes:
@@ -29,11 +29,11 @@ class Judged:
         rho: [B, N+1]; 1 where nothing hangs.
     """
 
-    nodes: Nodes
+    nodes: TreeNodes
     rho: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> Judged:
+    def of(cls, nodes: TreeNodes) -> SpectrJudged:
         rho = nodes.p.new_ones(nodes.p.shape[:2])
         draws = (nodes.tree.children >= 0).sum(-1)
         for level in nodes.tree.levels:
@@ -103,8 +103,8 @@ def _accepted(beta: Tensor, draws: Tensor) -> Tensor:
 class KSeq(TreeRule):
     """From the root to the first draw that passed, until none did."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
-        return Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
+        return SpectrJudged.of(TreeNodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)
@@ -118,6 +118,6 @@ class SpecTrVerifier(TokenVerifier):
     """
 
     name = "spectr"
-    takes = Shape.IID_CHAINS
+    takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_token)
     trees: ClassVar[TreeRule | None] = KSeq()

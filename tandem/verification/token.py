@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.verification.chain import View, correction, plain_view, row_within, up_to_first_failure
 from tandem.verification.kernels.chains import decide_token
@@ -23,7 +23,7 @@ class TokenVerifier(Verifier[View]):
 
     name = "token"
     lossless = True
-    takes = Shape.TREE
+    takes = DraftShape.TREE
     trees: ClassVar[TreeRule | None] = RecursiveRejection()
     fused = staticmethod(decide_token)
     fused_tree = staticmethod(decide_token_tree)

@@ -16,11 +16,11 @@ from torch import Tensor
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.ratios import ratios
-from tandem.verification.tree import Nodes, TreeRule, excess_or, first_in_post_order
+from tandem.verification.tree import TreeNodes, TreeRule, excess_or, first_in_post_order
 
 
 @dataclass(frozen=True)
-class Judged:
+class TraversalJudged:
     """A place's state is its chance ω and its law M.
 
     Attributes:
@@ -29,12 +29,12 @@ class Judged:
         after: [B, N+1], ω after its last child.
     """
 
-    nodes: Nodes
+    nodes: TreeNodes
     arrived: Tensor
     after: Tensor
 
     @classmethod
-    def of(cls, nodes: Nodes) -> Judged:
+    def of(cls, nodes: TreeNodes) -> TraversalJudged:
         """ω(root) = 1; a child arrives with min(1, ω M(x) / q(x)), and leaves its parent with
         ω = S / (S + 1 - ω) and M = norm((ω M - q)+), where S = Σ (ω M - q)+."""
         arrived = nodes.p.new_ones(nodes.p.shape[:2])
@@ -85,8 +85,8 @@ def _without(law: Tensor, chance: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor,
 class Traversal(TreeRule):
     """The first that passed, children before their parents."""
 
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> Judged:
-        return Judged.of(Nodes.of(proposal, target_probs))
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> TraversalJudged:
+        return TraversalJudged.of(TreeNodes.of(proposal, target_probs))
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_in_post_order(tree, passed)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tandem.speculation.proposal import Branches, Proposal
+from tandem.speculation.proposal import NodeLayout, Proposal
 from tandem.speculation.tree import Siblings, Tree
 
 
@@ -44,7 +44,7 @@ class TreeRule(ABC):
 
 
 @dataclass(frozen=True)
-class Nodes:
+class TreeNodes:
     """A batch of trees as rules see it.
 
     Attributes:
@@ -55,12 +55,12 @@ class Nodes:
     """
 
     tokens: Tensor
-    branches: Branches
+    branches: NodeLayout
     p: Tensor
     rows: Tensor
 
     @classmethod
-    def of(cls, proposal: Proposal, target_probs: Tensor) -> Nodes:
+    def of(cls, proposal: Proposal, target_probs: Tensor) -> TreeNodes:
         """Of a batch that has branches."""
         assert proposal.branches is not None
         rows = proposal.dense(target_probs.shape[-1], target_probs.dtype)

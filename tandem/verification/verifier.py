@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.distribution import draw
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal, Verdict
 from tandem.verification.chain import View
 from tandem.verification.kernels.chains import FusedVerdict
@@ -46,7 +46,7 @@ class Verifier(ABC, Generic[W]):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
-    takes: ClassVar[Shape] = Shape.CHAIN
+    takes: ClassVar[DraftShape] = DraftShape.CHAIN
     needs_pure: ClassVar[bool] = False
     fixed_gamma: ClassVar[bool] = False
     resumable: ClassVar[bool] = True

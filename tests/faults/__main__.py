@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.fleet import fleet_of
-from tests.faults.load import Load
-from tests.faults.walk import Moment, Walk
+from tests.faults.campaign.fleet import fleet_of
+from tests.faults.campaign.load import Load
+from tests.faults.campaign.walk import Moment, Walk
 from tests.support.models.tiny import save_random_llama
 
 VOCAB_SIZE = 31

@@ -32,10 +32,10 @@ WALL_CLOCK = {
     "orchestrator/text/spans.py",
     "tandem/inference/choice/record.py",
     "tandem/rpc/security/certificates.py",  # they say themselves from when and until when they hold
-    "tandem/telemetry/instruments.py",
-    "tandem/telemetry/otlp_metrics.py",
-    "tandem/telemetry/spans.py",
-    "tandem/telemetry/steps.py",
+    "tandem/telemetry/metrics/instruments.py",
+    "tandem/telemetry/metrics/otlp.py",
+    "tandem/telemetry/tracing/spans.py",
+    "tandem/telemetry/tracing/steps.py",
 }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.faults.fleet import Pod, fleet_of
-from tests.faults.load import Load
-from tests.faults.walk import Moment, Walk
+from tests.faults.campaign.fleet import Pod, fleet_of
+from tests.faults.campaign.load import Load
+from tests.faults.campaign.walk import Moment, Walk
 from tests.support.models.tiny import save_random_llama
 
 VOCAB_SIZE = 31

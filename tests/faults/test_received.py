@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tests.faults.front import ids_of, speaking_target
+from tests.faults.campaign.front import ids_of, speaking_target
 from tests.service.conftest import Stack, stack
 from tests.support.processes.services import generation
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request

@@ -15,7 +15,7 @@ from orchestrator.front.grpc import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
-from tests.faults.proxy import Passing, Proxy, Way, proxied
+from tests.faults.campaign.proxy import Passing, Proxy, Way, proxied
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, request, serve_fakes
 
 Fault = Callable[[Proxy, Passing], None]

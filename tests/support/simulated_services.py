@@ -17,7 +17,7 @@ MS = 1_000_000
 
 
 @dataclass
-class World:
+class SimulatedServices:
     """Rounds of some texts at once, whose times and tokens follow given laws.
 
     Attributes:

@@ -42,7 +42,7 @@ def test_every_error_of_ours_is_told() -> None:
 @pytest.mark.parametrize("quote", [row[2].strip('"') for row in ROWS if row[2]])
 def test_what_is_quoted_is_said(quote: str) -> None:
     folders = ("orchestrator", "tandem/rpc")
-    sources = [path.read_text() for one in folders for path in (ROOT / one).glob("*.py")]
+    sources = [path.read_text() for one in folders for path in (ROOT / one).rglob("*.py")]
     # A sentence may go on in the next line, and has numbers in it.
     assert any(quote in re.sub(r'"\s*f?"', "", source) for source in sources), quote
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tandem.inference.batch.flex import attend_tiled
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.batch.segment import Segment
 
 
 def attend(

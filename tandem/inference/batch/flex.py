@@ -38,7 +38,7 @@ def attend_tiled(
         enable_gqa=True,
         kernel_options=_options(tiles.size, keys, values),
     )
-    return seen[0].transpose(0, 1).index_select(0, tiles.places)
+    return seen[0].transpose(0, 1).index_select(0, tiles.slots)
 
 
 @cache

@@ -10,54 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.inference.batch.branch_tiles import BranchTiles
-from tandem.inference.batch.tiles import Tiles
+from tandem.inference.batch.segment import Segment
+from tandem.inference.batch.tiles import BranchTiles, Tiles
 from tandem.inference.feed import Drawn, Draws, Feed
-from tandem.inference.kv.branches import Branches
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One sequence's part of a batch.
-
-    Attributes:
-        first: its first row of the batch.
-        count: its new tokens.
-        start: of its extent of the pool.
-        length: its places in use, the new ones included.
-        branches: of these the last ones; None for a chain, where the order in memory is the
-            order of the text.
-    """
-
-    first: int
-    count: int
-    start: int
-    length: int
-    branches: Branches | None = None
-
-    @property
-    def reach(self) -> int:
-        """Positions of the longest text that its tokens make: branches share some."""
-        if self.branches is None:
-            return self.length
-        return self.length - len(self.branches) + self.branches.depth
-
-    @property
-    def behind(self) -> tuple[np.ndarray, np.ndarray]:
-        """With branches: what lies behind the trunk that was there before the feed.
-
-        Returns:
-            The positions [W] of these rows, and [count, W] bool of which of them each new one
-            sees.
-        """
-        assert self.branches is not None
-        depths = np.array(self.branches.depths)
-        news = max(0, self.count - len(depths))  # that extend the trunk
-        trunk = self.length - len(depths)
-        positions = np.concatenate((np.arange(trunk - news, trunk), trunk - 1 + depths))
-        sees = np.tri(self.count, len(positions), dtype=bool)
-        sees[news:, news:] = self.branches.sees[news - self.count :]
-        return positions, sees
 
 
 @dataclass(slots=True)
@@ -67,13 +22,13 @@ class Packing:
     Attributes:
         segments: one a sequence, in the order of the rows.
         positions: of each token in its own sequence.
-        places: of each token in the pool.
+        slots: of each token in the pool.
         rows: of the batch whose logits are wanted.
     """
 
     segments: list[Segment]
     positions: list[int]
-    places: list[int]
+    slots: list[int]
     rows: list[int]
 
     @classmethod
@@ -103,7 +58,7 @@ class Packing:
                 packing.positions.extend(range(length - count, length))
             else:
                 packing.positions.extend(segment.behind[0][-count:].tolist())
-            packing.places.extend(range(cache.start + length - count, cache.start + length))
+            packing.slots.extend(range(cache.start + length - count, cache.start + length))
             first += count
             packing.rows.extend(range(first - feed.rows, first))
         return packing
@@ -123,7 +78,7 @@ class PackedBatch:
         segments: one a sequence, in the order of the rows.
         token_ids: [1, T] int64.
         positions: [1, T] int64, of each token in its own sequence.
-        places: [T] int64, of each token in the pool.
+        slots: [T] int64, of each token in the pool.
         rows: [R] int64, rows of the batch whose logits are wanted; None for all.
         tiles: for attention in one call; None for one call a sequence.
     """
@@ -131,7 +86,7 @@ class PackedBatch:
     segments: list[Segment]
     token_ids: Tensor
     positions: Tensor
-    places: Tensor
+    slots: Tensor
     rows: Tensor | None
     tiles: Tiles | None = None
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
@@ -155,7 +110,7 @@ class PackedBatch:
         """
         packing = Packing.of(feeds)
         segments = packing.segments
-        numbers = torch.tensor([packing.positions, packing.places], dtype=torch.int64)
+        numbers = torch.tensor([packing.positions, packing.slots], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
         tiles = None
         # One sequence alone is one call anyway, by a kernel that needs no tiles.
@@ -210,7 +165,7 @@ class PackedBatch:
             like: as for `mask`.
 
         Returns:
-            [groups * count, seen]; the last `seen` places of the sequence are those to look at.
+            [groups * count, seen]; the last `seen` slots of the sequence are those to look at.
         """
         key = (segment.first, window, groups)
         mask = self._branch_masks.get(key)
@@ -245,20 +200,20 @@ def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
             continue
         for token_id in token_ids:
             if isinstance(token_id, Drawn):
-                draws, places, indices = drawn.setdefault(
+                draws, slots, indices = drawn.setdefault(
                     id(token_id.draws), (token_id.draws, [], [])
                 )
-                places.append(len(known))
+                slots.append(len(known))
                 indices.append(token_id.index)
                 known.append(0)
             else:
                 known.append(token_id)
     if len(drawn) == 1:
-        ((draws, places, indices),) = drawn.values()
+        ((draws, slots, indices),) = drawn.values()
         if indices == list(range(len(draws.tokens))) and len(known) == len(indices):
             return draws.tokens
     packed = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
-    for draws, places, indices in drawn.values():
-        chosen = torch.tensor((places, indices), dtype=torch.int64).to(device, non_blocking=True)
+    for draws, slots, indices in drawn.values():
+        chosen = torch.tensor((slots, indices), dtype=torch.int64).to(device, non_blocking=True)
         packed.index_copy_(0, chosen[0], draws.tokens.index_select(0, chosen[1]))
     return packed

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 if TYPE_CHECKING:
-    from tandem.inference.batch.packed import Segment
+    from tandem.inference.batch.segment import Segment
+
 
 # Positions of the pool that a kernel reads together; extents begin with such a block, so that
 # no text's tile reads what another text holds.
@@ -26,7 +27,7 @@ FEW, MANY = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class TileSizes:
     """Sizes that a batch's tiles are filled up to, so that they fit a captured pass.
 
     Attributes:
@@ -50,43 +51,43 @@ class Tiles:
 
     Attributes:
         size: rows of a tile.
-        rows: [N] int64, the row of the batch at each of the N places; any for one without.
-        places: [T] int64, where each row of the batch is; any for a row that fills up.
+        rows: [N] int64, the row of the batch at each of the N slots; any for one without.
+        slots: [T] int64, where each row of the batch is; any for a row that fills up.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], device: torch.device, room: Room | None = None
+        self, segments: Sequence[Segment], device: torch.device, room: TileSizes | None = None
     ) -> None:
         self._device, self._room = device, room
-        rows, places = self._lay(segments)
-        self._sent_rows = Sent(device, np.int64, rows, places)
-        self.rows, self.places = self._sent_rows.views
+        rows, slots = self._lay(segments)
+        self._sent_rows = Sent(device, np.int64, rows, slots)
+        self.rows, self.slots = self._sent_rows.views
         self._seen: dict[int | None, Sent] = {}
         self._masks: dict[int | None, BlockMask] = {}
         self._caps: dict[float, Callable[..., Tensor]] = {}
 
     def _lay(self, segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-        """Find what stands where; `rows` and `places`."""
+        """Find what stands where; `rows` and `slots`."""
         first, count, start, length = np.array(
             [(one.first, one.count, one.start, one.length) for one in segments]
         ).T
         self.size = FEW if count.max() <= FEW else MANY
         tiles = -(-count // self.size)
         text = np.repeat(np.arange(len(segments)), tiles)
-        # [tiles, size], of each place in its text's new tokens.
+        # [tiles, size], of each slot in its text's new tokens.
         nth = np.arange(len(text)) - np.repeat(tiles.cumsum() - tiles, tiles)
         nth = nth[:, None] * self.size + np.arange(self.size)
         used = nth < count[text][:, None]
         self._start = start[text][:, None]
-        # The last position of the pool that a row sees, its own; a place without one sees none.
+        # The last position of the pool that a row sees, its own; a slot without one sees none.
         self._last = np.where(used, (start + length - count)[text][:, None] + nth, -1)
-        rows, places = np.where(used, first[text][:, None] + nth, 0), np.flatnonzero(used)
+        rows, slots = np.where(used, first[text][:, None] + nth, 0), np.flatnonzero(used)
         if (room := self._room) is not None:
             spare = ((0, room.tiles - len(text)), (0, 0))
             rows, self._start = np.pad(rows, spare), np.pad(self._start, spare)
             self._last = np.pad(self._last, spare, constant_values=-1)
-            places = np.pad(places, (0, room.rows - len(places)))
-        return rows, places
+            slots = np.pad(slots, (0, room.rows - len(slots)))
+        return rows, slots
 
     def refill(self, segments: Sequence[Segment]) -> None:
         """Take another batch in the same room, in the same memory of the device."""
@@ -95,7 +96,7 @@ class Tiles:
             sent.again(*self._look(window))
 
     def mask(self, window: int | None, positions: int) -> BlockMask:
-        """What the places see, shared by all layers of a window.
+        """What the slots see, shared by all layers of a window.
 
         Args:
             window: positions that a token sees, its own included; None for all.
@@ -120,14 +121,14 @@ class Tiles:
         return capped
 
     def _look(self, window: int | None) -> tuple[np.ndarray, ...]:
-        """What places see first and last, and the blocks of each tile with their number."""
+        """What slots see first and last, and the blocks of each tile with their number."""
         first = np.broadcast_to(self._start, self._last.shape)
         if window is not None:
             first = np.maximum(first, self._last - window + 1)
         return first, self._last, *self._blocks(first[:, 0])
 
     def _blocks(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of each tile, from that of the first place that it sees, and their number."""
+        """The blocks of each tile, from that of the first slot that it sees, and their number."""
         low = first // BLOCK
         high = np.maximum(self._last.max(1) // BLOCK, low)
         counts = high - low + 1
@@ -143,8 +144,8 @@ class Tiles:
         sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
         sees_from, sees_to, indices, counts = sent.views
 
-        def sees(_b: Tensor, _h: Tensor, place: Tensor, position: Tensor) -> Tensor:
-            return (position >= sees_from[place]) & (position <= sees_to[place])
+        def sees(_b: Tensor, _h: Tensor, slot: Tensor, position: Tensor) -> Tensor:
+            return (position >= sees_from[slot]) & (position <= sees_to[slot])
 
         return block_mask(self.size, indices, counts, numbers[2].shape, sees, positions)
 
@@ -199,3 +200,65 @@ class Sent:
 
 def _flat(kind: type[np.integer], arrays: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate([array.ravel() for array in arrays]).astype(kind))
+
+
+class BranchTiles(Tiles):
+    """See `Tiles`; chains beside the trees see what they see there."""
+
+    def _lay(self, segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
+        self._segments = segments
+        self._rows, slots = super()._lay(segments)
+        return self._rows, slots
+
+    def _make(self, window: int | None, positions: int) -> BlockMask:
+        first, last, base, ancestors = self._look_behind(window)
+        width = ancestors.shape[-1]
+        low = np.where(self._last < 0, positions, first).min(1)
+        numbers = (first, last, base, ancestors, *self._blocks(low))
+        sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
+        sees_from, sees_to, behind, table, indices, counts = sent.views
+        # A number of Python would be a symbol to the compiler, which it cannot place here.
+        columns = torch.full((), width, dtype=torch.int32, device=self._device)
+
+        def sees(_b: Tensor, _h: Tensor, slot: Tensor, position: Tensor) -> Tensor:
+            column = position - behind[slot]
+            inside = (column >= 0) & (column < columns)
+            ancestor = table[slot * columns + torch.where(inside, column, 0)] > 0
+            in_trunk = (position >= sees_from[slot]) & (position <= sees_to[slot])
+            return in_trunk | (inside & ancestor)
+
+        return block_mask(self.size, indices, counts, numbers[4].shape, sees, positions)
+
+    def _look_behind(self, window: int | None) -> tuple[np.ndarray, ...]:
+        """What slots see: first and last of a trunk, [tiles, size] each; where the rows behind it
+        begin, and which of these [tiles, size, W]."""
+        seen = [_seen_by(segment, window) for segment in self._segments]
+        width = max(ancestors.shape[1] for _, _, _, ancestors in seen)
+        padded = [np.pad(sees, ((0, 0), (0, width - sees.shape[1]))) for *_, sees in seen]
+        used = self._last >= 0
+        first, last, base = (
+            np.concatenate([each[i] for each in seen])[self._rows] for i in range(3)
+        )
+        ancestors = np.concatenate(padded)[self._rows] & used[..., None]
+        return np.where(used, first, 0), np.where(used, last, -1), base, ancestors
+
+
+def _seen_by(segment: Segment, window: int | None) -> tuple[np.ndarray, ...]:
+    """What each new row of a sequence sees, in slots of the pool: the first and the last of the
+    trunk, where the rows behind it begin, and which of these [count, W]."""
+    count, end = segment.count, segment.start + segment.length
+    if segment.branches is None:
+        positions = np.arange(segment.length - count, segment.length)
+        sees = np.zeros((count, 1), bool)
+        base, last = np.full(count, end), segment.start + positions
+    else:
+        rows, sees = segment.behind
+        positions = rows[-count:]
+        base = np.full(count, end - len(rows))
+        last = base - 1
+        if window is not None:
+            sees &= rows > positions[:, None] - window
+    first = np.full(count, segment.start)
+    if window is not None:
+        first += np.maximum(0, positions - window + 1)
+    return first, last, base, sees

@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
-from tandem.inference.choice.record import Record
+from tandem.inference.checkpoint import sharing_weights
+from tandem.inference.choice.record import StartRecord
 from tandem.inference.compatibility import (
     agrees,
     cannot_serve,
@@ -50,7 +51,7 @@ SPARE = 3
 OPENVINO_BFLOAT16_THREADS = 2
 
 
-class Way(NamedTuple):
+class Candidate(NamedTuple):
     """What computes a pass, and in which precision."""
 
     engine: str
@@ -58,12 +59,6 @@ class Way(NamedTuple):
 
     def __str__(self) -> str:
         return name_of(self.engine, self.dtype)
-
-
-def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
-    copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
-    return copied
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -127,7 +122,7 @@ def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, siblin
         )
 
 
-def by_openvino(model: PreTrainedModel, record: Record) -> Backend | None:
+def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
     """OpenVINO's back end; None, and one warning, where there is none for this model.
 
     Args:
@@ -189,6 +184,6 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
     pool = compute.pool(positions)
     backend = Backend("openvino", model.dtype, compute, pool, model.device, feeds_again=True)
-    # Its windows count places in memory, of which siblings take more than their text has positions.
+    # Its windows count slots in memory, of which siblings take more than their text has positions.
     backend.takes_trees = not cut_by_place
     return backend

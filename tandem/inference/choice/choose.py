@@ -1,7 +1,7 @@
 """Which back end computes a model's pass: one that is sure at once, then the fastest one.
 
 A model that starts for the first time is served by torch while the other ways are made and
-measured beside it (`Trial`). The fastest is remembered, and the next start begins with it.
+measured beside it (`BackendTrial`). The fastest is remembered, and the next start begins with it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice import speed
 from tandem.inference.choice.candidates import (
     OPENVINO_BFLOAT16_THREADS,
-    Way,
+    Candidate,
     by_openvino,
     by_torch,
     in_dtype,
     openvino_threads,
-    sharing_weights,
 )
-from tandem.inference.choice.record import Record
+from tandem.inference.choice.record import StartRecord
 from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ EngineName = Literal["auto", "torch", "openvino"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """How a model is computed.
 
     Attributes:
@@ -45,11 +45,11 @@ class Choice:
     """
 
     backend: Backend
-    trial: Trial | None = None
+    trial: BackendTrial | None = None
     for_trees: Backend | None = None
 
 
-class Trial:
+class BackendTrial:
     """Makes what may be faster, and measures it beside what serves. Slow; runs once, anywhere.
 
     Args:
@@ -62,9 +62,9 @@ class Trial:
     def __init__(
         self,
         model: PreTrainedModel,
-        ways: Sequence[Way],
-        record: Record,
-        shapes: Sequence[speed.Shape],
+        ways: Sequence[Candidate],
+        record: StartRecord,
+        shapes: Sequence[speed.PassShape],
     ) -> None:
         self._model = model
         self._ways = ways
@@ -99,7 +99,7 @@ class Trial:
 
 def choose_backend(
     model: PreTrainedModel, engine: EngineName, drafts: bool = False, trees: bool = False
-) -> Choice:
+) -> BackendChoice:
     """How a model is computed.
 
     Args:
@@ -117,38 +117,40 @@ def choose_backend(
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
-        return Choice(by_torch(model, trees))
+        return BackendChoice(by_torch(model, trees))
     ways = _ways(engine, model.dtype, drafts)
-    record = Record(model, torch.get_num_threads(), engine, drafts)
+    record = StartRecord(model, torch.get_num_threads(), engine, drafts)
     first = {str(way): way for way in ways}.get(record.best, ways[0])
     others = [] if record.clear else [way for way in ways if way != first]
     rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
     backend = _made(first, served, record, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return Choice(by_torch(model, trees))
+        return BackendChoice(by_torch(model, trees))
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
         for_trees = by_torch(sharing_weights(rest), trees)
     if rest is not None and others:
         shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
-        trial = Trial(rest, others, record, shapes)
+        trial = BackendTrial(rest, others, record, shapes)
     if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
-    return Choice(backend, trial, for_trees)
+    return BackendChoice(backend, trial, for_trees)
 
 
-def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Way]:
+def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidate]:
     """What may compute a model on a CPU; the first one is sure, or was asked for."""
     engines = ("torch", "openvino") if engine == "auto" else (engine,)
-    ways = [Way(name, dtype) for name in engines]
+    ways = [Candidate(name, dtype) for name in engines]
     if drafts and torch.cpu._is_avx512_bf16_supported():
         enough = openvino_threads() >= OPENVINO_BFLOAT16_THREADS
-        ways += [Way(name, torch.bfloat16) for name in engines if name == "torch" or enough]
+        ways += [Candidate(name, torch.bfloat16) for name in engines if name == "torch" or enough]
     return ways
 
 
-def _made(way: Way, model: PreTrainedModel, record: Record, trees: bool = False) -> Backend | None:
+def _made(
+    way: Candidate, model: PreTrainedModel, record: StartRecord, trees: bool = False
+) -> Backend | None:
     """A back end; None, and one warning, where OpenVINO has none for this model."""
     if way.engine == "openvino":
         return by_openvino(model, record)

@@ -6,18 +6,14 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-# To be raised whenever `openvino_trace.py` makes other graphs.
-_FORM = 1
-_LIBRARIES = ("openvino", "torch", "transformers")
+from tandem.inference.disk_cache import cache_folder, structure_key
 
 # A start that tried OpenVINO and did not come to an end may have been stopped; so many in a row
 # have crashed, and it is left alone for a day.
@@ -25,33 +21,6 @@ _TRIES = 3
 _TRIES_SECONDS = 86_400.0
 # What was not this much faster than the next way is measured again at the next start.
 _CLEAR = 1.15
-
-
-def cache_folder() -> Path:
-    """Where it is kept: below XDG_CACHE_HOME, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tandem" / "openvino"
-
-
-def structure_key(model: PreTrainedModel) -> str:
-    """Of all that a structure depends on: configuration, shapes of weights, and versions."""
-    shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
-    config = {
-        name: value
-        for name, value in model.config.to_dict().items()
-        if name not in ("_name_or_path", "dtype", "torch_dtype")
-    }
-    parts = [_FORM, type(model).__qualname__, config, shapes, _versions(), platform.machine()]
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +31,7 @@ class _Found:
     clear: bool = False
 
 
-class Record:
+class StartRecord:
     """What was found out about the ways to compute a model, in a small file.
 
     Nothing is remembered where it cannot be written.

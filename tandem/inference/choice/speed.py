@@ -17,17 +17,17 @@ from tandem.inference.passes.backend import Backend, some_tokens
 _log = structlog.get_logger(__name__)
 
 # Sequences, and the rows of each in passes one after the other.
-Shape = tuple[int, tuple[int, ...]]
+PassShape = tuple[int, tuple[int, ...]]
 # Drafts: the first pass catches up with what was emitted. Alone and together.
-DRAFTS: tuple[Shape, ...] = ((1, (3, 1, 1, 1)), (4, (3, 1, 1, 1)))
-VERIFICATIONS: tuple[Shape, ...] = ((1, (5,)), (1, (17,)), (4, (5,)))
+DRAFTS: tuple[PassShape, ...] = ((1, (3, 1, 1, 1)), (4, (3, 1, 1, 1)))
+VERIFICATIONS: tuple[PassShape, ...] = ((1, (5,)), (1, (17,)), (4, (5,)))
 _CONTEXT = 64
 _MOST_ROWS = 17
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
 
 
-def speeds_of(backends: Sequence[Backend], shapes: Sequence[Shape]) -> list[float]:
+def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
     """Each one's speed over the first one's, all shapes alike (geometric mean).
 
     Args:

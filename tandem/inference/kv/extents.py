@@ -47,11 +47,11 @@ class SequenceCache:
         Raises:
             ValueError: a parent is no earlier row; there are more of them than tokens.
         """
-        news = count - len(parents)
-        if news < 0:
+        new_tokens = count - len(parents)
+        if new_tokens < 0:
             raise ValueError(f"{len(parents)} parents for {count} tokens")
-        before = NO_BRANCHES if news else self.branches
-        return self.length + news, before.grown(parents)
+        before = NO_BRANCHES if new_tokens else self.branches
+        return self.length + new_tokens, before.grown(parents)
 
     def grow(self, token_ids: Sequence[Any], parents: Sequence[int] | None = None) -> None:
         """Take a feed's tokens in; see `branched`."""
@@ -126,8 +126,8 @@ class Extents(ABC):
             self._free[first:last] = [(start, end - start)]
 
     @abstractmethod
-    def move(self, places: Sequence[int], first: int) -> None:
-        """Copy what stands at places, in all layers, to as many from `first` on. What they held
+    def move(self, slots: Sequence[int], first: int) -> None:
+        """Copy what stands at slots, in all layers, to as many from `first` on. What they held
         before counts, where the two overlap."""
 
     @property

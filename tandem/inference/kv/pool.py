@@ -35,11 +35,11 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         # Where the batch in flight writes: [T] positions of the pool.
-        self.places = torch.empty(0, dtype=torch.int64)
+        self.slots = torch.empty(0, dtype=torch.int64)
 
     @property
     def scratch(self) -> int:
-        """A place that no sequence has, behind them all; in a pool of blocks only."""
+        """A slot that no sequence has, behind them all; in a pool of blocks only."""
         return self.positions
 
     def resized(self, positions: int) -> KVPool:
@@ -71,19 +71,19 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         if layer == len(self.keys):
             self._allocate(keys, values)
         all_keys, all_values = self.keys[layer], self.values[layer]
-        all_keys.index_copy_(1, self.places, keys)
-        all_values.index_copy_(1, self.places, values)
+        all_keys.index_copy_(1, self.slots, keys)
+        all_values.index_copy_(1, self.slots, values)
         return all_keys, all_values
 
     @torch.inference_mode()
-    def move(self, places: Sequence[int], first: int) -> None:
+    def move(self, slots: Sequence[int], first: int) -> None:
         """See `Extents.move`: gathered, then copied, so that nothing is overwritten unread."""
         if not self.keys:
             return
-        index = torch.tensor(places, dtype=torch.int64)
+        index = torch.tensor(slots, dtype=torch.int64)
         index = index.to(self.keys[0].device, non_blocking=True)
         for states in (*self.keys, *self.values):
-            states.narrow(1, first, len(places)).copy_(states.index_select(1, index))
+            states.narrow(1, first, len(slots)).copy_(states.index_select(1, index))
 
     def clear(self, cache: SequenceCache) -> None:
         """Forget what an extent's former holder left.
@@ -97,10 +97,10 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         """A layer for states like the first ones [heads, T, head_dim]."""
         plain = self._block == 1
         make = torch.empty if plain else torch.zeros
-        places = self.positions if plain else self.scratch + self._block
+        slots = self.positions if plain else self.scratch + self._block
         for layers, first in zip((self.keys, self.values), states, strict=True):
             heads, _, head_dim = first.shape
-            layers.append(make(heads, places, head_dim, dtype=first.dtype, device=first.device))
+            layers.append(make(heads, slots, head_dim, dtype=first.dtype, device=first.device))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Not asked for by a model that is given its positions; the pool has no one length."""

@@ -141,11 +141,11 @@ def _no_extras(spec: AttentionSpec) -> dict[int, ov.Node]:
         20: np.zeros((0, 0, 0, 0), np.float32),  # sinks
         21: np.int32(0),  # eviction: start
     }
-    for place in (11, 16, 17):  # ALiBi, rotated blocks' angles, sparse attention's threshold
-        numbers[place] = np.zeros(0, np.float32)
-    for place in (13, 14, 15, 22, 23, 24, 25):  # scores, rotation, eviction, token types
-        numbers[place] = np.zeros(0, np.int32)
-    return {place: ops.constant(number) for place, number in numbers.items()}
+    for index in (11, 16, 17):  # ALiBi, rotated blocks' angles, sparse attention's threshold
+        numbers[index] = np.zeros(0, np.float32)
+    for index in (13, 14, 15, 22, 23, 24, 25):  # scores, rotation, eviction, token types
+        numbers[index] = np.zeros(0, np.int32)
+    return {index: ops.constant(number) for index, number in numbers.items()}
 
 
 def _parameter(name: str, kind: ov.Type, shape: int | list[int]) -> ov.Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -11,11 +12,23 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.batch.segment import Segment
 from tandem.inference.kv.extents import Extents
-from tandem.inference.openvino.core import core
 from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino.trace import INPUTS
+
+
+@cache
+def core() -> ov.Core:
+    """OpenVINO's runtime, made once and kept.
+
+    Its CPU plugin gives the thread that makes it a stack for signal handlers, and unmaps that
+    stack with the last core, in whatever thread lets it go: the next signal would end the process
+    with a segmentation fault (`SigAltStackSetup` in OpenVINO 2022.2 to 2026.4).
+    """
+    return ov.Core()
+
 
 _Array = np.ndarray[Any, Any]
 # Parameters of a model that may be in memory twice: a drafter's.
@@ -53,10 +66,10 @@ class BlockPool(Extents):
             for head_dim in (cache.partial_shape[3].get_length(),)
         )
 
-    def move(self, places: Sequence[int], first: int) -> None:
+    def move(self, slots: Sequence[int], first: int) -> None:
         """See `Extents.move`: all of them are read before any is written."""
-        source = np.array(places)
-        to = np.arange(first, first + len(places))
+        source = np.array(slots)
+        to = np.arange(first, first + len(slots))
         for raw in self._raw:
             raw[to // BLOCK, :, to % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
 

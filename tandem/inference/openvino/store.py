@@ -18,8 +18,8 @@ import structlog
 from transformers import PreTrainedModel
 
 from tandem.errors import first_line
-from tandem.inference.choice.record import cache_folder, structure_key
-from tandem.inference.openvino.core import core
+from tandem.inference.disk_cache import cache_folder, structure_key
+from tandem.inference.openvino.paged_pass import core
 
 _log = structlog.get_logger(__name__)
 
@@ -69,8 +69,8 @@ def _write(structure: ov.Model, folder: Path) -> None:
     Of two services that start at once, either may win.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        beside = Path(place) / folder.name
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        beside = Path(scratch) / folder.name
         beside.mkdir()
         graph, constants, total = (beside / name for name in _FILES)
         ov.save_model(structure, graph, compress_to_fp16=False)

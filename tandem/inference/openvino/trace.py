@@ -28,7 +28,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
-from tandem.inference.choice.candidates import sharing_weights
+from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 
 MARK = "tandem_attention"
@@ -98,7 +98,7 @@ class _Traced:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._places = _without_weights(model)
+        self._owners = _without_weights(model)
         # Of each layer; found by a first pass that is not traced.
         self.layers: list[AttentionSpec] = []
         self._looking = True
@@ -121,8 +121,8 @@ class _Traced:
             "use_cache": True,
             "logits_to_keep": rows,
         }
-        for places, weight in zip(self._places, weights, strict=True):
-            for module, name in places:
+        for owners, weight in zip(self._owners, weights, strict=True):
+            for module, name in owners:
                 setattr(module, name, weight)
         return self._model(**arguments).logits[0]
 
@@ -162,16 +162,16 @@ def _structure(model: PreTrainedModel) -> PreTrainedModel:
 
 def _without_weights(model: PreTrainedModel) -> list[list[tuple[nn.Module, str]]]:
     """Take all parameters out; returns where each was, tied ones in several places."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in model.parameters()}
+    owners: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in model.parameters()}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:
-                places[id(parameter)].append((module, name))
+                owners[id(parameter)].append((module, name))
                 del module._parameters[name]
         for buffer in module._buffers.values():
             if buffer is not None and buffer.is_floating_point():
                 buffer.data = buffer.data.float()
-    return list(places.values())
+    return list(owners.values())
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:

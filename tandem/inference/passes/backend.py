@@ -21,7 +21,7 @@ _TRUNK = PROBE[:5]
 SIBLING = (*_TRUNK, 0, 2, 1)
 
 
-class Pool(Protocol):
+class CachePool(Protocol):
     """A KV pool, in a form that only its pass knows."""
 
     @property
@@ -84,7 +84,7 @@ class Backend:
         engine: str,
         dtype: torch.dtype,
         compute: Pass,
-        pool: Pool,
+        pool: CachePool,
         device: torch.device,
         *,
         in_one_call: bool = False,

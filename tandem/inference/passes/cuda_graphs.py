@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tandem.errors import Unsupported, first_line
-from tandem.inference.batch.packed import PackedBatch, Packing, Segment, tokens_of
-from tandem.inference.batch.tiles import BLOCK, FEW, Room, Tiles
+from tandem.inference.batch.packed import PackedBatch, Packing, tokens_of
+from tandem.inference.batch.segment import Segment
+from tandem.inference.batch.tiles import BLOCK, FEW, Tiles, TileSizes
 from tandem.inference.compatibility import agrees
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
@@ -32,7 +33,7 @@ _FEWEST_TILES = 2
 class Graph:
     """A pass of up to so many rows, over memory of its own that is filled for each batch.
 
-    A batch is filled up: spare rows write to a place of the pool that no sequence has, and spare
+    A batch is filled up: spare rows write to a slot of the pool that no sequence has, and spare
     tiles see nothing.
 
     Args:
@@ -49,7 +50,7 @@ class Graph:
         self,
         compute: Pass,
         pool: KVPool,
-        room: Room,
+        room: TileSizes,
         longest: int,
         logits: Tensor | None,
         device: torch.device,
@@ -85,7 +86,7 @@ class Graph:
         self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
         numbers = np.zeros((2, self.room.rows), np.int64)
         numbers[1] = self._scratch
-        numbers[:, :count] = packing.positions, packing.places
+        numbers[:, :count] = packing.positions, packing.slots
         self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)
         assert self._batch.tiles is not None
         self._batch.tiles.refill(packing.segments)
@@ -216,7 +217,7 @@ def _check(backend: Backend, graphs: Graphs) -> None:
             backend.pool.release(cache)
 
 
-def rooms(rows: int, longest: int) -> list[Room]:
+def rooms(rows: int, longest: int) -> list[TileSizes]:
     """Sizes to capture, smallest first: rows in powers of two, each a text's only one (plain
     decoding, and a draft's steps) or four a text and more (verifications).
 
@@ -226,11 +227,11 @@ def rooms(rows: int, longest: int) -> list[Room]:
     """
     # An extent begins with a block, so that no text touches one more.
     blocks = -(-longest // BLOCK)
-    found: list[Room] = []
+    found: list[TileSizes] = []
     count = 1
     while count <= rows:
         if count >= _ROWS_A_TEXT:
-            found.append(Room(count, max(count // _ROWS_A_TEXT, _FEWEST_TILES), blocks))
-        found.append(Room(count, max(count, _FEWEST_TILES), blocks))
+            found.append(TileSizes(count, max(count // _ROWS_A_TEXT, _FEWEST_TILES), blocks))
+        found.append(TileSizes(count, max(count, _FEWEST_TILES), blocks))
         count *= 2
     return found

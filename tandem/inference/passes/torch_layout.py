@@ -98,10 +98,10 @@ def choose_layout(model: nn.Module) -> None:
                 shapes[child.weight.shape].append((parent, name, child))
     chosen: dict[str, float] = {}
     while shapes:  # shape by shape, so that what is packed is freed
-        (out_features, in_features), places = shapes.popitem()
-        gain = _gain([plain for _, _, plain in places[:_LAYERS]])
-        while places and gain > 1:
-            parent, name, plain = places.pop()
+        (out_features, in_features), layers = shapes.popitem()
+        gain = _gain([plain for _, _, plain in layers[:_LAYERS]])
+        while layers and gain > 1:
+            parent, name, plain = layers.pop()
             setattr(parent, name, PackedLinear(plain))
         chosen[f"{out_features}x{in_features}"] = round(gain, 2)
     _log.info("weight layout", packed_is_faster_by=chosen)

@@ -71,7 +71,7 @@ class LlamaPass(nn.Module):
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
-        pool.places = batch.places
+        pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotation(batch)
         for index, layer in enumerate(self.layers):

@@ -41,7 +41,7 @@ class ModulePass(nn.Module):
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
         self._batch = batch
-        pool.places = batch.places
+        pool.slots = batch.slots
         logits: Tensor = self._model(
             input_ids=batch.token_ids,
             position_ids=batch.positions,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import grpc
 
 from tandem.errors import Forbidden, TandemError
-from tandem.rpc.security.tokens import Tokens
+from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.status import abort
 from tandem.telemetry.logs import bind_caller
 
@@ -49,7 +49,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         clients: names of certificates that may call; none at all lets in whoever has one.
     """
 
-    def __init__(self, tokens: Tokens | None, clients: Sequence[str]) -> None:
+    def __init__(self, tokens: BearerTokens | None, clients: Sequence[str]) -> None:
         self._tokens = tokens
         self._clients = frozenset(clients)
 

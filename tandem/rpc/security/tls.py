@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import grpc
 
 from tandem.rpc.security.certificates import KeyPair, read_authorities, read_pair
-from tandem.rpc.security.files import NamedFile
-from tandem.rpc.security.watched import Watched
+from tandem.rpc.security.files import NamedFile, Watched
 
 
 @dataclass(frozen=True)

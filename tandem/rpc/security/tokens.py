@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.errors import Unauthenticated
-from tandem.rpc.security.files import NamedFile
-from tandem.rpc.security.watched import Watched
+from tandem.rpc.security.files import NamedFile, Watched
 
 # What a caller is told to send.
 _HOW = "send the metadata 'authorization: Bearer TOKEN'"
@@ -29,7 +28,7 @@ class _Entry:
     digest: bytes
 
 
-class Tokens:
+class BearerTokens:
     """Who may call, by a token each. The file is read again when it changes.
 
     Args:

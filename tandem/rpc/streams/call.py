@@ -11,25 +11,25 @@ from tandem.errors import Exhausted, OutOfTime, PeerFailure, TandemError, Unavai
 from tandem.rpc.status import ended_by_peer
 from tandem.rpc.streams.link import Link, Response, SharedStream, broken
 from tandem.rpc.streams.patience import Patience
-from tandem.telemetry.spans import Span
+from tandem.telemetry.tracing.spans import Span
 
 # How long a peer may take to say goodbye.
 CLOSE_SECONDS = 1.0
 
 
-class Request(Protocol):
+class StepRequest(Protocol):
     """A request with a `step` oneof, of which one branch is `open` and one `close`."""
 
     sequence: int
     traceparent: str
 
 
-Q = TypeVar("Q", bound=Request)
+Q = TypeVar("Q", bound=StepRequest)
 R = TypeVar("R", bound=Response)
 
 
 @contextmanager
-def recorded(span: Span | None, request: Request) -> Iterator[None]:
+def recorded(span: Span | None, request: StepRequest) -> Iterator[None]:
     """The exchange of a request as a span, which the peer's lies below; None records nothing."""
     if span is None:
         yield

@@ -16,8 +16,8 @@ from tandem.rpc.status import INTERNAL_ERROR
 from tandem.rpc.streams.patience import Patience
 from tandem.rpc.streams.sequence import Answer, ServedSequence, State, StepMessage, StepReply
 from tandem.telemetry.logs import bind_span
-from tandem.telemetry.spans import caller_of
-from tandem.telemetry.steps import StepSpan
+from tandem.telemetry.tracing.spans import caller_of
+from tandem.telemetry.tracing.steps import StepSpan
 
 _log = structlog.get_logger(__name__)
 

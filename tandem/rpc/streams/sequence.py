@@ -10,8 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import InvalidRequest, WrongState
-from tandem.telemetry.ids import SpanIds
 from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.tracing.ids import SpanIds
 
 
 class StepMessage(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rich.progress import Progress
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.cli.display.terminal import err, tell
 from tandem.tools.load.client import Client
 from tandem.tools.load.generator import LoadGenerator
@@ -19,7 +19,7 @@ from tandem.tools.load.timeline import Timeline
 
 
 @dataclass(frozen=True)
-class Load:
+class BenchLoad:
     """How texts are asked for."""
 
     warm_up: int
@@ -35,7 +35,9 @@ class Load:
         return f"{self.concurrency} at a time"
 
 
-def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[list[Timeline], bool]:
+def run(
+    endpoint: Endpoint, generations: list[pb.Generation], load: BenchLoad
+) -> tuple[list[Timeline], bool]:
     """Warm up, then the load, with its progress on standard error.
 
     Returns:
@@ -53,7 +55,7 @@ def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[lis
             done.append(text)
             tick()
 
-        async with LoadGenerator(place, load.timeout_s) as generator:
+        async with LoadGenerator(endpoint, load.timeout_s) as generator:
             await generator.closed_loop(warm_up, load.concurrency)
             if load.rate is None:
                 return await generator.closed_loop(counted, load.concurrency, ended)
@@ -61,7 +63,7 @@ def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[lis
                 counted, load.rate, load.seed, ended, load.max_in_flight
             )
 
-    with Client(place) as client:
+    with Client(endpoint) as client:
         client.info()
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("texts", total=len(counted))
@@ -75,9 +77,9 @@ def run(place: Place, generations: list[pb.Generation], load: Load) -> tuple[lis
 
 
 def run_sweep(
-    place: Place,
+    endpoint: Endpoint,
     request: Callable[[int], pb.Generation],
-    load: Load,
+    load: BenchLoad,
     objective: Objective,
     seconds: float,
 ) -> tuple[list[Level], bool]:
@@ -96,13 +98,13 @@ def run_sweep(
         tell(level)
 
     async def rates() -> list[Level]:
-        async with LoadGenerator(place, load.timeout_s) as generator:
+        async with LoadGenerator(endpoint, load.timeout_s) as generator:
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
             return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, ended)
 
-    with Client(place) as client:
+    with Client(endpoint) as client:
         client.info()
     try:
         return asyncio.run(rates()), False

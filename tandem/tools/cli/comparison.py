@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Client
+from tandem.tools.load.client import Client, sampled
 from tandem.tools.load.method import BLOCK, PLAIN, TOKEN, Method
-from tandem.tools.load.prompts import PROMPTS
-from tandem.tools.load.tracing import sampled
+from tandem.tools.load.requests import PROMPTS
 
 TEMPERATURES = (0.0, 1.0)
 METHODS = (PLAIN, TOKEN, BLOCK)
@@ -33,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TurnResult:
     """What came of a turn.
 
     Attributes:
@@ -67,7 +66,7 @@ def plan(repeats: int) -> list[list[Turn]]:
 
 def compare(
     client: Client, groups: Sequence[Sequence[Turn]], new_tokens: int, budget_s: float
-) -> Iterator[list[Sample]]:
+) -> Iterator[list[TurnResult]]:
     """Run a plan, group by group.
 
     One short text a method goes before: it warms up, and is traced.
@@ -89,7 +88,7 @@ def compare(
         yield [_run(client, turn, new_tokens, traced=False) for turn in group]
 
 
-def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> Sample:
+def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> TurnResult:
     generation = turn.method.request(turn.prompt, turn.temperature, turn.seed, new_tokens)
     token_ids: list[int] = []
     summary = pb.Summary()
@@ -97,10 +96,10 @@ def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> Sample:
     for reply in client.generate(generation, metadata=sampled(traced)):
         token_ids += [token.id for token in reply.round.tokens]
         summary.MergeFrom(reply.summary)
-    return Sample(turn, time.perf_counter() - started, tuple(token_ids), summary)
+    return TurnResult(turn, time.perf_counter() - started, tuple(token_ids), summary)
 
 
-def first_difference(samples: Sequence[Sample]) -> str | None:
+def first_difference(samples: Sequence[TurnResult]) -> str | None:
     """Where a greedy text is not the one of plain decoding; None if all are."""
     plain: dict[str, tuple[int, ...]] = {}
     greedy = [sample for sample in samples if sample.turn.temperature == 0]

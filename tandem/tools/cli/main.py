@@ -12,7 +12,7 @@ from tandem.tools.cli.commands.load import load
 from tandem.tools.cli.commands.plan import plan
 from tandem.tools.cli.commands.top import top
 from tandem.tools.cli.commands.trace import trace
-from tandem.tools.cli.commands.up import Up, up
+from tandem.tools.cli.commands.up import up
 
 app = typer.Typer(
     name="tandem",
@@ -27,7 +27,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=Up)(up)
-for command in (generate, demo, bench, load, plan, info, top):
+for command in (up, generate, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)

@@ -14,7 +14,7 @@ import typer
 from tandem.failure import Misconfigured
 
 if TYPE_CHECKING:
-    from tandem.rpc.endpoint import Place
+    from tandem.rpc.endpoint import Endpoint
 
 _SECURITY = "Security"
 
@@ -64,14 +64,14 @@ class Security:
     tls_name: _TlsName = ""
     plaintext: _Plaintext = False
 
-    def at(self, address: str) -> Place:
+    def at(self, address: str) -> Endpoint:
         """The orchestrator at an address.
 
         Raises:
             Misconfigured: options do not go together, or a file is unfit.
         """
         from tandem.errors import StartupError
-        from tandem.rpc.endpoint import Place
+        from tandem.rpc.endpoint import Endpoint
         from tandem.rpc.security.files import NamedFile
         from tandem.rpc.security.plaintext import stays_here
         from tandem.rpc.security.tokens import read_token
@@ -101,7 +101,7 @@ class Security:
                 f"the token would go to {address} without TLS, for all on the way to read; give"
                 " --ca, or --plaintext where the network itself keeps others out"
             )
-        return Place(address, tls, self.tls_name, token)
+        return Endpoint(address, tls, self.tls_name, token)
 
 
 def secured(command: Callable[..., None]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -13,8 +14,7 @@ import grpc
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.endpoint import Place, place_at
-from tandem.tools.load.status import sentence
+from tandem.rpc.endpoint import Endpoint, endpoint_at
 
 # How long a host may take to accept a connection, and to say what it serves.
 CONNECT_SECONDS = 5.0
@@ -43,11 +43,11 @@ class Client:
         where: it is.
     """
 
-    def __init__(self, where: Place | str) -> None:
-        place = place_at(where)
-        self._address = place.address
-        self._metadata = place.metadata
-        self._channel = place.connect_blocking()
+    def __init__(self, where: Endpoint | str) -> None:
+        endpoint = endpoint_at(where)
+        self._address = endpoint.address
+        self._metadata = endpoint.metadata
+        self._channel = endpoint.connect_blocking()
         self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -148,3 +148,15 @@ class Client:
             details = error.details() if isinstance(error, grpc.Call) else str(error)
             kind = Lost if code in _PASSING else Failure
             raise kind(sentence(code, details)) from error
+
+
+def sentence(code: grpc.StatusCode, details: str | None) -> str:
+    """One line, whatever the service wrote."""
+    return f"{code.name}: {' '.join((details or 'no details given').split())}"
+
+
+def sampled(wanted: bool) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call that has the services record its spans, or not to."""
+    return (
+        ("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(wanted):02x}"),
+    )

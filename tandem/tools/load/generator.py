@@ -13,9 +13,9 @@ import grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.endpoint import Place, place_at
-from tandem.tools.load.limits import MAX_IN_FLIGHT
-from tandem.tools.load.status import sentence
+from tandem.rpc.endpoint import Endpoint, endpoint_at
+from tandem.tools.load.client import sentence
+from tandem.tools.load.requests import MAX_IN_FLIGHT
 from tandem.tools.load.timeline import Timeline
 
 # A status may carry pages, and every text of a load its own.
@@ -31,8 +31,8 @@ class LoadGenerator:
             without an end.
     """
 
-    def __init__(self, where: Place | str, timeout_s: float = 600.0) -> None:
-        self._place = place_at(where)
+    def __init__(self, where: Endpoint | str, timeout_s: float = 600.0) -> None:
+        self._place = endpoint_at(where)
         self._timeout_s = timeout_s
 
     async def __aenter__(self) -> Self:

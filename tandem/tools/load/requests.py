@@ -11,7 +11,19 @@ from google.protobuf import json_format
 from tandem.common.v1 import common_pb2
 from tandem.failure import Misconfigured
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.prompts import PROMPTS
+
+# All texts of a run are known beforehand and their timelines kept, some 10 KB each.
+MOST_TEXTS = 50_000
+# Texts of an open loop that may be on their way at once: eight services' worth of places, and far
+# below what a client's memory and ports allow.
+MAX_IN_FLIGHT = 2048
+# What may be asked for instead, also of clients: one event loop reads all of their streams, and
+# with more of them it would measure itself.
+MOST_IN_FLIGHT = 16_384
+
+
+PROMPTS = ("def ", "import os\n", "class ", "    def __init__(self")
+
 
 # The one template of ghz that such a file may have: the number of the request.
 _NUMBER = "{{.RequestNumber}}"

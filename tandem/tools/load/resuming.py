@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.client import Client, Lost
 
 # Between two attempts: the pause doubles from the first to the last.
@@ -32,7 +32,7 @@ class Resuming:
 
     def __init__(
         self,
-        places: Sequence[Place | str],
+        places: Sequence[Endpoint | str],
         seconds: float,
         note: Callable[[str], None] = lambda sentence: None,
     ) -> None:

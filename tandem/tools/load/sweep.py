@@ -13,9 +13,9 @@ from rich.table import Table
 from tandem.failure import Misconfigured
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
-from tandem.tools.load.limits import MAX_IN_FLIGHT, MOST_TEXTS
 from tandem.tools.load.objective import Goodput, Objective
 from tandem.tools.load.report import LoadReport, error_lines
+from tandem.tools.load.requests import MAX_IN_FLIGHT, MOST_TEXTS
 from tandem.tools.load.timeline import Percentiles, Timeline
 
 # The rate is found to within a tenth; closer is less than two runs of one rate differ by.

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.rpc.security.files import NamedFile
 
 if TYPE_CHECKING:
     from tandem.rpc.security.tls import ClientTls
 
+
 _PEERS = "TANDEM_ORCHESTRATOR_PEER_"
 _FILES = ("CA", "CERT", "KEY")
 
 
-def place_of(
+def endpoint_of(
     name: str, address: str, own: Mapping[str, str], orchestrator: Mapping[str, str]
-) -> Place:
+) -> Endpoint:
     """A service of ours: a drafter or a target as the orchestrator reaches it, the orchestrator
     as the commands do, by TANDEM_CA and the like.
 
@@ -37,18 +39,18 @@ def place_of(
     try:
         if name != "orchestrator":
             if "TLS_CERT" not in own:
-                return Place(address)
+                return Endpoint(address)
             tls = _tls(_PEERS, [orchestrator.get(f"PEER_{key}", "") for key in _FILES])
-            return Place(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
+            return Endpoint(address, tls, orchestrator.get(f"{name.upper()}_TLS_NAME", ""))
         token = ""
         if "TOKEN_FILE" in own and (file := os.environ.get("TANDEM_TOKEN_FILE")):
             from tandem.rpc.security.tokens import read_token
 
             token = read_token(NamedFile("TANDEM_TOKEN_FILE", Path(file)))
         if "TLS_CERT" not in own:
-            return Place(address, token=token)
+            return Endpoint(address, token=token)
         tls = _tls("TANDEM_", [os.environ.get(f"TANDEM_{key}", "") for key in _FILES])
-        return Place(address, tls, os.environ.get("TANDEM_TLS_NAME", ""), token)
+        return Endpoint(address, tls, os.environ.get("TANDEM_TLS_NAME", ""), token)
     except StartupError as error:
         raise Misconfigured(str(error)) from None
 
@@ -65,3 +67,23 @@ def _tls(prefix: str, paths: list[str]) -> ClientTls:
     from tandem.rpc.security.tls import ClientTls
 
     return ClientTls(ca, cert, key)
+
+
+def require_free(listen: str) -> None:
+    """Find out in time that we cannot listen somewhere: models can take minutes to load.
+
+    Raises:
+        Misconfigured: the address is taken or not ours.
+    """
+    host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            # As gRPC does: a port that was just given up counts as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise Misconfigured(
+            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with --listen"
+        ) from None

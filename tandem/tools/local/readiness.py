@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 
 _CALL_SECONDS = 2.0
@@ -19,9 +19,9 @@ _HEALTH_NAMES = {
 }
 
 
-def is_ready(name: str, place: Place) -> bool:
+def is_ready(name: str, endpoint: Endpoint) -> bool:
     """Whether a service has loaded its model, or an orchestrator has matched its pair."""
-    with place.connect_blocking() as channel:
+    with endpoint.connect_blocking() as channel:
         request = health_pb2.HealthCheckRequest(service=_HEALTH_NAMES[name])
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(request, timeout=_CALL_SECONDS)
@@ -30,9 +30,9 @@ def is_ready(name: str, place: Place) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def drafts_by(place: Place) -> str:
+def drafts_by(endpoint: Endpoint) -> str:
     """The recipe that a drafter drafts by, as it says it (JSON); empty where it does not answer."""
-    with place.connect_blocking() as channel:
+    with endpoint.connect_blocking() as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         try:
             asked = drafter_pb2.GetModelInfoRequest()
@@ -41,9 +41,9 @@ def drafts_by(place: Place) -> str:
             return ""
 
 
-def is_improving(name: str, place: Place) -> bool:
+def is_improving(name: str, endpoint: Endpoint) -> bool:
     """Whether a drafter or a target still looks for what computes its model fastest."""
-    with place.connect_blocking() as channel:
+    with endpoint.connect_blocking() as channel:
         try:
             if name == "drafter":
                 drafter = drafter_pb2_grpc.DrafterServiceStub(channel)
@@ -56,13 +56,13 @@ def is_improving(name: str, place: Place) -> bool:
             return False
 
 
-def refusal(place: Place) -> str | None:
+def refusal(endpoint: Endpoint) -> str | None:
     """Why an orchestrator does not take its pair; None if it does."""
-    with place.connect_blocking() as channel:
+    with endpoint.connect_blocking() as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         try:
             stub.GetModelInfo(
-                pb.GetModelInfoRequest(), timeout=_CALL_SECONDS, metadata=place.metadata
+                pb.GetModelInfoRequest(), timeout=_CALL_SECONDS, metadata=endpoint.metadata
             )
         except grpc.RpcError as error:
             return error.details() if isinstance(error, grpc.Call) else str(error)

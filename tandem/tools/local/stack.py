@@ -12,9 +12,8 @@ from pathlib import Path
 from threading import Event
 
 from tandem.failure import Failure, Misconfigured
-from tandem.rpc.endpoint import Place
-from tandem.tools.local.endpoints import place_of
-from tandem.tools.local.ports import require_free
+from tandem.rpc.endpoint import Endpoint
+from tandem.tools.local.endpoints import endpoint_of, require_free
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready, refusal
 
@@ -78,10 +77,10 @@ class Stack:
         """Each service's process."""
         return self._processes
 
-    def place(self, name: str) -> Place:
+    def endpoint(self, name: str) -> Endpoint:
         """Where a service is reached, and how."""
         settings, orchestrator = self._settings_of(name), self._settings_of("orchestrator")
-        return place_of(name, self._processes[name].address, settings, orchestrator)
+        return endpoint_of(name, self._processes[name].address, settings, orchestrator)
 
     def start(
         self,
@@ -128,7 +127,7 @@ class Stack:
                 self._wait(
                     stopping or Event(),
                     lambda name=name: (  # type: ignore[misc]
-                        time.monotonic() > settled_by or not is_improving(name, self.place(name))
+                        time.monotonic() > settled_by or not is_improving(name, self.endpoint(name))
                     ),
                 )
 
@@ -203,7 +202,7 @@ class Stack:
 
     def _is_ready(self, name: str) -> bool:
         process = self._processes[name]
-        return process.port is not None and is_ready(name, self.place(name))
+        return process.port is not None and is_ready(name, self.endpoint(name))
 
     def _is_matched(self, fit_by: float) -> bool:
         """Whether the orchestrator takes the pair.
@@ -215,7 +214,7 @@ class Stack:
             return True
         if time.monotonic() < fit_by:
             return False
-        if reason := refusal(self.place("orchestrator")):
+        if reason := refusal(self.endpoint("orchestrator")):
             raise Misconfigured(f"orchestrator: {reason}")
         return False
 

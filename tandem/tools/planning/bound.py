@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from tandem.tools.load.objective import Objective
 from tandem.tools.planning.simulation.pace import Pace
-from tandem.tools.planning.simulation.served import Served
+from tandem.tools.planning.simulation.served import RunFigures
 
 NOTHING = "nothing, one target is the least"
 SLOTS = "the batch slots"
@@ -22,7 +22,7 @@ _CLOSE = 0.7
 _WORTH_IT = 1.1
 
 
-def spent(served: Served, objective: Objective) -> dict[str, NDArray[np.float64]]:
+def spent(served: RunFigures, objective: Objective) -> dict[str, NDArray[np.float64]]:
     """What texts took of each limit of an objective, as a share of it; above 1 is too late."""
     limits = {
         "TTFT": (served.ttft, objective.ttft_ms),
@@ -35,7 +35,7 @@ def spent(served: Served, objective: Objective) -> dict[str, NDArray[np.float64]
 
 
 def binding(
-    pace: Pace, objective: Objective, targets: int, served: Served, fewer: Served | None
+    pace: Pace, objective: Objective, targets: int, served: RunFigures, fewer: RunFigures | None
 ) -> str:
     """What fewer targets lack.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tandem.failure import Failure
 from tandem.tools.planning.measured.measurement import Measurement
-from tandem.tools.planning.simulation.served import Served
+from tandem.tools.planning.simulation.served import RunFigures
 from tandem.tools.planning.sizing import Need, Sized, Sizing, likely_gamma
 
 _HOUR = 3600.0
@@ -140,7 +140,7 @@ class Plan:
         }
 
 
-def times(served: Served) -> dict[str, float]:
+def times(served: RunFigures) -> dict[str, float]:
     """Percentiles of a simulated run, milliseconds, for json.dumps."""
     found = {}
     for name, seconds in (

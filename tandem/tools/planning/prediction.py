@@ -9,7 +9,7 @@ from typing import Any
 from tandem.failure import Failure
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.plan import times
-from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds, Simulated
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, Simulated
 
 # Steps of texts on targets in a run: some five seconds.
 _MOST_STEPS = 500_000
@@ -27,7 +27,7 @@ _GROWTH = 0.1
 
 
 @dataclass(frozen=True)
-class Prediction:
+class LoadPrediction:
     """What came of it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Prediction:
         }
 
 
-def predicted(measured: Measurement, fleet: Fleet, load: Load) -> Prediction:
+def predicted(measured: Measurement, fleet: Fleet, load: OfferedLoad) -> LoadPrediction:
     """A fleet, or an equal part of one that is too large, with its part of the load.
 
     Args:
@@ -109,12 +109,12 @@ def predicted(measured: Measurement, fleet: Fleet, load: Load) -> Prediction:
             run = Rounds(measured, part, share)
             served = run.run()
     grows = bool(load.rate) and _grows(run)
-    return Prediction(
+    return LoadPrediction(
         fleet.gamma, load.rate or None, served, parts, part.targets, share.texts, grows
     )
 
 
-def _parts(fleet: Fleet, load: Load, few: int) -> int:
+def _parts(fleet: Fleet, load: OfferedLoad, few: int) -> int:
     """Into how many equal parts a fleet is divided, so that one needs no more than a few texts."""
     common = math.gcd(fleet.targets, fleet.drafters, load.clients)
     if load.clients:

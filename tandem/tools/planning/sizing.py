@@ -13,8 +13,8 @@ from tandem.tools.load.objective import Objective
 from tandem.tools.planning.bound import DRAFTERS, SLOTS, TARGETS, binding, spent
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.simulation.pace import Pace, ratio_of
-from tandem.tools.planning.simulation.served import Served
-from tandem.tools.planning.simulation.texts import Texts
+from tandem.tools.planning.simulation.served import RunFigures
+from tandem.tools.planning.simulation.texts import SimulatedTexts
 
 # A plan of more is a plan for another tool.
 MOST_TARGETS = 16_384
@@ -75,7 +75,7 @@ class Sized:
     targets: int
     drafters: int
     orchestrators: int
-    served: Served
+    served: RunFigures
     good: float
     orchestrator_busy: float
     bound: str
@@ -94,7 +94,7 @@ class Sized:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def good_share(served: Served, objective: Objective) -> float:
+def good_share(served: RunFigures, objective: Objective) -> float:
     """Share of texts that keep an objective."""
     good = np.ones(len(served.ttft), dtype=bool)
     for share in spent(served, objective).values():
@@ -186,7 +186,7 @@ class _Run:
 
     targets: int
     texts: int
-    served: Served
+    served: RunFigures
 
 
 class _Slices:
@@ -218,7 +218,9 @@ class _Slices:
         each = _LATENCIES * rate * latency
         simulated = max(min(slice_, targets, int(most_texts / each)), 1)
         count = max(math.ceil(each * simulated), _FEWEST_TEXTS)
-        run = Texts(self._measured, self._pace, simulated, rate * simulated, count, self._need.seed)
+        run = SimulatedTexts(
+            self._measured, self._pace, simulated, rate * simulated, count, self._need.seed
+        )
         return _Run(simulated, count, run.run())
 
     def holds(self, run: _Run) -> bool:

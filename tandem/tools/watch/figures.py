@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tandem.telemetry import metrics
-from tandem.telemetry.metrics import Metric
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.catalog import Metric
 from tandem.tools.watch.scrape import Scrape
 
 
 @dataclass(frozen=True)
-class Stage:
+class WatchedStage:
     """What a step spent in a stage.
 
     Attributes:
@@ -26,7 +26,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Service:
+class WatchedService:
     """A drafter, a target or an orchestrator: all replicas of the role together.
 
     Attributes:
@@ -47,7 +47,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Figures:
+class WatchedFigures:
     """All of them, over the time between two moments.
 
     Attributes:
@@ -69,11 +69,11 @@ class Figures:
     failed: float
     acceptance: float | None
     block_efficiency: float | None
-    services: Sequence[Service]
-    stages: Sequence[Stage] = field(default_factory=tuple)
+    services: Sequence[WatchedService]
+    stages: Sequence[WatchedStage] = field(default_factory=tuple)
 
 
-def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Figures:
+def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> WatchedFigures:
     """Of all services together.
 
     Args:
@@ -92,7 +92,7 @@ def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Figure
 
     drafts, drafted = total(metrics.NUM_DRAFTS), total(metrics.NUM_DRAFT_TOKENS)
     accepted = total(metrics.NUM_ACCEPTED_TOKENS)
-    return Figures(
+    return WatchedFigures(
         seconds,
         rate(metrics.TOKENS_EMITTED),
         rate(metrics.ROUNDS),
@@ -105,7 +105,7 @@ def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Figure
     )
 
 
-def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[Service]:
+def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[WatchedService]:
     found = []
     for role in (metrics.ORCHESTRATOR, metrics.DRAFTER, metrics.TARGET):
         own = [name for name, scrape in after.items() if _role_of(scrape) == role]
@@ -122,7 +122,7 @@ def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[
         passes = sum(grown[name].value(f"{batch}_count") for name in own)
         sequences = sum(grown[name].value(f"{batch}_sum") for name in own)
         found.append(
-            Service(
+            WatchedService(
                 role,
                 len(own),
                 int(now(held)),
@@ -140,7 +140,7 @@ def _role_of(scrape: Scrape) -> str:
     return next((labels["role"] for labels, _ in scrape.series(name)), "")
 
 
-def _stages(grown: Mapping[str, Scrape]) -> list[Stage]:
+def _stages(grown: Mapping[str, Scrape]) -> list[WatchedStage]:
     """In each step, the longest first."""
     name = metrics.STAGE_DURATION.prometheus_name
     spent: dict[tuple[str, str], dict[str, float]] = {}
@@ -158,5 +158,5 @@ def _stages(grown: Mapping[str, Scrape]) -> list[Stage]:
             continue
         shown = f"{role} {step}" if step == "prefill" else step
         for stage, seconds in sorted(own.items(), key=lambda item: -item[1]):
-            stages.append(Stage(f"{shown}.{stage}", seconds / steps, seconds / whole))
+            stages.append(WatchedStage(f"{shown}.{stage}", seconds / steps, seconds / whole))
     return stages

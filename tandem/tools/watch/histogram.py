@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tandem.telemetry.metrics import Metric
+from tandem.telemetry.metrics.catalog import Metric
 from tandem.tools.watch.scrape import Scrape
 
 

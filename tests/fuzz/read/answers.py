@@ -12,8 +12,8 @@ from orchestrator.sizes.adaptive import AdaptiveSize
 from orchestrator.sizes.goodput import sizes
 from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.measures import TextTimes
+from orchestrator.text.record import TextRecord
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
 from tandem.telemetry.stages import StageTimes
@@ -57,7 +57,7 @@ class Draftings(Answers):
     async def judge(self, message: Any) -> str:
         peer = AnsweredCall("drafter")
         peer.answer = message
-        call = DraftCall(peer, PATIENT, TextSpans({}), 1 << 20, ANYBODY)
+        call = DraftCall(peer, PATIENT, TextRecord(), 1 << 20, ANYBODY)
         call._vocab_size = VOCAB_SIZE
         drafted = await call.draft(1, 3, [4], _SIZE, exact=False)
         assert drafted.gamma <= _SIZE.gamma
@@ -76,7 +76,7 @@ class Verdicts(Answers):
     async def judge(self, message: Any) -> str:
         peer = AnsweredCall("target")
         peer.answer = message
-        call = VerifyCall(peer, PATIENT, TextSpans({}), ANYBODY)
+        call = VerifyCall(peer, PATIENT, TextRecord(), ANYBODY)
         call._vocab_size = VOCAB_SIZE
         draft = seeds.CHAINS[2]
         drafted = Drafted(list(draft.token_ids), None, draft, 60, StageTimes())
@@ -88,11 +88,11 @@ class Verdicts(Answers):
 
     def _require_unspoilt(self, message: Any, drafted: Drafted, decided: Decided) -> None:
         """What texts learn from an answer leaves numbers to go on with, and to end with."""
-        ledger = Ledger()
+        times = TextTimes()
         for _ in range(3):
-            ledger.start_round()
-            ledger.add_round(drafted, decided)
-        _stages_to(ledger)
+            times.start_round()
+            times.add_round(drafted, decided)
+        _stages_to(times)
         everyone = Adaptation(lambda: 1)
         policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
         for _ in range(3):

@@ -12,10 +12,9 @@ from tandem.engine.asks import Decide, Scored
 from tandem.engine.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.nodes import misfit
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 from tests.fuzz.read.contract import breaks
 from tests.fuzz.read.surface import MessageSurface, Violation
 from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES
@@ -59,7 +58,7 @@ class Drafts(MessageSurface):
             return "INVALID_ARGUMENT"
         if draft_from(draft_to(draft), VOCAB_SIZE, MAX_GAMMA, nodes).token_ids != draft.token_ids:
             raise Violation(message.SerializeToString(), "it does not cross the wire again")
-        self.sentence = misfit(draft, VERIFIERS[rule].takes)
+        self.sentence = draft.misfit(VERIFIERS[rule].takes)
         if self.sentence:
             return "INVALID_ARGUMENT"
         self._decide(message, rule, draft)

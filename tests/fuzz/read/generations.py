@@ -6,11 +6,11 @@ from typing import Any
 
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.grpc_messages import request_from
-from orchestrator.front.queue import Limits
-from orchestrator.front.validation import Terms, request_id_of
-from orchestrator.replicas.offer import offer_of
+from orchestrator.front.queue import QueueLimits
+from orchestrator.front.validation import Validator, request_id_of
+from orchestrator.replicas.compatibility import capabilities_of
 from orchestrator.text.codec import TextCodec
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -21,7 +21,7 @@ from tests.fuzz.read.surface import MessageSurface
 from tests.support.models.tiny import VOCAB_SIZE
 
 
-def _terms() -> Terms:
+def _terms() -> Validator:
     info = common_pb2.ModelInfo(
         vocab_size=VOCAB_SIZE,
         max_length=seeds.MAX_LENGTH,
@@ -33,8 +33,10 @@ def _terms() -> Terms:
     shape = common_pb2.DRAFT_SHAPE_IID_CHAINS
     drafter = drafter_pb2.GetModelInfoResponse(info=info, shape=shape, pure=True)
     codec = TextCodec(b"")
-    offer = offer_of([target], [drafter])
-    return Terms(offer, "block", None, None, 256, codec, PromptEncoder(codec, 1, Limits(1, 1.0)))
+    capabilities = capabilities_of([target], [drafter])
+    return Validator(
+        capabilities, "block", None, None, 256, codec, PromptEncoder(codec, 1, QueueLimits(1, 1.0))
+    )
 
 
 class Generations(MessageSurface):
@@ -50,7 +52,7 @@ class Generations(MessageSurface):
     async def judge(self, message: Any) -> str:
         request = request_from(message.generation)
         request_id = request_id_of(request)
-        accepted = await self._terms.accept(request, request_id, Ledger(), "", None)
+        accepted = await self._terms.accept(request, request_id, TextRecord(), "")
         stopping, most = accepted.stopping, seeds.MAX_LENGTH
         assert 0 < len(request_id) <= 128
         assert 1 <= stopping.max_new_tokens <= most - len(accepted.prompt_ids) < most

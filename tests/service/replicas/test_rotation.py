@@ -19,8 +19,7 @@ from orchestrator.peers import connection
 from orchestrator.peers.clients import TargetClient
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import connect
-from tandem.rpc.dialer import Dialer
+from tandem.rpc.channel import Dialer, connect
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer

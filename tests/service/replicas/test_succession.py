@@ -14,7 +14,7 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.text.contracts import DraftSize, Prompt
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
@@ -235,8 +235,8 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 left = 30 - (len(tokens) - 2)
                 return Prompt("r", list(tokens), Sampling(seed=seed), at, left, 5)
 
-            target = first.sequence(None, PATIENT, TextSpans({}), limit, ANYBODY)
-            drafter = drafters.sequence(None, PATIENT, TextSpans({}), limit, limit, ANYBODY)
+            target = first.sequence(None, PATIENT, TextRecord(), limit, ANYBODY)
+            drafter = drafters.sequence(None, PATIENT, TextRecord(), limit, limit, ANYBODY)
             await drafter.open(prompt(0))
             decided = await target.open(prompt(0), "greedy_block", DraftSize(4), None)
             assert decided is not None
@@ -249,7 +249,7 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
                 carry, other = decided.carry, None
                 if carry is not None:
                     carries += 1
-                    successor = second.sequence(None, PATIENT, TextSpans({}), limit, ANYBODY)
+                    successor = second.sequence(None, PATIENT, TextRecord(), limit, ANYBODY)
                     assert (
                         await successor.open(
                             prompt(round_ + 2), "greedy_block", DraftSize(4), carry

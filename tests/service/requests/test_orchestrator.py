@@ -10,11 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.replicas.leases import LeasedPeers
-from orchestrator.replicas.pool import Pool
+from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
-from orchestrator.text.ledger import Ledger
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.repository import ROOT
@@ -78,10 +77,10 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
     error: Unavailable, shunned: bool
 ) -> None:
     async with serve_fakes(FakeDrafter(), FakeTarget()) as settings:
-        pool = Pool(settings)
+        pool = ReplicaPool(settings)
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
-        peers = LeasedPeers(pool, pool.offer, None, budget, 0.0, Ledger(), TextSpans({}))
+        peers = AssignedReplicas(pool, pool.capabilities, None, budget, 0.0, TextRecord())
         drafter = pool.pick_drafter("")
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
@@ -91,7 +90,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
             raise error
         assert drafter is not None
         assert pool.pick_drafter("") is None
-        target = pool.targets(pool.offer)[0]
+        target = pool.targets(pool.capabilities)[0]
         assert (target.shunned, drafter.shunned) == (shunned, True)
         assert (target.load, drafter.load) == (0, 0)
         await pool.close()
@@ -219,7 +218,7 @@ def test_it_runs_where_torch_and_transformers_are_not_installed() -> None:
     """The whole of this file's loop, in a process in which neither can be imported."""
     script = (
         "import sys, asyncio; sys.modules['torch'] = sys.modules['transformers'] = None;"
-        "from tests.service import test_orchestrator as t; asyncio.run(t.test_the_loop())"
+        "from tests.service.requests import test_orchestrator as t; asyncio.run(t.test_the_loop())"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

@@ -75,7 +75,7 @@ async def test_texts_that_wait_are_no_load(monkeypatch: pytest.MonkeyPatch) -> N
             super().__init__(*arguments)
             learning.append(self)
 
-    monkeypatch.setattr("orchestrator.front.texts.Adaptation", Noted)
+    monkeypatch.setattr("orchestrator.sizes.policies.Adaptation", Noted)
     target = FakeTarget(max_sequences=2)
     gate = Gate(target)
     async with orchestrate(FakeDrafter(), target, gamma="auto") as stub:

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tandem.telemetry import spans
-from tandem.telemetry.export import make_writer
+from tandem.telemetry.tracing import spans
+from tandem.telemetry.tracing.export import make_writer
 from tests.support.repository import ROOT
 
 

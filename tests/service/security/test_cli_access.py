@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
@@ -112,7 +112,7 @@ async def test_ghz_is_let_in_and_its_token_is_no_word_of_its_command(tmp_path: P
     }
     async with served(tmp_path) as address:
         for token, status in ((_TOKEN, "OK"), (_TOKEN[::-1], None)):
-            place = Place(address, ClientTls(*named.values()), "server", token)
+            place = Endpoint(address, ClientTls(*named.values()), "server", token)
             run = partial(ghz.run, str(tool("ghz")), scenario, place, tmp_path / "report", {})
             if status is None:
                 # It asks by reflection what it is to send, which needs a token as well.

@@ -20,8 +20,7 @@ from orchestrator.peers.connection import Peer
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import connect
-from tandem.rpc.dialer import Dialer
+from tandem.rpc.channel import Dialer, connect
 from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target

@@ -17,7 +17,7 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.peers.calls import DraftCall
 from orchestrator.peers.clients import DrafterClient
 from orchestrator.text.contracts import Prompt
-from orchestrator.text.spans import TextSpans
+from orchestrator.text.record import TextRecord
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
@@ -126,7 +126,7 @@ async def test_a_peer_that_refuses_at_once_has_refused(random_pair: tuple[Path, 
 
         async def one() -> None:
             call: DraftCall = client.sequence(
-                None, PATIENT, TextSpans({}), 1 << 20, 1 << 20, ANYBODY
+                None, PATIENT, TextRecord(), 1 << 20, 1 << 20, ANYBODY
             )
             with pytest.raises(Unavailable, match="is not available"):
                 await call.open(prompt)

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.telemetry import spans
-from tandem.telemetry.export import SpanWriter
+from tandem.telemetry.tracing import spans
+from tandem.telemetry.tracing.export import SpanWriter
 from tests.service.conftest import Stack
 from tests.service.requests.test_generate import generation
 from tests.support.wire.spans import (

@@ -19,7 +19,6 @@ import torch
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import misfit
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS, Verifier
@@ -184,7 +183,7 @@ class Enumeration:
         """Of each draft what may be emitted, with its chance: (draft, tokens, chance)."""
         text = tuple(sequence.token_ids[len(PROMPT) :])
         drafts = outcomes.drafts
-        assert {misfit(draft, rule.takes) for draft in drafts} == {""}, "the target would refuse it"
+        assert {draft.misfit(rule.takes) for draft in drafts} == {""}, "the target would refuse it"
         paths = [[self._path(draft, place) for place in range(len(draft) + 1)] for draft in drafts]
         most = max(len(draft) for draft in drafts)
         p = torch.zeros(len(drafts), most + 1, VOCAB_SIZE, dtype=torch.float64)

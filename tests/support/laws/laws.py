@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
-from target_svc.verifiers import Verifier
+from tandem.verification import Verifier
 
 
 @dataclass(frozen=True)

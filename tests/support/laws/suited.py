@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.drafting.drafter import Drafter
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.verification import VERIFIERS, Verifier
 
 
@@ -14,6 +14,6 @@ def rules_for(drafter: Drafter | type[Drafter]) -> list[Verifier[Any]]:
     return [
         rule
         for rule in VERIFIERS.values()
-        if (drafter.shape in (Shape.CHAIN, rule.takes) or rule.takes is Shape.TREE)
+        if (drafter.shape in (DraftShape.CHAIN, rule.takes) or rule.takes is DraftShape.TREE)
         and (drafter.pure or not rule.needs_pure)
     ]

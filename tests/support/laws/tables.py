@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Ask, Draw, Host, Steps, Take, Tokens
+from tandem.engine.asks import Ask, Draw, ReadTokens, Steps, Take, ToHost
 from tandem.engine.draws import drafts_of, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
@@ -118,9 +118,9 @@ class Answering:
             return None
         if isinstance(ask, Draw):
             return self._draw(ask)
-        if isinstance(ask, Tokens):
+        if isinstance(ask, ReadTokens):
             return tokens_of([ask])[0]
-        assert isinstance(ask, Host)
+        assert isinstance(ask, ToHost)
         return drafts_of([ask])[0]
 
     def _feed(self, feed: Feed) -> list[Text]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from target_svc.verifiers import Verifier
+from tandem.verification import Verifier
 from tests.support.laws.tree_programs import Models, Program, batch_of, grown
 
 Numbers = Callable[[Proposal], Tensor]

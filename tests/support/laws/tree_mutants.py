@@ -11,17 +11,14 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
+from tandem.verification import Verifier
 from tandem.verification.block import BlockVerifier
 from tandem.verification.ratios import ratios
-from tandem.verification.recursive import Judged as RecursiveJudged
-from tandem.verification.recursive import RecursiveRejection
-from tandem.verification.spectr import Judged as KSeqJudged
-from tandem.verification.spectr import KSeq, SpecTrVerifier
+from tandem.verification.recursive import RecursiveJudged, RecursiveRejection
+from tandem.verification.spectr import KSeq, SpectrJudged, SpecTrVerifier
 from tandem.verification.token import TokenVerifier
-from tandem.verification.traversal import Judged as TraversalJudged
-from tandem.verification.traversal import Traversal
-from tandem.verification.tree import Nodes, TreeRule, excess_or
-from target_svc.verifiers import Verifier
+from tandem.verification.traversal import Traversal, TraversalJudged
+from tandem.verification.tree import TreeNodes, TreeRule, excess_or
 from tests.support.laws.drafters import chains, fixed
 from tests.support.laws.tree_laws import Numbers, round_law
 from tests.support.laws.tree_programs import Models, Node, Program
@@ -76,7 +73,7 @@ class _Judges(RecursiveRejection):
         self._judged = judged
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> RecursiveJudged:
-        return self._judged(Nodes.of(proposal, target_probs))
+        return self._judged(TreeNodes.of(proposal, target_probs))
 
 
 class _LongestPath(_Judges):
@@ -116,9 +113,9 @@ class _OldRow(Traversal):
 
 
 class _SmallFactor(KSeq):
-    def judge(self, proposal: Proposal, target_probs: Tensor) -> KSeqJudged:
+    def judge(self, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
         judged = super().judge(proposal, target_probs)
-        return KSeqJudged(judged.nodes, 0.9 * judged.rho)
+        return SpectrJudged(judged.nodes, 0.9 * judged.rho)
 
 
 def _siblings(proposal: Proposal) -> Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tandem.inference.feed import Feed
 from tandem.speculation.sampling import Sampling
+from tandem.verification import VERIFIERS
 from target_svc.round import TargetSequence
-from target_svc.verifiers import VERIFIERS
 from tests.support.models.tiny import DrafterEngine, TargetEngine, make_target, random_llama
 
 VOCAB_SIZE = 31

@@ -24,9 +24,9 @@ from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
+from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
-from target_svc.verifiers import VERIFIERS
 
 VOCAB_SIZE = 5
 GREEDY = Sampling(temperature=0)

@@ -17,7 +17,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.stack import Stack, StackSettings, running
-from tests.support.processes.nursery import Forked
+from tests.support.processes.fork_server import Forked
 
 READY_SECONDS = 120
 

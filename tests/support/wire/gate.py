@@ -19,8 +19,8 @@ from tandem.rpc.channel import connect
 from tandem.rpc.security.access import Caller, caller
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
-from tandem.rpc.security.tokens import Tokens
-from tandem.rpc.server import RunningServer, Service
+from tandem.rpc.security.tokens import BearerTokens
+from tandem.rpc.server import GrpcService, RunningServer, Service
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.support.processes.authorities import Authority, Pair
 
@@ -112,7 +112,7 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
         async def serving(
-            tls: ServerTls | None = None, tokens: Tokens | None = None, admin: bool = False
+            tls: ServerTls | None = None, tokens: BearerTokens | None = None, admin: bool = False
         ) -> Server:
             handlers = Handlers()
 
@@ -125,7 +125,8 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
                 await asyncio.sleep(0)
 
             large = ("Complete", "Generate")
-            service = Service(ORCHESTRATOR, add_to, large, 4096, nothing, nothing, tokens=tokens)
+            own = GrpcService(ORCHESTRATOR, add_to, large)
+            service = Service((own,), 4096, nothing, nothing, tokens=tokens)
             running = RunningServer("127.0.0.1:0", service, tls, "127.0.0.1:0" if admin else None)
             await running.start()
             await running.ready()
@@ -163,6 +164,6 @@ def files(pair: Pair) -> tuple[NamedFile, NamedFile]:
     return NamedFile("CERT", pair.cert), NamedFile("KEY", pair.key)
 
 
-def tokens_in(folder: Path, owner: str) -> Tokens:
+def tokens_in(folder: Path, owner: str) -> BearerTokens:
     (folder / "tokens").write_text(f"{owner} {TOKEN}\n")
-    return Tokens(NamedFile("TOKENS", folder / "tokens"))
+    return BearerTokens(NamedFile("TOKENS", folder / "tokens"))

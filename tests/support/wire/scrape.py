@@ -19,8 +19,8 @@ from orchestrator.front.grpc import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
-from tandem.telemetry import spans
-from tandem.telemetry.export import SpanWriter
+from tandem.telemetry.tracing import spans
+from tandem.telemetry.tracing.export import SpanWriter
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 ANY_PORT = "127.0.0.1:0"

@@ -12,9 +12,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tandem.telemetry import spans
-from tandem.telemetry.export import ReadableExporter, SpanWriter
 from tandem.telemetry.stages import STEP_STAGES, span_of
+from tandem.telemetry.tracing import spans
+from tandem.telemetry.tracing.export import ReadableExporter, SpanWriter
 
 TRACE_ID, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 METADATA = (("traceparent", f"00-{TRACE_ID:032x}-{CALLER:016x}-01"),)

@@ -18,7 +18,7 @@ from tandem.tools.cli import comparison
 from tandem.tools.cli.display import comparison as report
 from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
-from tandem.tools.load.prompts import PROMPTS
+from tandem.tools.load.requests import PROMPTS
 from tests.support.repository import ROOT
 from tests.system.command.test_up import (
     PLAIN,
@@ -92,7 +92,7 @@ class FakeClient:
         yield pb.GenerateResponse(summary=summary)
 
 
-def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.Sample]:
+def samples_of(client: FakeClient, budget_s: float = 9.0) -> list[comparison.TurnResult]:
     groups = comparison.compare(client, comparison.plan(2), 2, budget_s)  # type: ignore[arg-type]
     return [sample for group in groups for sample in group]
 

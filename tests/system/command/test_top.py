@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from tandem.telemetry import metrics
+from tandem.telemetry.metrics import catalog as metrics
 from tests.support.repository import ROOT
 from tests.unit.tools.watch.test_watch import orchestrator, serving, target
 

@@ -18,7 +18,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.local.process import ServiceProcess
-from tests.support.processes.nursery import Forked
+from tests.support.processes.fork_server import Forked
 from tests.support.processes.services import READY_SECONDS, generation, is_serving
 from tests.support.wire.names import Names, serve_names
 

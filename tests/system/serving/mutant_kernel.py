@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_block
 from target_svc.__main__ import main
-from target_svc.verifiers import VERIFIERS
 
 
 def decide(p: Any, tokens: Any, sizes: Any, ids: Any, weights: Any, *rest: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tandem.verification import VERIFIERS
 from target_svc.__main__ import main
-from target_svc.verifiers import VERIFIERS
 from tests.support.laws.tree_mutants import SPLIT
 
 VERIFIERS["token"] = SPLIT

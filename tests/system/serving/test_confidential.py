@@ -12,8 +12,7 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Client
-from tandem.tools.load.tracing import sampled
+from tandem.tools.load.client import Client, sampled
 from tests.support.processes.services import Trio, trio
 
 # In the prompt and, since greedy text of the pair repeats names, in the text. As token ids too.

@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.local.process import ServiceProcess
 from tandem.tools.local.readiness import is_improving, is_ready
 from tests.support.processes.services import READY_SECONDS, Trio, generation, is_serving, trio
@@ -111,10 +111,10 @@ def test_sigterm_while_a_faster_pass_is_looked_for(
     environment = {f"TANDEM_TARGET_{name}": value for name, value in settings.items()}
     service = ServiceProcess("target", "target_svc", "127.0.0.1", environment)
     deadline = time.monotonic() + READY_SECONDS
-    while service.port is None or not is_ready("target", Place(service.address)):
+    while service.port is None or not is_ready("target", Endpoint(service.address)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert is_improving("target", Place(service.address))
+    assert is_improving("target", Endpoint(service.address))
     time.sleep(1.0)  # into the compilation
     assert service.stop(10) == 0
 

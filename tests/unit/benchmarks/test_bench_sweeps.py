@@ -15,7 +15,7 @@ from benchmarks.sweep.expectation import expected_emitted
 from benchmarks.sweep.recorded import Recorder, Rounds, Texts
 from benchmarks.sweep.support_size import SUPPORTS, support_sizes
 from tandem.speculation.proposal import Proposal
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 
 DRAWS = 40_000
 

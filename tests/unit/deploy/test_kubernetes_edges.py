@@ -7,8 +7,8 @@ import re
 import pytest
 import yaml
 
-from tandem.telemetry.export import make_writer
-from tandem.telemetry.metrics import METRICS
+from tandem.telemetry.metrics.catalog import METRICS
+from tandem.telemetry.tracing.export import make_writer
 from tests.support.cluster.endpoints import endpoints
 from tests.support.cluster.manifests import (
     KUBERNETES,

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from tandem.telemetry.metrics import METRICS, Kind, underscored
+from tandem.telemetry.metrics.catalog import METRICS, MetricKind, underscored
 from tests.support.repository import ROOT
 
 FOLDER = ROOT / "deploy" / "observability"
@@ -23,7 +23,7 @@ LABELS = {
     for metric in METRICS
     for end, bound in (
         (("_bucket", {"le"}), ("_sum", set()), ("_count", set()))
-        if metric.kind is Kind.HISTOGRAM
+        if metric.kind is MetricKind.HISTOGRAM
         else (("", set()),)
     )
 }

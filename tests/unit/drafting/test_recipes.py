@@ -23,7 +23,7 @@ from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.settings import read_settings
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 
@@ -149,7 +149,7 @@ def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     drafter = recipe.make(scorers, Truncation(1.0, 0))
     assert type(drafter) is kind.drafter
     assert drafter.largest_tree == recipe.largest_tree
-    assert (drafter.largest_tree > 0) == (drafter.shape is not Shape.CHAIN)
+    assert (drafter.largest_tree > 0) == (drafter.shape is not DraftShape.CHAIN)
     assert recipe_of(DrafterSettings(method=name)) == recipe_of(DrafterSettings(recipe=name))
 
 
@@ -182,7 +182,7 @@ def test_a_service_tells_its_recipe_without_places(
     assert str(tmp_path) not in loaded.recipe
     assert str(drafter.parent) not in loaded.recipe
     assert loaded.info.max_nodes == 12
-    assert loaded.info.parameters == sum(model.parameters for model in loaded.models)  # type: ignore[attr-defined]
+    assert loaded.info.parameters == sum(model.parameters for model in loaded.models)
     # Other weights of the same name draft otherwise: no replica.
     other = save_random_llama(tmp_path / second.name, 7)
     recipe = written(tmp_path, FOREST.replace("somewhere/second", str(other)))

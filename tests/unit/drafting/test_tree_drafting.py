@@ -11,7 +11,7 @@ from tandem.drafting.chains import ChainsDrafter
 from tandem.drafting.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape, depth_of, misfit
+from tandem.speculation.nodes import DraftShape, depth_of
 from tandem.speculation.sampling import Sampling
 from tests.support.models.tiny import (
     DrafterEngine,
@@ -105,7 +105,7 @@ async def test_chains_share_their_common_beginnings(
     assert {len(draft) for draft in full} == {chains * depth}
     for draft in drafts:
         assert not draft.distinct
-        assert misfit(draft, Shape.IID_CHAINS) == ""
+        assert draft.misfit(DraftShape.IID_CHAINS) == ""
     twins = [list(draft.homes()) != list(range(1, len(draft) + 1)) for draft in full]
     assert any(twins) == (chains > 1)
     assert not all(twins)

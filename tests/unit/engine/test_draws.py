@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.engine.asks import Draw, Host, Tokens, Truncation
+from tandem.engine.asks import Draw, ReadTokens, ToHost, Truncation
 from tandem.engine.draws import drafts_of, draw, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.speculation.categorical import Categorical
@@ -49,7 +49,7 @@ def ask(
 def tokens(asks: list[Draw], rows: int = 1) -> list[list[int]]:
     logits = torch.tensor(LAW, dtype=torch.float32).log().expand(len(asks) * rows, -1).clone()
     drawn = draw(asks, logits, [i * rows for i in range(len(asks))])
-    return tokens_of([Tokens(one) for one in drawn])
+    return tokens_of([ReadTokens(one) for one in drawn])
 
 
 @pytest.mark.parametrize("support", [0, 5])
@@ -82,7 +82,7 @@ def test_where_others_left_nothing_there_is_no_node(temperature: float) -> None:
     assert tokens([one])[0][0] == 4
     logits = torch.tensor(LAW, dtype=torch.float32).log()[None]
     (drawn,) = draw([one], logits, [0])
-    (grown,) = drafts_of([Host([*others, *drawn], [0] * 7, distinct=True)])
+    (grown,) = drafts_of([ToHost([*others, *drawn], [0] * 7, distinct=True)])
     assert grown is not None
     assert grown.draft.token_ids == [3, 1, 0, 2, 4]  # type: ignore[union-attr]
 
@@ -92,7 +92,7 @@ def test_of_a_row_of_which_nothing_is_left_comes_what_was_taken(others: tuple[in
     """Or the next part of a forest would leave out a token that nobody has drawn."""
     logits = torch.tensor([0.0, 0.0, -torch.inf, -torch.inf, -torch.inf])[None]
     (drawn,) = draw([ask(5, [4], told(*others), Sampling())], logits, [0])
-    (found,) = tokens_of([Tokens(drawn)])
+    (found,) = tokens_of([ReadTokens(drawn)])
     assert set(found) <= {0, 1}
 
 

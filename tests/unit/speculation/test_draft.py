@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import Host
+from tandem.engine.asks import ToHost
 from tandem.engine.draws import drafts_of
 from tandem.errors import InvalidRequest
 from tandem.inference.feed import Drawn, Draws
@@ -105,7 +105,7 @@ def test_a_row_that_is_no_number_fails_its_own_draft_alone() -> None:
     probs = torch.tensor([[torch.nan] * 4, [0.1, 0.2, 0.3, 0.4]])
     rows = Categorical.quantize(probs, 0.999, 3)
     draws = Draws(rows.draw(digits_of(2**63).expand(2, 2)), rows)
-    broken, sound = drafts_of([Host([Drawn(draws, b)]) for b in range(2)])
+    broken, sound = drafts_of([ToHost([Drawn(draws, b)]) for b in range(2)])
     assert broken is None
     assert isinstance(sound, Draft)
     assert sound.token_ids == [2]

@@ -12,7 +12,7 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
-from tandem.speculation.nodes import Shape, misfit
+from tandem.speculation.nodes import DraftShape
 
 
 def made(
@@ -96,25 +96,25 @@ def test_nothing_hangs_behind_a_twin() -> None:
 @pytest.mark.parametrize(
     ("parents", "row_of", "distinct", "takes", "sentence"),
     [
-        ([0, 0, 2, 1], [0, 0, 1, 2], True, Shape.TREE, ""),
-        ([0, 0, 2, 1], [0, 0, 1, 2], True, Shape.CHAIN, "takes chains"),
-        ([0, 0, 2, 1], [0, 0, 1, 2], True, Shape.IID_CHAINS, "takes independent chains"),
-        ([0, 0, 2, 1], [0, 0, 1, 2], False, Shape.IID_CHAINS, ""),
-        ([0, 0, 2, 1], [0, 2, 1, 2], False, Shape.IID_CHAINS, r"row_of[1] = 2: draws at one"),
-        ([0, 0, 2, 2], [0, 0, 1, 1], False, Shape.IID_CHAINS, "2 draws at place 2, which 1"),
-        (None, None, False, Shape.CHAIN, ""),
-        (None, None, False, Shape.IID_CHAINS, ""),
+        ([0, 0, 2, 1], [0, 0, 1, 2], True, DraftShape.TREE, ""),
+        ([0, 0, 2, 1], [0, 0, 1, 2], True, DraftShape.CHAIN, "takes chains"),
+        ([0, 0, 2, 1], [0, 0, 1, 2], True, DraftShape.IID_CHAINS, "takes independent chains"),
+        ([0, 0, 2, 1], [0, 0, 1, 2], False, DraftShape.IID_CHAINS, ""),
+        ([0, 0, 2, 1], [0, 2, 1, 2], False, DraftShape.IID_CHAINS, r"row_of[1] = 2: draws at one"),
+        ([0, 0, 2, 2], [0, 0, 1, 1], False, DraftShape.IID_CHAINS, "2 draws at place 2, which 1"),
+        (None, None, False, DraftShape.CHAIN, ""),
+        (None, None, False, DraftShape.IID_CHAINS, ""),
     ],
 )
 def test_a_rule_takes_drafts_of_its_shape(
     parents: list[int] | None,
     row_of: list[int] | None,
     distinct: bool,
-    takes: Shape,
+    takes: DraftShape,
     sentence: str,
 ) -> None:
     rows = [{token: 65535} for token in range(4 if row_of is None else max(row_of) + 1)]
     draft = made([2, 0, 4, 1], rows, parents=parents, row_of=row_of, distinct=distinct)
-    found = misfit(draft, takes)
+    found = draft.misfit(takes)
     assert sentence in found
     assert bool(found) == bool(sentence)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.telemetry import metrics
-from tandem.telemetry.instruments import Instruments
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.instruments import Instruments
 
 TRACED = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331"}
 

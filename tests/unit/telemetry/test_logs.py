@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from tandem.telemetry import logs
-from tandem.telemetry.ids import SpanIds
+from tandem.telemetry.tracing.ids import SpanIds
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.telemetry import metrics
-from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.metrics import METRICS, Kind
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.catalog import METRICS, MetricKind
+from tandem.telemetry.metrics.instruments import Instruments
 
 
 def test_names_are_translated_as_everybody_does() -> None:
@@ -36,7 +36,7 @@ def test_instruments_bear_the_names_of_the_list(role: str) -> None:
 
 def test_only_histograms_have_buckets_and_they_rise() -> None:
     for metric in METRICS:
-        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM), metric.name
         assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
 
 

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from tandem.telemetry.exposition import Exposition
+from tandem.telemetry.metrics.exposition import Exposition
 from tests.support.repository import ROOT
 from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
@@ -71,7 +71,7 @@ def test_more_clients_than_there_are_places_are_hung_up_on() -> None:
 def test_a_client_that_says_nothing_does_not_stop_the_scrapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tandem.telemetry.exposition._Quiet.timeout", 0.1)
+    monkeypatch.setattr("tandem.telemetry.metrics.exposition._Quiet.timeout", 0.1)
     served = Exposition("127.0.0.1:0", recorded().registry)
     try:
         with socket.create_connection(("127.0.0.1", served.port)):

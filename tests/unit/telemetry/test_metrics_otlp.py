@@ -19,9 +19,9 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.resources import Resource
 
-from tandem.telemetry import metrics
-from tandem.telemetry.instruments import Instruments
-from tandem.telemetry.otlp_metrics import OtlpMetrics, make_exporter, metrics_data
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.instruments import Instruments
+from tandem.telemetry.metrics.otlp import OtlpMetrics, make_exporter, metrics_data
 from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")

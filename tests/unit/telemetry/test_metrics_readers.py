@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from tandem.errors import StartupError
-from tandem.telemetry.readers import metering_of
+from tandem.telemetry.metrics.readers import metering_of
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_otel")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_otel")
 def test_where_nobody_reads_nothing_is_even_imported() -> None:
     code = (
         "import sys; import orchestrator.front.grpc, drafter_svc.servicer;"
-        "from tandem.telemetry.readers import metering_of;"
+        "from tandem.telemetry.metrics.readers import metering_of;"
         "assert metering_of('orchestrator', None) is None;"
         "assert 'prometheus_client' not in sys.modules;"
         "assert 'opentelemetry.sdk.metrics' not in sys.modules"

@@ -15,12 +15,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
 
 from tandem.errors import InvalidRequest
-from tandem.telemetry import spans
-from tandem.telemetry.export import SpanWriter
-from tandem.telemetry.spans import Span
 from tandem.telemetry.stages import StageTimes
-from tandem.telemetry.steps import PassRecord, StepSpan
-from tandem.telemetry.trace_file import TraceFile
+from tandem.telemetry.tracing import spans
+from tandem.telemetry.tracing.export import SpanWriter
+from tandem.telemetry.tracing.spans import Span
+from tandem.telemetry.tracing.steps import PassRecord, StepSpan
+from tandem.telemetry.tracing.trace_file import TraceFile
 
 AWKWARD = 'a "quoted"\nline, \\ and ü'
 

@@ -12,7 +12,6 @@ from tandem.engine import decisions
 from tandem.engine.asks import Decide, Scored
 from tandem.engine.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import check_nodes
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
@@ -68,7 +67,7 @@ def tree_of(rng: _Rng, nodes: int, vocab_size: int) -> Draft:
     weights = np.concatenate([np.empty(0, np.uint16), *(own for _, own in rows)])
     sizes = [len(ids) for ids, _ in rows]
     draft = Draft(tokens, sizes, ids, weights, parents, row_of, distinct)
-    assert not check_nodes(draft)
+    assert not draft.fault_of_nodes()
     return draft
 
 

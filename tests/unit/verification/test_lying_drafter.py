@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tandem.speculation.proposal import Proposal
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 from tests.support.laws.laws import Tables, speculative_law
 from tests.support.laws.liars import LIARS, total_variation, wanted_text
 from tests.support.repository import ROOT

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import Shape
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
 from tests.support.laws.drafters import adaptive, chains, fixed, mixed, random_program
@@ -36,8 +36,8 @@ TREES = [
     adaptive(),
     adaptive("follows what it drew, independent", distinct=False),
 ]
-FOR_TREES = [rule.name for rule in VERIFIERS.values() if rule.takes is Shape.TREE]
-FOR_IID = [rule.name for rule in VERIFIERS.values() if rule.takes is Shape.IID_CHAINS]
+FOR_TREES = [rule.name for rule in VERIFIERS.values() if rule.takes is DraftShape.TREE]
+FOR_IID = [rule.name for rule in VERIFIERS.values() if rule.takes is DraftShape.IID_CHAINS]
 IID = [chains(1, 3), chains(2, 2), chains(3, 1), chains(3, 2), chains(2, 3)]
 
 

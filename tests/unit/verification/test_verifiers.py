@@ -10,7 +10,7 @@ import torch
 
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal
-from target_svc.verifiers import VERIFIERS, Verifier
+from tandem.verification import VERIFIERS, Verifier
 from tests.support.laws.laws import Tables
 
 RULES = sorted(VERIFIERS.values(), key=lambda rule: rule.name)

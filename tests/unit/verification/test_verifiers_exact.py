@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal, Verdict
+from tandem.verification import VERIFIERS, Verifier
 from tandem.verification.block import BlockVerifier
 from tandem.verification.chain import row_at, up_to_first_failure
 from tandem.verification.greedy_block import GreedyBlockVerifier
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
-from target_svc.verifiers import VERIFIERS, Verifier
 from tests.support.laws.laws import Tables, expected_accepted, speculative_law
 
 SEEDS = range(20)

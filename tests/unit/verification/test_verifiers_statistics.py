@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
-from target_svc.verifiers import VERIFIERS
+from tandem.verification import VERIFIERS
 from tests.support.laws.laws import Tables, chi_square_p_value
 
 VOCAB_SIZE, GAMMA, LENGTH, TEXTS = 3, 3, 4, 60_000

@@ -19,7 +19,7 @@ from tandem.tools.cli.options import (
     SloTtftOption,
 )
 from tandem.tools.cli.security import Security, secured
-from tandem.tools.load.limits import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
+from tandem.tools.load.requests import MAX_IN_FLIGHT, MOST_IN_FLIGHT, MOST_TEXTS
 
 _LOAD = "Load"
 _TEXTS = "Texts"
@@ -186,7 +186,7 @@ def bench(
     Beside the models is a round less its forward passes.
     Goodput is of texts that keep the objective.
     """
-    from tandem.tools.cli.bench_run import Load, run, run_sweep
+    from tandem.tools.cli.bench_run import BenchLoad, run, run_sweep
     from tandem.tools.cli.display.bench import report, report_sweep
     from tandem.tools.load.objective import Objective
     from tandem.tools.load.requests import requests
@@ -194,7 +194,7 @@ def bench(
 
     with reported():
         place = security.at(address)
-        load = Load(warm_up, concurrency, rate, max_in_flight, seed, timeout)
+        load = BenchLoad(warm_up, concurrency, rate, max_in_flight, seed, timeout)
         request = requests(
             data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
         )

@@ -13,7 +13,7 @@ from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 
 if TYPE_CHECKING:
-    from tandem.tools.cli.comparison import Sample
+    from tandem.tools.cli.comparison import TurnResult
     from tandem.tools.load.client import Client
 
 _SERVICES = ("orchestrator", "drafter", "target")
@@ -70,7 +70,7 @@ def demo(
                 stack.start(progress=status.update)
                 status.update("finding what computes the models fastest")
                 stack.settle()
-            with Client(stack.place("orchestrator")) as client:
+            with Client(stack.endpoint("orchestrator")) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)
             codes = stack.drain()
@@ -90,19 +90,19 @@ def demo(
 def _show(client: Client, new_tokens: int) -> None:
     """Stream one text for all to see."""
     from tandem.tools.cli.display.text import render
+    from tandem.tools.load.client import sampled
     from tandem.tools.load.method import BLOCK
-    from tandem.tools.load.tracing import sampled
 
     generation = BLOCK.request(_SHOWN_PROMPT, 1.0, seed=0, new_tokens=new_tokens)
     render(_SHOWN_PROMPT, client.generate(generation, metadata=sampled(True)), has_text=True)
     out.print()
 
 
-def _measure(client: Client, repeats: int, new_tokens: int, budget_s: float) -> list[Sample]:
+def _measure(client: Client, repeats: int, new_tokens: int, budget_s: float) -> list[TurnResult]:
     from tandem.tools.cli.comparison import compare, plan
 
     groups = plan(repeats)
-    samples: list[Sample] = []
+    samples: list[TurnResult] = []
     with err.status("comparing") as status:
         for done, group in enumerate(compare(client, groups, new_tokens, budget_s), 1):
             samples += group

@@ -24,7 +24,7 @@ from tandem.tools.cli.security import Security, secured
 
 if TYPE_CHECKING:
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-    from tandem.rpc.endpoint import Place
+    from tandem.rpc.endpoint import Endpoint
     from tandem.tools.load.ghz.outcome import Outcome
     from tandem.tools.load.ghz.scenario import Scenario
     from tandem.tools.load.objective import Objective
@@ -191,7 +191,7 @@ def _wanted(
 
 def _run(
     wanted: _Wanted,
-    place: Place,
+    endpoint: Endpoint,
     metrics: Sequence[str] | None,
     objective: Objective,
     folder: Path,
@@ -211,27 +211,27 @@ def _run(
     outcomes: list[Outcome] = []
     levels: list[Level] = []
     interrupted = False
-    with services(place.address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
+    with services(endpoint.address, metrics, cuts, folder / "logs") as (endpoints, are_ours):
         watch = Watch(endpoints) if endpoints else None
         if watch is not None:
             watch.require()
-        campaign = Campaign(ghz, place, watch, folder, wanted.flags)
+        campaign = Campaign(ghz, endpoint, watch, folder, wanted.flags)
         try:
             if are_ours:
-                asyncio.run(_warm_up(place))
+                asyncio.run(_warm_up(endpoint))
             for scenario in wanted.scenarios:
                 with err.status(f"{scenario.name}: {scenario.loop}"):
                     outcomes.append(campaign.run(scenario))
                 tell(outcomes[-1])
             if request:
-                asyncio.run(_sweep(wanted, place, request, objective, levels))
+                asyncio.run(_sweep(wanted, endpoint, request, objective, levels))
         except KeyboardInterrupt:
             if not outcomes:
                 raise
             interrupted = True
             tell(f"interrupted: the report is of {_done(outcomes, levels)}. Again to end at once")
     with so_far(interrupted):
-        finish(outcomes, levels, objective, place.address, folder)
+        finish(outcomes, levels, objective, endpoint.address, folder)
 
 
 def _done(outcomes: Sequence[Outcome], levels: Sequence[Level]) -> str:
@@ -256,19 +256,19 @@ def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
     return RequestFile(first.path.parent / str(name)).generation
 
 
-async def _warm_up(place: Place) -> None:
+async def _warm_up(endpoint: Endpoint) -> None:
     """What has just started makes some things at their first use."""
     from tandem.tools.load.generator import LoadGenerator
     from tandem.tools.load.requests import requests
 
     request = requests(None, None, None, None, 0, verifier=None, gamma=None)
-    async with LoadGenerator(place) as generator:
+    async with LoadGenerator(endpoint) as generator:
         await generator.closed_loop([request(number) for number in range(_WARM_UP)], _WARM_UP // 2)
 
 
 async def _sweep(
     wanted: _Wanted,
-    place: Place,
+    endpoint: Endpoint,
     request: Callable[[int], pb.Generation],
     objective: Objective,
     levels: list[Level],
@@ -281,6 +281,6 @@ async def _sweep(
         levels.append(level)
         tell(level)
 
-    async with LoadGenerator(place) as generator:
+    async with LoadGenerator(endpoint) as generator:
         loop = OpenLoop(generator, request, wanted.seconds, objective)
         await sweep(loop.level, wanted.rate, loop.lowest, loop.highest, ended)

@@ -18,7 +18,7 @@ from tandem.tools.cli.options import SloLatencyOption, SloShareOption, SloTpotOp
 if TYPE_CHECKING:
     from tandem.tools.planning.measured.measurement import Measurement
     from tandem.tools.planning.plan import Plan
-    from tandem.tools.planning.prediction import Prediction
+    from tandem.tools.planning.prediction import LoadPrediction
     from tandem.tools.planning.simulation.rounds import Fleet
     from tandem.tools.planning.sizing import Sized
 
@@ -167,18 +167,18 @@ def _predicted(
     rate: float | None,
     clients: int | None,
     seed: int,
-) -> Prediction:
+) -> LoadPrediction:
     """What a fleet does, round by round."""
     from tandem.tools.planning.prediction import predicted
-    from tandem.tools.planning.simulation.rounds import Load
+    from tandem.tools.planning.simulation.rounds import OfferedLoad
 
     if (rate is None) == (clients is None):
         raise Misconfigured("--targets goes with either --rate or --clients")
     with err.status("simulating"):
-        return predicted(measured, fleet, Load(0, rate or 0.0, clients or 0, seed))
+        return predicted(measured, fleet, OfferedLoad(0, rate or 0.0, clients or 0, seed))
 
 
-def _print_prediction(found: Prediction, as_json: bool) -> None:
+def _print_prediction(found: LoadPrediction, as_json: bool) -> None:
     from rich.table import Table
 
     if as_json:

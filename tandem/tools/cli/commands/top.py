@@ -18,7 +18,7 @@ from tandem.tools.cli.metrics_addresses import endpoints_of
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from tandem.tools.watch.figures import Figures
+    from tandem.tools.watch.figures import WatchedFigures
     from tandem.tools.watch.scrape import Scrape
 
 _ANSWER_SECONDS = 2.0
@@ -61,7 +61,7 @@ def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count =
 
 def _looks(
     endpoints: Sequence[str], interval: float, count: int | None
-) -> Iterator[tuple[Figures, list[str]]]:
+) -> Iterator[tuple[WatchedFigures, list[str]]]:
     """Figures again and again, and the endpoints that are away.
 
     Raises:
@@ -101,7 +101,7 @@ def _look(
     return seen
 
 
-def _line(seen: Figures, away: Sequence[str]) -> str:
+def _line(seen: WatchedFigures, away: Sequence[str]) -> str:
     """The figures in a line, for a log."""
     parts = [
         f"{seen.tokens:.1f} tokens/s",
@@ -123,7 +123,7 @@ def _line(seen: Figures, away: Sequence[str]) -> str:
     return "  ".join(parts)
 
 
-def _screen(seen: Figures, away: Sequence[str]) -> Group:
+def _screen(seen: WatchedFigures, away: Sequence[str]) -> Group:
     from rich.box import SIMPLE
     from rich.console import Group
     from rich.table import Table

@@ -15,7 +15,7 @@ from tandem.tools.cli.display.terminal import err, out, write_exactly
 from tandem.tools.cli.exit_codes import reported
 
 if TYPE_CHECKING:
-    from tandem.tools.traces.analysis.comparison import Sample
+    from tandem.tools.traces.analysis.comparison import RequestSample
     from tandem.tools.traces.read.recording import Recording
 
 _T = TypeVar("_T")
@@ -190,15 +190,17 @@ def compare(
             out.out(remark, highlight=False)
 
 
-def _sample(name: str, seed: int) -> Sample:
+def _sample(name: str, seed: int) -> RequestSample:
     """The requests of a recording that ended well, in numbers."""
     from tandem.tools.traces.analysis.attribution import segments
-    from tandem.tools.traces.analysis.comparison import Sample
-    from tandem.tools.traces.analysis.figures import Figures
+    from tandem.tools.traces.analysis.comparison import RequestSample
+    from tandem.tools.traces.analysis.figures import RequestFigures
 
     requests = recording_of([name]).finished()
     with err.status(_LOOKING):
-        return Sample((Figures.of(request, segments(request)) for request in requests), seed)
+        return RequestSample(
+            (RequestFigures.of(request, segments(request)) for request in requests), seed
+        )
 
 
 @trace.command()

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand, TyperOption
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.cli.display.terminal import err, out
@@ -77,7 +76,7 @@ _Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="What drafts: {methods}, or a TOML file. Default model.",
+        help="What drafts: model, tree, chains, forest, lookup, or a TOML file. Default model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -147,19 +146,6 @@ _Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the services' logs.", rich_help_panel=_RUNNING),
 ]
-
-
-class Up(TyperCommand):
-    """Names the drafting methods where help is shown: their table takes a moment to import."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """See typer."""
-        from tandem.drafting.methods import METHODS
-
-        for parameter in self.params:
-            if isinstance(parameter, TyperOption) and parameter.help:
-                parameter.help = parameter.help.replace("{methods}", ", ".join(METHODS))
-        super().format_help(ctx, formatter)
 
 
 def up(
@@ -267,7 +253,7 @@ def _announce(stack: Stack) -> None:
     for name in ("orchestrator", "target", "drafter"):
         out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
     if "drafter" in addresses:
-        recipe = shown(drafts_by(stack.place("drafter")))
+        recipe = shown(drafts_by(stack.endpoint("drafter")))
         out.print(f"[bold]{'recipe':<12}[/] {recipe}", soft_wrap=True)
     address = addresses["orchestrator"]
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"

@@ -8,7 +8,7 @@ from statistics import mean, median
 from rich.table import Table
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.cli.comparison import METHODS, TEMPERATURES, Sample
+from tandem.tools.cli.comparison import METHODS, TEMPERATURES, TurnResult
 from tandem.tools.cli.display.terminal import out
 from tandem.tools.load.method import PLAIN, Method
 
@@ -28,7 +28,7 @@ _COLUMNS = (
 )
 
 
-def print_report(samples: Sequence[Sample]) -> None:
+def print_report(samples: Sequence[TurnResult]) -> None:
     """Print the table, and the time beside the models."""
     table = Table(*_COLUMNS, title="Plain and speculative decoding of the same prompts")
     for column in table.columns[2:]:
@@ -47,7 +47,7 @@ def print_report(samples: Sequence[Sample]) -> None:
     )
 
 
-def _cells(group: Sequence[Sample], method: Method) -> list[str]:
+def _cells(group: Sequence[TurnResult], method: Method) -> list[str]:
     """A method's figures at one temperature."""
     mine = [sample for sample in group if sample.turn.method == method]
     plain = [sample for sample in group if sample.turn.method == PLAIN]
@@ -67,7 +67,7 @@ def _cells(group: Sequence[Sample], method: Method) -> list[str]:
     ]
 
 
-def _speed(sample: Sample) -> float:
+def _speed(sample: TurnResult) -> float:
     """Tokens a second."""
     return len(sample.token_ids) / sample.wall_s
 
@@ -83,7 +83,7 @@ def _shares(stages: Sequence[pb.Stages]) -> list[str]:
     return [f"{part / total:.0%}" for part in (*waits, total - sum(waits))]
 
 
-def _beside_ms(samples: Sequence[Sample]) -> float:
+def _beside_ms(samples: Sequence[TurnResult]) -> float:
     """Median time of a drafted round less its two forward passes, milliseconds."""
     beside = [
         wall - model

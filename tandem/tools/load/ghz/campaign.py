@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tandem.failure import Failure
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.ghz import tool
 from tandem.tools.load.ghz.calls import Calls
 from tandem.tools.load.ghz.outcome import Outcome
 from tandem.tools.load.ghz.scenario import Scenario
-from tandem.tools.load.ghz.served import Served, Watch
+from tandem.tools.load.ghz.served import ServedCounts, Watch
 
 # Cancels are heard at once, and a pass that is under way is not interrupted; a service books a text
 # when its last message has left.
@@ -25,14 +25,14 @@ class Campaign:
 
     Attributes:
         ghz: the program.
-        place: of the orchestrator.
+        endpoint: of the orchestrator.
         watch: the services' metrics; None where nobody knows where they are.
         folder: for ghz's reports.
         flags: of ghz, over what the configurations say.
     """
 
     ghz: str
-    place: Place
+    endpoint: Endpoint
     watch: Watch | None
     folder: Path
     flags: Mapping[str, str]
@@ -54,12 +54,12 @@ class Campaign:
         """
         report = self.folder / f"{scenario.name}.json"
         before = self.watch.look() if self.watch else {}
-        calls = tool.run(self.ghz, scenario, self.place, report, self.flags)
+        calls = tool.run(self.ghz, scenario, self.endpoint, report, self.flags)
         if self.watch is None:
             return Outcome.of(scenario, calls)
         try:
             left_open = self.watch.left_open(_SETTLE_SECONDS)
-            served = Served.between(before, self.watch.look())
+            served = ServedCounts.between(before, self.watch.look())
         except Failure as failure:  # a service has died, and the calls say what clients saw of it
             return replace(Outcome.of(scenario, calls), trouble=str(failure))
         return Outcome.of(scenario, calls, served, left_open)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.tools.load.ghz.calls import Calls
 from tandem.tools.load.ghz.scenario import OK, Scenario
-from tandem.tools.load.ghz.served import Served
+from tandem.tools.load.ghz.served import ServedCounts
 from tandem.tools.load.objective import Goodput, Objective
 from tandem.tools.load.timeline import Percentiles
 
@@ -37,7 +37,7 @@ class Outcome:
     expected: Sequence[str] = (OK,)
     cuts: bool = False
     ttft: Percentiles | None = None
-    served: Served | None = None
+    served: ServedCounts | None = None
     left_open: int | None = None
     trouble: str = ""
 
@@ -49,7 +49,7 @@ class Outcome:
         cls,
         scenario: Scenario,
         calls: Calls,
-        served: Served | None = None,
+        served: ServedCounts | None = None,
         left_open: int | None = None,
     ) -> Outcome:
         """Of a scenario that was run."""

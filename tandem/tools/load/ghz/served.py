@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.failure import Failure, Misconfigured
-from tandem.telemetry import metrics
-from tandem.tools.watch.figures import Figures, figures
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.tools.watch.figures import WatchedFigures, figures
 from tandem.tools.watch.histogram import Histogram
 from tandem.tools.watch.scrape import Scrape, scrape
 
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedCounts:
     """Between two looks.
 
     Attributes:
@@ -27,13 +27,13 @@ class Served:
         tpot: seconds a further token, of texts that came to their end.
     """
 
-    figures: Figures
+    figures: WatchedFigures
     tokens: float
     ttft: Histogram
     tpot: Histogram
 
     @classmethod
-    def between(cls, before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> Served:
+    def between(cls, before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> ServedCounts:
         """From the same endpoints at two moments."""
         grown = [now.since(before[name]) for name, now in after.items() if name in before]
         seen = figures(before, after)

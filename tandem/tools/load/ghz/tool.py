@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from tandem.failure import Failure, Misconfigured
-from tandem.rpc.endpoint import Place
+from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.ghz.calls import Calls, read
 from tandem.tools.load.ghz.scenario import Scenario
 
@@ -38,14 +38,14 @@ def find(root: Path) -> str:
 
 
 def run(
-    ghz: str, scenario: Scenario, place: Place, report: Path, flags: Mapping[str, str]
+    ghz: str, scenario: Scenario, endpoint: Endpoint, report: Path, flags: Mapping[str, str]
 ) -> Calls:
     """Run a scenario, in the folder of its configuration.
 
     Args:
         ghz: the program.
         scenario: to run.
-        place: of the orchestrator.
+        endpoint: of the orchestrator.
         report: gets ghz's JSON.
         flags: over what the configuration says, by their names without dashes.
 
@@ -57,11 +57,11 @@ def run(
     try:
         # For nobody else's eyes, as such files are; a command's words can be read by all.
         with NamedTemporaryFile("w", suffix=".json") as file:
-            json.dump(_config(scenario, place), file)
+            json.dump(_config(scenario, endpoint), file)
             file.flush()
             command = [ghz, "--config", file.name, "--format", "json", "--output"]
             ended = subprocess.run(
-                [*command, str(report.resolve()), *given, place.address],
+                [*command, str(report.resolve()), *given, endpoint.address],
                 cwd=scenario.path.parent,
                 capture_output=True,
                 text=True,
@@ -76,20 +76,20 @@ def run(
     return read(report)[1]
 
 
-def _config(scenario: Scenario, place: Place) -> dict[str, object]:
+def _config(scenario: Scenario, endpoint: Endpoint) -> dict[str, object]:
     """A scenario's, with what the place asks for."""
     config: dict[str, object] = dict(json.loads(scenario.path.read_text("utf-8")))
-    if place.metadata:
-        shown = dict(place.metadata)
+    if endpoint.metadata:
+        shown = dict(endpoint.metadata)
         metadata = config.get("metadata")
         config["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), **shown}
         config["reflect-metadata"] = shown
-    if place.tls is not None:
+    if endpoint.tls is not None:
         files = {
-            "cacert": place.tls.authorities,
-            "cert": place.tls.certificate,
-            "key": place.tls.key,
+            "cacert": endpoint.tls.authorities,
+            "cert": endpoint.tls.certificate,
+            "key": endpoint.tls.key,
         }
         config |= {name: str(file.path.resolve()) for name, file in files.items() if file}
-        config |= {"insecure": False, "cname": place.name}
+        config |= {"insecure": False, "cname": endpoint.name}
     return config

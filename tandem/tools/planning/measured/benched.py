@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.load.timeline import Timeline
-from tandem.tools.planning.measured.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
 from tandem.tools.traces.prediction.basis import LONGEST
 from tandem.tools.traces.prediction.costs import Curve
 from tandem.tools.traces.prediction.speculation import continued, kept
@@ -94,9 +94,9 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
     )
 
 
-def _shape(summary: Any) -> Shape:
+def _shape(summary: Any) -> MeasuredText:
     stages = summary.stages
-    return Shape(
+    return MeasuredText(
         max(summary.new_tokens, 1),
         stages.target_prefill_busy_ns / _NS,
         stages.drafter_prefill_busy_ns / _NS,

@@ -9,7 +9,7 @@ from tandem.tools.traces.prediction.costs import Curve
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MeasuredText:
     """A text that was measured.
 
     Attributes:
@@ -46,7 +46,7 @@ class Measurement:
     verify: Curve
     draft: Curve
     shares: Sequence[float]
-    texts: Sequence[Shape]
+    texts: Sequence[MeasuredText]
     opening_s: float
     round_s: float
     orchestrator_text_s: float

@@ -6,15 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tandem.failure import Failure
-from tandem.tools.planning.measured.measurement import Measurement, Shape
-from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
+from tandem.tools.traces.analysis.acceptance import RecordedAcceptance
 from tandem.tools.traces.analysis.batches import batch_size
 from tandem.tools.traces.prediction.basis import LONGEST
 from tandem.tools.traces.prediction.costs import Curve
 from tandem.tools.traces.prediction.speculation import continued, kept
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request, Round
-from tandem.tools.traces.read.spans import Kind, Span
+from tandem.tools.traces.read.request import TracedRequest, TracedRound
+from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
 _NS = 1e9
 _FORWARD = ".forward"
@@ -47,12 +47,12 @@ class Recorded:
 
     def __init__(self) -> None:
         self._verify, self._draft = _Times(), _Times()
-        self._acceptance = Acceptance()
-        self._texts: list[Shape] = []
+        self._acceptance = RecordedAcceptance()
+        self._texts: list[MeasuredText] = []
         self._beside_ns = self._opening_ns = self._text_ns = self._round_ns = 0.0
         self._rounds = 0
 
-    def add(self, request: Request) -> None:
+    def add(self, request: TracedRequest) -> None:
         """Count a request that ended well."""
         for round_ in request.rounds():
             if round_.draft is not None and round_.verify is not None and round_.gamma:
@@ -65,18 +65,20 @@ class Recorded:
         work = _sum(request, target, _WORK)
         passes = max(_passes(request, target), 1)
         drafting = _sum(request, drafter, _WORK)
-        self._texts.append(Shape(max(request.tokens, 1), work / _NS, drafting / _NS, passes))
+        self._texts.append(MeasuredText(max(request.tokens, 1), work / _NS, drafting / _NS, passes))
         if first is not None:
             self._opening_ns += max(first - work - _sum(request, target, _WAITS), 0.0)
         self._text_ns += sum(span.duration_ns for span in children if span.name in _OWN)
 
-    def _add_round(self, request: Request, round_: Round, draft: Span, verify: Span) -> None:
+    def _add_round(
+        self, request: TracedRequest, round_: TracedRound, draft: RecordedSpan, verify: RecordedSpan
+    ) -> None:
         drafting, verifying = (_sum(request, step, _WORK) for step in (draft, verify))
         self._draft.add(batch_size(request, draft), drafting, max(_passes(request, draft), 1))
         self._verify.add(batch_size(request, verify), verifying)
         waits = sum(_sum(request, step, _WAITS) for step in (draft, verify))
         self._beside_ns += max(round_.span.duration_ns - drafting - verifying - waits, 0.0)
-        calls = [c for c in request.children(round_.span) if c.kind == Kind.CLIENT]
+        calls = [c for c in request.children(round_.span) if c.kind == RecordedKind.CLIENT]
         self._round_ns += max(round_.span.duration_ns - sum(c.duration_ns for c in calls), 0.0)
         self._acceptance.add(round_)
         self._rounds += 1
@@ -110,7 +112,7 @@ class Recorded:
         )
 
 
-def _sum(request: Request, step: Span | None, parts: tuple[str, ...]) -> float:
+def _sum(request: TracedRequest, step: RecordedSpan | None, parts: tuple[str, ...]) -> float:
     """What some stages of a step took, nanoseconds."""
     if step is None:
         return 0.0
@@ -118,7 +120,7 @@ def _sum(request: Request, step: Span | None, parts: tuple[str, ...]) -> float:
     return float(sum(child.duration_ns for child in children if child.name.endswith(parts)))
 
 
-def _passes(request: Request, step: Span | None) -> int:
+def _passes(request: TracedRequest, step: RecordedSpan | None) -> int:
     """Of the model, in a step."""
     children = request.children(step) if step else ()
     return sum(1 for child in children if child.name.endswith(_FORWARD))

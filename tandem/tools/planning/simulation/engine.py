@@ -34,7 +34,7 @@ class _Job:
         self.text, self.passes, self.extra_s, self.done = text, passes, extra_s, done
 
 
-class Engine:
+class SimulatedEngine:
     """One engine.
 
     A pass takes what its batch takes, and the prompts in it what they take beyond. As

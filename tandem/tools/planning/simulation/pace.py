@@ -20,7 +20,7 @@ _MOST_IN_CELL = 4
 
 
 @dataclass(frozen=True)
-class Level:
+class TargetPace:
     """A target with so many texts, all the time.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pace:
         self.drafters_each, self.gamma, self.slots = drafters_each, gamma, slots
         targets, drafters = drafters_each.denominator, drafters_each.numerator
         fleet = Fleet(targets, drafters, gamma, slots, gather)
-        self.levels: list[Level] = []
+        self.levels: list[TargetPace] = []
         for texts in _up_to(slots):
             clients = texts * targets
             seen = Window(measured, fleet, clients, seed).look()
@@ -72,7 +72,7 @@ class Pace:
                 pace = seen.tpot / seen.tpot.mean()
             else:
                 pace = self.levels[-1].pace if self.levels else np.ones(1)
-            self.levels.append(Level(texts, pace, seen))
+            self.levels.append(TargetPace(texts, pace, seen))
         self._at = [float(level.texts) for level in self.levels]
 
     def tokens_per_s(self) -> list[float]:
@@ -94,7 +94,7 @@ class Pace:
         speeds = self.tokens_per_s()
         return next((n for n in range(1, self.slots + 1) if n * speeds[n] >= tokens_per_s), None)
 
-    def nearest(self, texts: int) -> Level:
+    def nearest(self, texts: int) -> TargetPace:
         """The level that most resembles a target with so many texts, from above."""
         return next((lev for lev in self.levels if lev.texts >= texts), self.levels[-1])
 

@@ -5,16 +5,52 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 
-from tandem.tools.planning.measured.measurement import Measurement, Shape
-from tandem.tools.planning.simulation.engine import Engine, Times
-from tandem.tools.planning.simulation.least import Least
-from tandem.tools.planning.simulation.served import Served, steady
+from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
+from tandem.tools.planning.simulation.engine import SimulatedEngine, Times
+from tandem.tools.planning.simulation.served import RunFigures, steady
+
+
+class Counted(Protocol):
+    """A replica."""
+
+    active: int
+
+
+class LeastLoaded:
+    """Hands texts to the replica that has the fewest.
+
+    Args:
+        replicas: their `active` is counted here.
+    """
+
+    def __init__(self, replicas: Sequence[Counted]) -> None:
+        self._replicas = replicas
+        self._heap = [(0, number) for number in range(len(replicas))]
+
+    def take(self, most: int) -> int | None:
+        """One more text on it: its number; None where all have `most`."""
+        heap, replicas = self._heap, self._replicas
+        while heap[0][0] != replicas[heap[0][1]].active:  # said before its load changed
+            heapq.heappop(heap)
+        active, number = heap[0]
+        if active >= most:
+            return None
+        replicas[number].active += 1
+        heapq.heapreplace(heap, (active + 1, number))
+        return number
+
+    def give_back(self, number: int) -> None:
+        """One text less."""
+        self._replicas[number].active -= 1
+        heapq.heappush(self._heap, (self._replicas[number].active, number))
+
 
 _Then = Callable[[float], None]
 
@@ -39,7 +75,7 @@ class Fleet:
 
 
 @dataclass(frozen=True)
-class Load:
+class OfferedLoad:
     """What is asked for: an open loop or, with `clients`, a closed one.
 
     Attributes:
@@ -56,7 +92,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Simulated(Served):
+class Simulated(RunFigures):
     """What came of it, batches too.
 
     Attributes:
@@ -80,7 +116,7 @@ class Rounds:
         load: that is asked for.
     """
 
-    def __init__(self, measured: Measurement, fleet: Fleet, load: Load) -> None:
+    def __init__(self, measured: Measurement, fleet: Fleet, load: OfferedLoad) -> None:
         self.measured, self.fleet, self.load = measured, fleet, load
         self.events: list[tuple[float, int, _Then]] = []
         self._order = count()
@@ -90,9 +126,16 @@ class Rounds:
         # Drafters have no places of their own here: all texts that targets hold are spread on them.
         most = fleet.slots * fleet.targets // max(fleet.drafters, 1) + 1
         draft = Times(measured.draft, most if fleet.drafters else 1)
-        self.targets = [Engine(verify, fleet.gather, self.at) for _ in range(fleet.targets)]
-        self.drafters = [Engine(draft, fleet.gather, self.at) for _ in range(fleet.drafters)]
-        self._least_target, self._least_drafter = Least(self.targets), Least(self.drafters)
+        self.targets = [
+            SimulatedEngine(verify, fleet.gather, self.at) for _ in range(fleet.targets)
+        ]
+        self.drafters = [
+            SimulatedEngine(draft, fleet.gather, self.at) for _ in range(fleet.drafters)
+        ]
+        self._least_target, self._least_drafter = (
+            LeastLoaded(self.targets),
+            LeastLoaded(self.drafters),
+        )
         self._shares = [float(share) for share in measured.shares[: fleet.gamma]]
         self._waiting: deque[Text] = deque()
         self._begun = 0
@@ -134,7 +177,7 @@ class Rounds:
         else:
             self._waiting.append(text)
 
-    def begin(self, shape: Shape, now: float) -> Text:
+    def begin(self, shape: MeasuredText, now: float) -> Text:
         """A text that nobody serves yet."""
         number, self._begun = self._begun, self._begun + 1
         text = self.under_way[number] = Text(self, number, shape, now)
@@ -202,7 +245,7 @@ class Text:
         *("number", "placed", "shape", "target"),
     )
 
-    def __init__(self, simulation: Rounds, number: int, shape: Shape, now: float) -> None:
+    def __init__(self, simulation: Rounds, number: int, shape: MeasuredText, now: float) -> None:
         self._simulation = simulation
         self.number, self.shape, self.arrived = number, shape, now
         self.target = self.drafter = 0

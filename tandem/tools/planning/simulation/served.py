@@ -13,7 +13,7 @@ _WARM_UP, _RUN_OUT = 0.25, 0.1
 
 
 @dataclass(frozen=True)
-class Served:
+class RunFigures:
     """Of a run without its beginning and its end. Times are seconds.
 
     Attributes:
@@ -43,7 +43,7 @@ def steady(
     ended: _Times,
     tokens: NDArray[np.int64],
     *in_use: float,
-) -> Served:
+) -> RunFigures:
     """What is between the beginning and the end.
 
     Args:
@@ -51,7 +51,7 @@ def steady(
         first: when its first token did.
         ended: when its last did.
         tokens: that it had.
-        in_use: shares of places and of engines, as `Served` has them.
+        in_use: shares of places and of engines, as `RunFigures` has them.
     """
     number = len(arrived)
     inside = slice(int(number * _WARM_UP), max(int(number * (1 - _RUN_OUT)), 1))
@@ -61,7 +61,7 @@ def steady(
     span = float(ended[by_end[-1]] - ended[by_end[0]]) if len(by_end) > 1 else 0.0
     later = np.maximum(tokens - 1, 1)
     tpot = np.where(tokens > 1, (ended - first) / later, 0.0)
-    return Served(
+    return RunFigures(
         (first - arrived)[by_arrival],
         tpot[by_arrival],
         (ended - arrived)[by_arrival],

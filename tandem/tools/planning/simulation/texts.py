@@ -14,9 +14,9 @@ from itertools import count
 import numpy as np
 
 from tandem.tools.planning.measured.measurement import Measurement
-from tandem.tools.planning.simulation.least import Least
 from tandem.tools.planning.simulation.pace import Pace
-from tandem.tools.planning.simulation.served import Served, steady
+from tandem.tools.planning.simulation.rounds import LeastLoaded
+from tandem.tools.planning.simulation.served import RunFigures, steady
 
 _ARRIVE, _BEGIN, _END = 0, 1, 2
 
@@ -41,7 +41,7 @@ class _Target:
         self.version = 0
 
 
-class Texts:
+class SimulatedTexts:
     """One run.
 
     Args:
@@ -66,7 +66,7 @@ class Texts:
         self._speeds = pace.tokens_per_s()
         self._levels = [pace.nearest(number) for number in range(pace.slots + 1)]
         self._targets = [_Target() for _ in range(targets)]
-        self._least = Least(self._targets)
+        self._least = LeastLoaded(self._targets)
         self._random = random.Random(seed)
         self._events: list[tuple[float, int, int, int, int]] = []
         self._order = count()
@@ -80,7 +80,7 @@ class Texts:
         # Seconds of all targets, by the texts that each had.
         self._spent = [0.0] * (pace.slots + 1)
 
-    def run(self) -> Served:
+    def run(self) -> RunFigures:
         """Until all texts have ended."""
         at = 0.0
         for text in range(self._count):
@@ -158,7 +158,7 @@ class Texts:
         if self._waiting and self._place(now, self._waiting[0]):
             self._waiting.popleft()
 
-    def _served(self, now: float) -> Served:
+    def _served(self, now: float) -> RunFigures:
         arrived, first, ended = (
             np.array(times) for times in (self._arrived, self._first, self._ended)
         )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.tools.planning.measured.measurement import Measurement
-from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds, Text
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, Text
 
 # Whole texts of a client that end a window: fewer steps than it may have are enough then.
 _TEXTS_EACH = 4
@@ -54,7 +54,7 @@ class Window(Rounds):
     """
 
     def __init__(self, measured: Measurement, fleet: Fleet, clients: int, seed: int) -> None:
-        super().__init__(measured, fleet, Load(_NO_TEXT_ENDS_IT, clients=clients, seed=seed))
+        super().__init__(measured, fleet, OfferedLoad(_NO_TEXT_ENDS_IT, clients=clients, seed=seed))
         self._most_steps = max(_MOST_STEPS, _STEPS_EACH * clients)
         self._most_texts = max(_TEXTS_EACH * clients, _FEWEST_TEXTS) + clients
         self._resumed: set[int] = set()

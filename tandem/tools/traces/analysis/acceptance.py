@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tandem.tools.traces.read.request import Round
+from tandem.tools.traces.read.request import TracedRound
 
 # No draft is longer; a number beyond it is no draft length.
 _LONGEST = 256
 
 
-class Acceptance:
+class RecordedAcceptance:
     """Counts of the rounds with a draft that one rule decided."""
 
     def __init__(self) -> None:
         self._rounds: Counter[tuple[int, int]] = Counter()
 
-    def add(self, round_: Round) -> None:
+    def add(self, round_: TracedRound) -> None:
         """Count a round."""
         if 0 < round_.gamma <= _LONGEST:
             self._rounds[round_.gamma, min(round_.accepted, round_.gamma)] += 1

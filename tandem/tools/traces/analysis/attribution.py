@@ -23,16 +23,16 @@ from tandem.tools.traces.analysis.stages import (
     ROUND,
     STEP_PARTS,
     TARGET,
-    Stage,
+    OwnedStage,
 )
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import RecordedSpan
 
 # Below `generate` itself, with a client's span around it or without: the drafter's.
 _BACKGROUND = frozenset({"prefill", "call.prefill"})
 
 
-class Segment(NamedTuple):
+class OwnedInterval(NamedTuple):
     """A stretch of a request's wall time.
 
     Attributes:
@@ -44,8 +44,8 @@ class Segment(NamedTuple):
 
     start_ns: int
     end_ns: int
-    span: Span
-    stage: Stage
+    span: RecordedSpan
+    stage: OwnedStage
 
     @property
     def duration_ns(self) -> int:
@@ -58,10 +58,10 @@ class _Piece(NamedTuple):
 
     start_ns: int
     end_ns: int
-    chosen: Span | None
+    chosen: RecordedSpan | None
 
 
-def segments(request: Request) -> list[Segment]:
+def segments(request: TracedRequest) -> list[OwnedInterval]:
     """A request's wall time from start to end, without a gap or an overlap."""
     sweep = _Sweep(request)
     root = request.root
@@ -69,21 +69,21 @@ def segments(request: Request) -> list[Segment]:
     return sweep.found
 
 
-def unit_of(segment: Segment) -> str:
+def unit_of(segment: OwnedInterval) -> str:
     """Id of the span whose share of the segment's stage is one sample: a step, call or round."""
     span = segment.span
     return span.parent_id if span.name in PART_NAMES else span.span_id
 
 
 class _Sweep:
-    def __init__(self, request: Request) -> None:
-        self.found: list[Segment] = []
+    def __init__(self, request: TracedRequest) -> None:
+        self.found: list[OwnedInterval] = []
         self._request = request
         children = request.children(request.root)
         self._beside = [child for child in children if child.name in _BACKGROUND]
         self._awaited = [child for child in children if child.name not in _BACKGROUND]
 
-    def span(self, span: Span, owner: Span, start: int, end: int) -> None:
+    def span(self, span: RecordedSpan, owner: RecordedSpan, start: int, end: int) -> None:
         """Attribute a stretch of a span's time.
 
         Args:
@@ -104,7 +104,7 @@ class _Sweep:
             else:
                 self._add(owner, piece.start_ns, piece.end_ns)
 
-    def _gap(self, owner: Span, gap: _Piece) -> None:
+    def _gap(self, owner: RecordedSpan, gap: _Piece) -> None:
         """A stretch of a round in which it holds no call."""
         for piece in _pieces(self._beside, gap.start_ns, gap.end_ns):
             if piece.chosen is None:
@@ -112,15 +112,15 @@ class _Sweep:
             else:
                 self.span(piece.chosen, piece.chosen, piece.start_ns, piece.end_ns)
 
-    def _add(self, span: Span, start: int, end: int) -> None:
+    def _add(self, span: RecordedSpan, start: int, end: int) -> None:
         last = self.found[-1] if self.found else None
         if last is not None and last.span is span:
             self.found[-1] = last._replace(end_ns=end)
         else:
-            self.found.append(Segment(start, end, span, _stage_of(self._request, span)))
+            self.found.append(OwnedInterval(start, end, span, _stage_of(self._request, span)))
 
 
-def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
+def _pieces(spans: list[RecordedSpan], start: int, end: int) -> Iterator[_Piece]:
     """Cut a stretch where what the request waits for changes.
 
     Args:
@@ -131,7 +131,7 @@ def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
     if not spans and start < end:  # most spans
         yield _Piece(start, end, None)
         return
-    open_: list[tuple[int, int, Span]] = []
+    open_: list[tuple[int, int, RecordedSpan]] = []
     at, following = start, 0
     while at < end:
         while following < len(spans) and spans[following].start_ns <= at:
@@ -150,7 +150,7 @@ def _pieces(spans: list[Span], start: int, end: int) -> Iterator[_Piece]:
         at = until
 
 
-def _is_known(span: Span) -> bool:
+def _is_known(span: RecordedSpan) -> bool:
     name = span.name
     return (
         name in PART_NAMES
@@ -161,30 +161,30 @@ def _is_known(span: Span) -> bool:
     )
 
 
-def _stage_of(request: Request, span: Span) -> Stage:
+def _stage_of(request: TracedRequest, span: RecordedSpan) -> OwnedStage:
     """The stage of time that a known span owns."""
     name = span.name
     if name in LEAVES:
-        return Stage(ORCHESTRATOR, name)
+        return OwnedStage(ORCHESTRATOR, name)
     if name in HOLDERS:
-        return Stage(ORCHESTRATOR, f"{name}.else")
+        return OwnedStage(ORCHESTRATOR, f"{name}.else")
     if name in PART_NAMES:
-        return Stage(_service(request, span, name.split(".")[0]), name)
+        return OwnedStage(_service(request, span, name.split(".")[0]), name)
     if name in STEP_PARTS:
-        return Stage(_service(request, span, name), f"{name}.else")
+        return OwnedStage(_service(request, span, name), f"{name}.else")
     if name.startswith(CALL):
         step = name.removeprefix(CALL)
         answered = any(child.name == step for child in request.children(span))
         part = "network" if answered else "unseen"
-        return Stage(_service(request, span, step), f"{step}.{part}")
+        return OwnedStage(_service(request, span, step), f"{step}.{part}")
     return OWN
 
 
-def _service(request: Request, span: Span, step: str) -> str:
+def _service(request: TracedRequest, span: RecordedSpan, step: str) -> str:
     """Whose step it is. Prompts are computed by both: the drafter's is no part of an `open`."""
     if step != "prefill":
         return DRAFTER if step == "draft" else TARGET
-    above: Span | None = span
+    above: RecordedSpan | None = span
     while above is not None and "prefill" in above.name:
         above = request.parent(above)
     return DRAFTER if above is request.root else TARGET

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Process, Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import Process, RecordedSpan
 
 # A step has waited if it spent more than this part of its own passes' time before the first of
 # them: handing it to an idle engine and waking it costs 5 to 10 % of the smallest models' passes.
@@ -13,7 +13,7 @@ WAITED = 0.25
 
 
 @dataclass
-class Waits:
+class PassWaits:
     """Steps of one kind that shared their pass with as many others.
 
     Attributes:
@@ -30,7 +30,7 @@ class Waits:
     gather_ns: int = 0
     forward_ns: int = 0
 
-    def add(self, request: Request, step: Span) -> None:
+    def add(self, request: TracedRequest, step: RecordedSpan) -> None:
         """Count a step."""
         spent = {"queue": 0, "gather": 0, "forward": 0}
         for child in request.children(step):
@@ -44,7 +44,7 @@ class Waits:
         self.waited += spent["queue"] + spent["gather"] > WAITED * spent["forward"]
 
 
-def batch_size(request: Request, step: Span) -> int:
+def batch_size(request: TracedRequest, step: RecordedSpan) -> int:
     """Sequences that shared a step's passes: as it says, or as its passes do; 0 if unknown."""
     said = step.number("tandem.batch_size")
     if said is None:
@@ -71,7 +71,7 @@ class Passes:
     first_ns: int = 0
     last_ns: int = 0
 
-    def add(self, span: Span) -> None:
+    def add(self, span: RecordedSpan) -> None:
         """Count a pass."""
         self.first_ns = min(self.first_ns, span.start_ns) if self.count else span.start_ns
         self.last_ns = max(self.last_ns, span.end_ns)
@@ -95,17 +95,17 @@ class Passes:
 class Batches:
     """Waits by kind of step and batch size, and passes by engine."""
 
-    waits: dict[tuple[str, int], Waits] = field(default_factory=dict)
+    waits: dict[tuple[str, int], PassWaits] = field(default_factory=dict)
     passes: dict[Process, Passes] = field(default_factory=dict)
 
-    def add_rounds(self, request: Request) -> None:
+    def add_rounds(self, request: TracedRequest) -> None:
         """Count the steps of a request's rounds."""
         for round_ in request.rounds():
             for step in (round_.draft, round_.verify):
                 if step is not None:
                     key = step.name, batch_size(request, step)
-                    self.waits.setdefault(key, Waits()).add(request, step)
+                    self.waits.setdefault(key, PassWaits()).add(request, step)
 
-    def add_pass(self, span: Span) -> None:
+    def add_pass(self, span: RecordedSpan) -> None:
         """Count a pass."""
         self.passes.setdefault(span.process, Passes()).add(span)

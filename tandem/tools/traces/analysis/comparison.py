@@ -16,7 +16,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.figures import RequestFigures
 from tandem.tools.traces.analysis.stages import STAGES
 
 _LEVEL = 0.95
@@ -64,7 +64,7 @@ class Line:
         return not self.low <= 0 <= self.high
 
 
-class Sample:
+class RequestSample:
     """An even sample of a recording's requests, all of them if they are few (algorithm R).
 
     Args:
@@ -72,7 +72,7 @@ class Sample:
         seed: of the choice.
     """
 
-    def __init__(self, figures: Iterable[Figures], seed: int) -> None:
+    def __init__(self, figures: Iterable[RequestFigures], seed: int) -> None:
         self.count = 0
         chosen: list[list[float]] = []
         numbers = random.Random(seed)
@@ -88,7 +88,7 @@ class Sample:
 _COUNTS = ("requests", "firsts", "wall_s", "first_ms", "tokens", "rounds", "drafted", "accepted")
 
 
-def _columns(figures: Figures) -> list[float]:
+def _columns(figures: RequestFigures) -> list[float]:
     """A request as numbers of which any sum over requests has a meaning."""
     first = figures.first_token_ns
     return [
@@ -132,7 +132,7 @@ def _ratios(unit: Unit) -> list[_Ratio]:
     return ratios
 
 
-def compare(before: Sample, after: Sample, unit: Unit, seed: int) -> list[Line]:
+def compare(before: RequestSample, after: RequestSample, unit: Unit, seed: int) -> list[Line]:
     """A line for each figure that either recording has.
 
     Args:
@@ -158,7 +158,7 @@ def compare(before: Sample, after: Sample, unit: Unit, seed: int) -> list[Line]:
     ]
 
 
-def _known(side: Sample, ratio: _Ratio) -> bool:
+def _known(side: RequestSample, ratio: _Ratio) -> bool:
     sums = side.rows.sum(axis=0)
     return bool(sums[ratio.below] > 0 and (sums[ratio.above] > 0 or ratio.plus))
 

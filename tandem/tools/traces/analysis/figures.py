@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.tools.traces.analysis.attribution import Segment
-from tandem.tools.traces.analysis.stages import Stage
-from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.analysis.attribution import OwnedInterval
+from tandem.tools.traces.analysis.stages import OwnedStage
+from tandem.tools.traces.read.request import TracedRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RequestFigures:
     """A request.
 
     Attributes:
@@ -37,12 +37,12 @@ class Figures:
     rounds: int
     drafted: int
     accepted: int
-    stages: dict[Stage, int]
+    stages: dict[OwnedStage, int]
 
     @classmethod
-    def of(cls, request: Request, path: Sequence[Segment]) -> Figures:
+    def of(cls, request: TracedRequest, path: Sequence[OwnedInterval]) -> RequestFigures:
         """Of a request and the segments of its wall time."""
-        stages: Counter[Stage] = Counter()
+        stages: Counter[OwnedStage] = Counter()
         for segment in path:
             stages[segment.stage] += segment.duration_ns
         rounds = list(request.rounds())
@@ -65,7 +65,7 @@ class Figures:
         return self.tokens / self.wall_ns * 1e9 if self.wall_ns else 0.0
 
     @property
-    def longest_stage(self) -> tuple[Stage, float] | None:
+    def longest_stage(self) -> tuple[OwnedStage, float] | None:
         """Where most of its time went, and which share; None without any time."""
         if not self.wall_ns:
             return None

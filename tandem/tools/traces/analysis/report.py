@@ -6,15 +6,15 @@ import heapq
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.traces.analysis.acceptance import RecordedAcceptance
 from tandem.tools.traces.analysis.attribution import segments, unit_of
 from tandem.tools.traces.analysis.batches import Batches
-from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.figures import RequestFigures
 from tandem.tools.traces.analysis.quantiles import Quantiles
-from tandem.tools.traces.analysis.stages import STAGES, Stage
+from tandem.tools.traces.analysis.stages import STAGES, OwnedStage
 from tandem.tools.traces.read.clocks import Skew
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.request import TracedRequest
 
 _SLOWEST = 10
 
@@ -37,14 +37,14 @@ class Report:
         left_out: a sentence for each kind of thing that is in no figure.
     """
 
-    stages: dict[Stage, Quantiles] = field(default_factory=dict)
+    stages: dict[OwnedStage, Quantiles] = field(default_factory=dict)
     wall: Quantiles = field(default_factory=Quantiles)
     first_token: Quantiles = field(default_factory=Quantiles)
     tokens: int = 0
     rounds: int = 0
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)
+    acceptance: dict[str, RecordedAcceptance] = field(default_factory=dict)
     batches: Batches = field(default_factory=Batches)
-    slowest: list[Figures] = field(default_factory=list)
+    slowest: list[RequestFigures] = field(default_factory=list)
     skews: list[Skew] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -64,14 +64,14 @@ class Report:
         report.left_out = recording.left_out.sentences()
         return report
 
-    def _add(self, request: Request) -> Figures:
+    def _add(self, request: TracedRequest) -> RequestFigures:
         path = segments(request)
-        samples: Counter[tuple[str, Stage]] = Counter()
+        samples: Counter[tuple[str, OwnedStage]] = Counter()
         for segment in path:
             samples[unit_of(segment), segment.stage] += segment.duration_ns
         for (_, stage), spent in samples.items():
             self.stages.setdefault(stage, Quantiles()).add(spent)
-        figures = Figures.of(request, path)
+        figures = RequestFigures.of(request, path)
         self.wall.add(figures.wall_ns)
         if figures.first_token_ns is not None:
             self.first_token.add(figures.first_token_ns)
@@ -79,7 +79,7 @@ class Report:
         self.rounds += figures.rounds
         for round_ in request.rounds():
             if round_.gamma:
-                self.acceptance.setdefault(round_.verifier, Acceptance()).add(round_)
+                self.acceptance.setdefault(round_.verifier, RecordedAcceptance()).add(round_)
         self.batches.add_rounds(request)
         return figures
 
@@ -88,7 +88,7 @@ class Report:
         """Of a request, on average over the time of all."""
         return self.tokens / self.wall.total_ns * 1e9 if self.wall.total_ns else 0.0
 
-    def share(self, stage: Stage) -> float:
+    def share(self, stage: OwnedStage) -> float:
         """Of all requests' wall time. The shares of all stages add up to 1."""
         spent = self.stages[stage].total_ns
         return spent / self.wall.total_ns if self.wall.total_ns else 0.0
@@ -98,14 +98,14 @@ class _Slowest:
     """Keeps the slowest of any number of requests."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, str, int, Figures]] = []
+        self._kept: list[tuple[int, str, int, RequestFigures]] = []
         self._count = 0
 
-    def add(self, figures: Figures) -> None:
+    def add(self, figures: RequestFigures) -> None:
         self._count += 1  # two requests may be alike in all else, and figures have no order
         entry = (figures.wall_ns, figures.request_id, self._count, figures)
         push = heapq.heappush if len(self._kept) < _SLOWEST else heapq.heappushpop
         push(self._kept, entry)
 
-    def all(self) -> list[Figures]:
+    def all(self) -> list[RequestFigures]:
         return [figures for *_, figures in sorted(self._kept, reverse=True)]

@@ -21,7 +21,7 @@ HOLDERS = frozenset({"open", ROUND})
 CALL = "call."
 
 
-class Stage(NamedTuple):
+class OwnedStage(NamedTuple):
     """A stage, and the service that it belongs to.
 
     A step's time that none of its parts covers is `else`, a call's that the service's span does
@@ -44,26 +44,26 @@ class Stage(NamedTuple):
         )
 
 
-OWN = Stage(ORCHESTRATOR, "own")
+OWN = OwnedStage(ORCHESTRATOR, "own")
 
 
-def _step(service: str, step: str) -> tuple[Stage, ...]:
+def _step(service: str, step: str) -> tuple[OwnedStage, ...]:
     parts = (*STEP_PARTS[step], "else", "network", "unseen")
-    return tuple(Stage(service, f"{step}.{part}") for part in parts)
+    return tuple(OwnedStage(service, f"{step}.{part}") for part in parts)
 
 
 # In the order in which tables show them.
-STAGES: tuple[Stage, ...] = (
-    Stage(ORCHESTRATOR, "tokenize"),
-    Stage(ORCHESTRATOR, "open.else"),
+STAGES: tuple[OwnedStage, ...] = (
+    OwnedStage(ORCHESTRATOR, "tokenize"),
+    OwnedStage(ORCHESTRATOR, "open.else"),
     *_step(TARGET, "prefill"),
     *_step(DRAFTER, "prefill"),
     *_step(DRAFTER, "draft"),
     *_step(TARGET, "verify"),
-    Stage(ORCHESTRATOR, "detokenize"),
-    Stage(ORCHESTRATOR, "send"),
-    Stage(ORCHESTRATOR, "round.else"),
-    Stage(ORCHESTRATOR, "close"),
+    OwnedStage(ORCHESTRATOR, "detokenize"),
+    OwnedStage(ORCHESTRATOR, "send"),
+    OwnedStage(ORCHESTRATOR, "round.else"),
+    OwnedStage(ORCHESTRATOR, "close"),
     OWN,
 )
 INDEX = {stage: index for index, stage in enumerate(STAGES)}

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tandem.failure import Failure
-from tandem.tools.traces.analysis.acceptance import Acceptance
+from tandem.tools.traces.analysis.acceptance import RecordedAcceptance
 from tandem.tools.traces.analysis.attribution import segments
 from tandem.tools.traces.analysis.batches import Batches
-from tandem.tools.traces.analysis.stages import Stage
+from tandem.tools.traces.analysis.stages import OwnedStage
 from tandem.tools.traces.prediction.costs import Costs, GammaCosts, costs_by_gamma
 from tandem.tools.traces.prediction.speculation import continued, kept
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.request import TracedRequest
 
 LONGEST = 16
 # Fewer rounds of another rule say less about it than the model does.
 _MIN_ROUNDS = 200
 
 
-class Way(NamedTuple):
+class Decoding(NamedTuple):
     """How a request was decoded; figures of different ways are not mixed."""
 
     verifier: str
@@ -47,7 +47,7 @@ class Group:
     requests: int = 0
     tokens: int = 0
     wall_ns: int = 0
-    stages: Counter[Stage] = field(default_factory=Counter)
+    stages: Counter[OwnedStage] = field(default_factory=Counter)
     rounds: Costs = field(default_factory=Costs)
 
 
@@ -69,8 +69,8 @@ class Basis:
     """
 
     def __init__(self, recording: Recording, verifier: str | None, gamma: int | None) -> None:
-        self._groups: dict[Way, Group] = {}
-        self._acceptance: dict[tuple[str, bool], Acceptance] = {}
+        self._groups: dict[Decoding, Group] = {}
+        self._acceptance: dict[tuple[str, bool], RecordedAcceptance] = {}
         self._by_gamma: dict[int, Costs] = {}
         self.batches = Batches()
         for request in recording.finished(self.batches.add_pass):
@@ -86,7 +86,7 @@ class Basis:
         self.way = max(wanted, key=lambda way: (wanted[way].rounds.rounds, way))
         self.group = wanted[self.way]
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: TracedRequest) -> None:
         rounds = list(request.rounds())
         drafted = [round_ for round_ in rounds if round_.gamma]
         if not drafted:
@@ -95,7 +95,7 @@ class Basis:
         gamma = asked or Counter(r.gamma for r in drafted).most_common(1)[0][0]
         greedy = request.root.attributes.get("gen_ai.request.temperature") in (0, 0.0)
         verifier = drafted[0].verifier
-        group = self._groups.setdefault(Way(verifier, gamma, greedy), Group())
+        group = self._groups.setdefault(Decoding(verifier, gamma, greedy), Group())
         group.requests += 1
         group.tokens += request.tokens
         group.wall_ns += request.wall_ns
@@ -105,7 +105,7 @@ class Basis:
         for each, costs in costs_by_gamma(request, path).items():
             self._by_gamma.setdefault(each, Costs()).add(costs)
             group.rounds.add(costs)
-        counts = self._acceptance.setdefault((verifier, greedy), Acceptance())
+        counts = self._acceptance.setdefault((verifier, greedy), RecordedAcceptance())
         for round_ in drafted:
             counts.add(round_)
         self.batches.add_rounds(request)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.tools.traces.analysis.attribution import Segment
-from tandem.tools.traces.analysis.batches import Waits
-from tandem.tools.traces.analysis.stages import DRAFTER, Stage
-from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.analysis.attribution import OwnedInterval
+from tandem.tools.traces.analysis.batches import PassWaits
+from tandem.tools.traces.analysis.stages import DRAFTER, OwnedStage
+from tandem.tools.traces.read.request import TracedRequest
 
 # A mean of fewer rounds says too little to draw a line through.
 MIN_ROUNDS = 50
-_DRAWN = Stage(DRAFTER, "draft.draw")
-_PASSES = (Stage(DRAFTER, "draft.gather"), Stage(DRAFTER, "draft.forward"))
-_REST = Stage(DRAFTER, "draft.else")
+_DRAWN = OwnedStage(DRAFTER, "draft.draw")
+_PASSES = (OwnedStage(DRAFTER, "draft.gather"), OwnedStage(DRAFTER, "draft.forward"))
+_REST = OwnedStage(DRAFTER, "draft.else")
 
 
 @dataclass
@@ -30,9 +30,9 @@ class Costs:
     """
 
     rounds: int = 0
-    stages: dict[Stage, int] = field(default_factory=dict)
+    stages: dict[OwnedStage, int] = field(default_factory=dict)
 
-    def mean_ns(self, stage: Stage) -> float:
+    def mean_ns(self, stage: OwnedStage) -> float:
         """A round's."""
         return self.stages.get(stage, 0) / self.rounds if self.rounds else 0.0
 
@@ -48,7 +48,7 @@ class Costs:
             self.stages[stage] = self.stages.get(stage, 0) + spent
 
 
-def costs_by_gamma(request: Request, path: Sequence[Segment]) -> dict[int, Costs]:
+def costs_by_gamma(request: TracedRequest, path: Sequence[OwnedInterval]) -> dict[int, Costs]:
     """Costs of a request's rounds, by what they drafted.
 
     The rounds at its end whose drafts were cut to what was left of it count as length 0: they are
@@ -152,7 +152,7 @@ class GammaCosts:
         return self._recorded.round_ns + (grown - 1) * per_token
 
 
-def batch_curve(waits: Mapping[tuple[str, int], Waits], step: str) -> Curve | None:
+def batch_curve(waits: Mapping[tuple[str, int], PassWaits], step: str) -> Curve | None:
     """A step's passes over the batch size; None where fewer than two sizes were recorded."""
     often = {
         float(size): found
@@ -165,7 +165,7 @@ def batch_curve(waits: Mapping[tuple[str, int], Waits], step: str) -> Curve | No
     return Curve(means, {size: found.steps for size, found in often.items()})
 
 
-def mean_batch(waits: Mapping[tuple[str, int], Waits], step: str) -> float:
+def mean_batch(waits: Mapping[tuple[str, int], PassWaits], step: str) -> float:
     """Sequences that shared a step's passes, on average; 0 if unknown."""
     known = [(size, w.steps) for (name, size), w in waits.items() if name == step and size]
     steps = sum(count for _, count in known)

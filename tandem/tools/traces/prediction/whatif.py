@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.tools.traces.analysis.stages import DRAFTER, Stage
+from tandem.tools.traces.analysis.stages import DRAFTER, OwnedStage
 from tandem.tools.traces.prediction.basis import LONGEST, Basis
 from tandem.tools.traces.prediction.costs import batch_curve, mean_batch
 from tandem.tools.traces.prediction.speculation import RULES, RatioModel
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedChange:
     """A change.
 
     Attributes:
@@ -65,7 +65,7 @@ class Outlook:
         self.changes = sorted(changes, key=lambda change: -(change.factor or 0.0))
 
     @property
-    def best(self) -> Prediction | None:
+    def best(self) -> PredictedChange | None:
         """The change worth most to a request; None where none makes it faster."""
         told = [c for c in self.changes if c.factor is not None and c.together is None]
         best = max(told, key=lambda change: change.factor or 0.0, default=None)
@@ -113,10 +113,10 @@ class Outlook:
         tokens = self._yield(rule, gamma)
         return GammaRow(gamma, rule, tokens, mean * longer / 1e6, speed, speed / self.tokens_per_s)
 
-    def _prediction(self, change: str, speed: float, assumption: str) -> Prediction:
-        return Prediction(change, speed, speed / self.tokens_per_s, assumption)
+    def _prediction(self, change: str, speed: float, assumption: str) -> PredictedChange:
+        return PredictedChange(change, speed, speed / self.tokens_per_s, assumption)
 
-    def _other_drafts(self) -> list[Prediction]:
+    def _other_drafts(self) -> list[PredictedChange]:
         """The best other draft length, and each other rule at the recorded length."""
         way = self.basis.way
         mine = [r for r in self.gammas if r.verifier == way.verifier and r.gamma != way.gamma]
@@ -140,19 +140,19 @@ class Outlook:
                 )
         return found
 
-    def _faster_drafter(self) -> Prediction:
-        saved = self._group.rounds.mean_ns(Stage(DRAFTER, "draft.forward")) / 2
-        prefill = self._group.stages[Stage(DRAFTER, "prefill.forward")] / 2
+    def _faster_drafter(self) -> PredictedChange:
+        saved = self._group.rounds.mean_ns(OwnedStage(DRAFTER, "draft.forward")) / 2
+        prefill = self._group.stages[OwnedStage(DRAFTER, "prefill.forward")] / 2
         assumption = "its passes take half as long, all else and its drafts stay as they are"
         speed = self._speed(saved, saved_fixed_ns=prefill)
         return self._prediction("a drafter twice as fast", speed, assumption)
 
-    def _free_network(self) -> Prediction:
+    def _free_network(self) -> PredictedChange:
         rounds, stages = self._group.rounds, self._group.stages
         change = "a free network"
         if not any(stage.name.endswith(".network") for stage in stages):
             reason = "the recording has no CLIENT spans, or no services' below them"
-            return Prediction(change, None, None, reason)
+            return PredictedChange(change, None, None, reason)
         free = [s for s in stages if s.name.endswith(".network")]
         fixed = sum(stages[stage] for stage in free if not stage.in_round)
         speed = self._speed(sum(map(rounds.mean_ns, free)), saved_fixed_ns=fixed)
@@ -162,7 +162,7 @@ class Outlook:
         )
         return self._prediction(change, speed, assumption)
 
-    def _draft_ahead(self) -> Prediction:
+    def _draft_ahead(self) -> PredictedChange:
         way, rounds = self.basis.way, self._group.rounds
         draft = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("draft."))
         verify = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("verify."))
@@ -176,14 +176,16 @@ class Outlook:
         speed = self._speed(right * min(draft, verify))
         return self._prediction("drafting ahead during verification", speed, assumption)
 
-    def _batch(self) -> Prediction:
+    def _batch(self) -> PredictedChange:
         change, waits = "twice the sequences in a batch", self.basis.batches.waits
         grown = 0.0
         for step in ("draft", "verify"):
             curve, now = batch_curve(waits, step), mean_batch(waits, step)
             if curve is None:
                 reason = f"the {step} steps recorded do not differ in batch size"
-                return Prediction(change, None, None, f"{reason}: record a load of several clients")
+                return PredictedChange(
+                    change, None, None, f"{reason}: record a load of several clients"
+                )
             grown += max(curve.at(2 * now) - curve.at(now), 0.0)
         speed = self._speed(-grown)
         factor = speed / self.tokens_per_s
@@ -191,7 +193,7 @@ class Outlook:
             "twice the requests at once; passes take as long as those recorded at such sizes, or"
             " on a line through them; of one request, and of all together"
         )
-        return Prediction(change, speed, factor, assumption, together=2 * factor)
+        return PredictedChange(change, speed, factor, assumption, together=2 * factor)
 
     def as_json(self) -> dict[str, Any]:
         """For json.dumps."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.traces.read.clocks import Clocks, Skew, estimate
-from tandem.tools.traces.read.request import Request, sort_out
+from tandem.tools.traces.read.request import TracedRequest, sort_out
 from tandem.tools.traces.read.source import LeftOut, read, sources_of
-from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.spans import RecordedSpan
 from tandem.tools.traces.read.store import Store
 
 
@@ -44,7 +44,9 @@ class Recording:
     def _seen_instead(self) -> list[str]:
         return [f"left out: {sentence}" for sentence in self.left_out.sentences()]
 
-    def requests(self, on_pass: Callable[[Span], object] = lambda _: None) -> Iterator[Request]:
+    def requests(
+        self, on_pass: Callable[[RecordedSpan], object] = lambda _: None
+    ) -> Iterator[TracedRequest]:
         """All requests, those that failed too. Can be gone through once.
 
         Args:
@@ -59,7 +61,9 @@ class Recording:
             self.left_out.rootless_traces += bool(trace.orphans and not trace.requests)
             yield from trace.requests
 
-    def finished(self, on_pass: Callable[[Span], object] = lambda _: None) -> Iterator[Request]:
+    def finished(
+        self, on_pass: Callable[[RecordedSpan], object] = lambda _: None
+    ) -> Iterator[TracedRequest]:
         """The requests that ended well; the others are counted as left out.
 
         Raises:
@@ -77,7 +81,7 @@ class Recording:
         if not found:
             raise Failure("no request that ended well", tuple(self._seen_instead()))
 
-    def request(self, wanted: str) -> Request:
+    def request(self, wanted: str) -> TracedRequest:
         """The request of an id, or of the beginning of its id or its trace's.
 
         Raises:

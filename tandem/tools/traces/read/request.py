@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.tools.traces.read.clocks import Clocks
-from tandem.tools.traces.read.spans import Kind, Span
+from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
 # Ours are six deep; a chain of a million foreign-made spans would end the interpreter.
 _MAX_DEPTH = 32
@@ -14,7 +14,7 @@ _FIRST_TOKEN = "first_token"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TracedRound:
     """A round as its spans tell of it.
 
     Attributes:
@@ -26,15 +26,15 @@ class Round:
         verifier: that decided.
     """
 
-    span: Span
-    draft: Span | None
-    verify: Span | None
+    span: RecordedSpan
+    draft: RecordedSpan | None
+    verify: RecordedSpan | None
     gamma: int
     accepted: int
     verifier: str
 
 
-class Request:
+class TracedRequest:
     """One Generate. Times of other processes are corrected to the orchestrator's clock.
 
     Attributes:
@@ -42,18 +42,20 @@ class Request:
         spans: all of them, the root first, each before its children.
     """
 
-    def __init__(self, root: Span, children: dict[str, list[Span]], clocks: Clocks) -> None:
+    def __init__(
+        self, root: RecordedSpan, children: dict[str, list[RecordedSpan]], clocks: Clocks
+    ) -> None:
         self.root = root
-        self.spans: list[Span] = []
-        self._children: dict[str, list[Span]] = {}
-        self._by_id: dict[str, Span] = {}
+        self.spans: list[RecordedSpan] = []
+        self._children: dict[str, list[RecordedSpan]] = {}
+        self._by_id: dict[str, RecordedSpan] = {}
         self._collect(children, clocks)
 
-    def _collect(self, children: dict[str, list[Span]], clocks: Clocks) -> None:
+    def _collect(self, children: dict[str, list[RecordedSpan]], clocks: Clocks) -> None:
         """Take what can be reached from the root, level by level."""
         level = [self.root]
         for _ in range(_MAX_DEPTH):
-            below: list[Span] = []
+            below: list[RecordedSpan] = []
             for span in level:
                 _shift(span, clocks.offset_ns(self.root.process, span.process))
                 self.spans.append(span)
@@ -65,11 +67,11 @@ class Request:
         for found in self._children.values():
             found.sort(key=lambda span: (span.start_ns, span.end_ns))
 
-    def children(self, span: Span) -> list[Span]:
+    def children(self, span: RecordedSpan) -> list[RecordedSpan]:
         """By their starts."""
         return self._children.get(span.span_id, [])
 
-    def parent(self, span: Span) -> Span | None:
+    def parent(self, span: RecordedSpan) -> RecordedSpan | None:
         """None for the root."""
         return None if span is self.root else self._by_id[span.parent_id]
 
@@ -110,22 +112,22 @@ class Request:
         firsts = [s.end_ns for s in self.children(self.root) if s.name == "detokenize"]
         return firsts[0] - self.root.start_ns if firsts else None
 
-    def server_side(self, span: Span, name: str) -> Span | None:
+    def server_side(self, span: RecordedSpan, name: str) -> RecordedSpan | None:
         """The service's span of a call below `span`, with or without the client's in between."""
         for child in self.children(span):
-            if child.name == name and child.kind == Kind.SERVER:
+            if child.name == name and child.kind == RecordedKind.SERVER:
                 return child
-            if child.kind == Kind.CLIENT and (found := self.server_side(child, name)):
+            if child.kind == RecordedKind.CLIENT and (found := self.server_side(child, name)):
                 return found
         return None
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[TracedRound]:
         """The rounds that were decided, in their order."""
         for span in self.children(self.root):
             accepted = span.number("tandem.accepted")
             if span.name != "round" or accepted is None:
                 continue
-            yield Round(
+            yield TracedRound(
                 span,
                 self.server_side(span, "draft"),
                 self.server_side(span, "verify"),
@@ -135,7 +137,7 @@ class Request:
             )
 
 
-def _shift(span: Span, ahead_ns: int) -> None:
+def _shift(span: RecordedSpan, ahead_ns: int) -> None:
     """Correct a span's times for a clock that is ahead."""
     span.start_ns -= ahead_ns
     span.end_ns -= ahead_ns
@@ -151,23 +153,23 @@ class Trace:
         orphans: that belong to nothing here.
     """
 
-    requests: list[Request]
-    passes: list[Span]
-    orphans: list[Span]
+    requests: list[TracedRequest]
+    passes: list[RecordedSpan]
+    orphans: list[RecordedSpan]
 
 
-def sort_out(spans: Iterable[Span], clocks: Clocks) -> Trace:
+def sort_out(spans: Iterable[RecordedSpan], clocks: Clocks) -> Trace:
     """The requests among the spans of a trace."""
-    children: dict[str, list[Span]] = {}
-    roots: list[Span] = []
-    rest: dict[str, Span] = {}
+    children: dict[str, list[RecordedSpan]] = {}
+    roots: list[RecordedSpan] = []
+    rest: dict[str, RecordedSpan] = {}
     for span in spans:
         rest[span.span_id] = span
         if span.name == "generate":
             roots.append(span)
         elif span.parent_id:
             children.setdefault(span.parent_id, []).append(span)
-    requests = [Request(root, children, clocks) for root in roots]
+    requests = [TracedRequest(root, children, clocks) for root in roots]
     for request in requests:
         for span in request.spans:
             rest.pop(span.span_id, None)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from tandem.failure import Misconfigured
 from tandem.tools.traces.read.query import Query
-from tandem.tools.traces.read.spans import Broken, Foreign, Span, spans_of
+from tandem.tools.traces.read.spans import Broken, Foreign, RecordedSpan, spans_of
 
 STDIN = Path("-")
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -104,7 +104,7 @@ def sources_of(names: Sequence[str]) -> list[Path | Query]:
 
 def read(
     source: Path | Query, left_out: LeftOut, advance: Callable[[int], object]
-) -> Iterator[Span]:
+) -> Iterator[RecordedSpan]:
     """Tandem's spans of a source, in its order; of a file a line at a time.
 
     Args:
@@ -123,7 +123,9 @@ def read(
         yield from _read_file(source, left_out, advance)
 
 
-def _read_file(path: Path, left_out: LeftOut, advance: Callable[[int], object]) -> Iterator[Span]:
+def _read_file(
+    path: Path, left_out: LeftOut, advance: Callable[[int], object]
+) -> Iterator[RecordedSpan]:
     try:
         raw: BinaryIO = sys.stdin.buffer if path == STDIN else path.open("rb")
     except OSError as error:
@@ -196,7 +198,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-def _parsed(line: bytes, left_out: LeftOut) -> Iterator[Span]:
+def _parsed(line: bytes, left_out: LeftOut) -> Iterator[RecordedSpan]:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
@@ -205,10 +207,10 @@ def _parsed(line: bytes, left_out: LeftOut) -> Iterator[Span]:
         yield from _spans(document, left_out)
 
 
-def _spans(document: object, left_out: LeftOut) -> Iterator[Span]:
+def _spans(document: object, left_out: LeftOut) -> Iterator[RecordedSpan]:
     try:
         for found in spans_of(document):
-            if isinstance(found, Span):
+            if isinstance(found, RecordedSpan):
                 yield found
             elif isinstance(found, Broken):
                 left_out.broken_spans += found.count

@@ -18,7 +18,7 @@ _ERROR = 2
 Value = str | int | float | bool | list[Any] | None
 
 
-class Kind(IntEnum):
+class RecordedKind(IntEnum):
     """Kind of a span, as OTLP numbers it."""
 
     UNSPECIFIED = 0
@@ -37,7 +37,7 @@ class Process(NamedTuple):
 
 
 @dataclass(slots=True)
-class Span:
+class RecordedSpan:
     """One span.
 
     Attributes:
@@ -99,7 +99,7 @@ class Broken:
     count: int
 
 
-def spans_of(document: Any) -> Iterator[Span | Foreign | Broken]:
+def spans_of(document: Any) -> Iterator[RecordedSpan | Foreign | Broken]:
     """The spans of one OTLP-JSON document, a line of a file.
 
     Raises:
@@ -124,7 +124,7 @@ def _process(resource: Any) -> Process:
     return Process(str(service or "unknown"), str(instance or ""))
 
 
-def _ours(found: list[Any], process: Process) -> Iterator[Span | Broken]:
+def _ours(found: list[Any], process: Process) -> Iterator[RecordedSpan | Broken]:
     for raw in found:
         try:
             yield _span(raw, process)
@@ -132,12 +132,12 @@ def _ours(found: list[Any], process: Process) -> Iterator[Span | Broken]:
             yield Broken(1)
 
 
-def _span(raw: dict[str, Any], process: Process) -> Span:
+def _span(raw: dict[str, Any], process: Process) -> RecordedSpan:
     start, end = int(raw["startTimeUnixNano"]), int(raw["endTimeUnixNano"])
     if not 0 <= start <= end < 1 << 63:
         raise ValueError("ends before it starts")
     parent = raw.get("parentSpanId")
-    return Span(
+    return RecordedSpan(
         _id(raw["traceId"], "trace"),
         _id(raw["spanId"], "span"),
         _id(parent, "span") if parent else "",
@@ -155,7 +155,9 @@ def _span(raw: dict[str, Any], process: Process) -> Span:
 
 def _kind(raw: int | str) -> int:
     """OTLP-JSON says a number; some writers say its name."""
-    return Kind[raw.removeprefix("SPAN_KIND_")] if isinstance(raw, str) else Kind(raw)
+    return (
+        RecordedKind[raw.removeprefix("SPAN_KIND_")] if isinstance(raw, str) else RecordedKind(raw)
+    )
 
 
 def _id(raw: str, what: str) -> str:

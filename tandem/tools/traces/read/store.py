@@ -17,7 +17,7 @@ from typing import Any
 
 from tandem.failure import Failure
 from tandem.tools.traces.read.source import LeftOut
-from tandem.tools.traces.read.spans import Kind, Process, Span
+from tandem.tools.traces.read.spans import Process, RecordedKind, RecordedSpan
 
 _CACHE_MIB = 64
 _BATCH = 2_000
@@ -78,7 +78,7 @@ class Store:
             self._base.execute("PRAGMA journal_mode = OFF")
             self._base.execute(_SCHEMA)
 
-    def add(self, spans: Iterable[Span], left_out: LeftOut) -> None:
+    def add(self, spans: Iterable[RecordedSpan], left_out: LeftOut) -> None:
         """Keep spans; what was read before counts as a duplicate."""
         with _reported():
             rows_of = map(self._row, spans)
@@ -86,7 +86,7 @@ class Store:
                 added = self._base.executemany(_INSERT, rows).rowcount
                 left_out.duplicates += len(rows) - added
 
-    def _row(self, span: Span) -> tuple[object, ...]:
+    def _row(self, span: RecordedSpan) -> tuple[object, ...]:
         process = self._processes.setdefault(span.process, len(self._processes))
         return (
             *(span.trace_id, span.span_id, span.parent_id, process, span.name, span.kind),
@@ -109,23 +109,25 @@ class Store:
         """Every call of which both sides are here."""
         processes = self.processes()
         with _reported():
-            for caller, callee, kind, *times in self._base.execute(_EXCHANGES, (Kind.SERVER,)):
+            for caller, callee, kind, *times in self._base.execute(
+                _EXCHANGES, (RecordedKind.SERVER,)
+            ):
                 sent, back, got, answered = times
                 yield Exchange(
                     processes[caller],
                     processes[callee],
-                    kind == Kind.CLIENT,
+                    kind == RecordedKind.CLIENT,
                     (sent, back, got, answered),
                 )
 
-    def traces(self, left_out: LeftOut) -> Iterator[list[Span]]:
+    def traces(self, left_out: LeftOut) -> Iterator[list[RecordedSpan]]:
         """The spans of one trace after the other, in the order of their ids."""
         processes = self.processes()
         with _reported():
             rows = self._base.execute("SELECT * FROM spans ORDER BY trace, span")
             spans = (_span(row, processes) for row in rows)
             for _, found in groupby(spans, attrgetter("trace_id")):
-                trace: list[Span] = []
+                trace: list[RecordedSpan] = []
                 for span in found:
                     if len(trace) < MAX_TRACE_SPANS:
                         trace.append(span)
@@ -134,10 +136,10 @@ class Store:
                 yield trace
 
 
-def _span(row: tuple[Any, ...], processes: list[Process]) -> Span:
+def _span(row: tuple[Any, ...], processes: list[Process]) -> RecordedSpan:
     trace, span, parent, process, name, kind, start, end, failed, *parts = row
     attributes, events, links = (json.loads(part) if part else None for part in parts)
-    return Span(
+    return RecordedSpan(
         *(trace, span, parent, processes[process], name, kind, start, end, bool(failed)),
         attributes or {},
         events or [],

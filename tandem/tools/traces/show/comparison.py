@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from tandem.tools.traces.analysis.comparison import MIN_REQUESTS, Line, Sample
+from tandem.tools.traces.analysis.comparison import MIN_REQUESTS, Line, RequestSample
 from tandem.tools.traces.prediction.whatif import Outlook
 
 _NO_DIFFERENCE = "no difference seen"
@@ -39,7 +39,9 @@ def _signed(number: float) -> str:
     return f"{number:+.3g}" if abs(number) > _NOTHING else "0"
 
 
-def comparison_remarks(lines: Sequence[Line], before: Sample, after: Sample) -> Iterator[str]:
+def comparison_remarks(
+    lines: Sequence[Line], before: RequestSample, after: RequestSample
+) -> Iterator[str]:
     """What a reader has to know of the intervals."""
     if lines and lines[0].moved is None:
         yield (

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Process, Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import Process, RecordedSpan
 
 _PASSES = "passes"
 Event = dict[str, Any]
 
 
-def write(recording: Recording, only: Request | None, put: Callable[[str], object]) -> None:
+def write(recording: Recording, only: TracedRequest | None, put: Callable[[str], object]) -> None:
     """Write a document of trace events, event by event.
 
     Args:
@@ -53,13 +53,13 @@ class Events:
 
     def of(self, recording: Recording) -> Iterator[Event]:
         """Of all requests and passes."""
-        passes: list[Span] = []
+        passes: list[RecordedSpan] = []
         for request in recording.requests(passes.append):
             yield from self._of_passes(passes)
             yield from self.of_request(request)
         yield from self._of_passes(passes)
 
-    def of_request(self, request: Request) -> Iterator[Event]:
+    def of_request(self, request: TracedRequest) -> Iterator[Event]:
         """Of one request."""
         lanes: dict[Process, list[_Lane]] = {}
         places: dict[str, tuple[int, int]] = {}
@@ -80,7 +80,7 @@ class Events:
             if round_.draft is not None and round_.verify is not None:
                 yield from self._arrow(round_.draft, round_.verify, places)
 
-    def _of_passes(self, passes: list[Span]) -> Iterator[Event]:
+    def _of_passes(self, passes: list[RecordedSpan]) -> Iterator[Event]:
         """Of what has come meanwhile."""
         for span in passes:
             yield from self._process(span.process)
@@ -98,11 +98,11 @@ class Events:
         name = f"{process.service} {process.instance[:8]}".strip()
         yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
-    def _name(self, what: str, span: Span, tid: int, name: str) -> Event:
+    def _name(self, what: str, span: RecordedSpan, tid: int, name: str) -> Event:
         pid = self._pids[span.process]
         return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
-    def _complete(self, span: Span, tid: int) -> Event:
+    def _complete(self, span: RecordedSpan, tid: int) -> Event:
         return {
             "ph": "X",
             "name": span.name,
@@ -115,7 +115,7 @@ class Events:
         }
 
     def _arrow(
-        self, draft: Span, verify: Span, places: dict[str, tuple[int, int]]
+        self, draft: RecordedSpan, verify: RecordedSpan, places: dict[str, tuple[int, int]]
     ) -> Iterator[Event]:
         """Both ends of an arrow, which viewers bind to the slices that hold them."""
         self._flows += 1
@@ -135,9 +135,9 @@ class _Lane:
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
-        self._open: list[Span] = []
+        self._open: list[RecordedSpan] = []
 
-    def takes(self, span: Span, request: Request) -> bool:
+    def takes(self, span: RecordedSpan, request: TracedRequest) -> bool:
         """Whether a span lies behind those that were added, or below them and within."""
         while self._open and self._open[-1].end_ns <= span.start_ns:
             self._open.pop()
@@ -148,6 +148,6 @@ class _Lane:
             above = request.parent(above)
         return above is not None and span.end_ns <= above.end_ns
 
-    def add(self, span: Span) -> None:
+    def add(self, span: RecordedSpan) -> None:
         """Open it."""
         self._open.append(span)

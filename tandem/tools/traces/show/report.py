@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from tandem.tools.traces.analysis.batches import WAITED
-from tandem.tools.traces.analysis.figures import Figures
+from tandem.tools.traces.analysis.figures import RequestFigures
 from tandem.tools.traces.analysis.quantiles import Quantiles
 from tandem.tools.traces.analysis.report import Report
 from tandem.tools.traces.read.clocks import Skew
@@ -76,7 +76,7 @@ def _percentiles(times: Quantiles) -> dict[str, float]:
     return {name: times.at(share) / 1e6 for name, share in _SHARES}
 
 
-def _slow(figures: Figures) -> dict[str, Any]:
+def _slow(figures: RequestFigures) -> dict[str, Any]:
     return {
         "request_id": figures.request_id,
         "trace_id": figures.trace_id,

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tandem.tools.traces.analysis.attribution import Segment, segments
-from tandem.tools.traces.analysis.stages import Stage
+from tandem.tools.traces.analysis.attribution import OwnedInterval, segments
+from tandem.tools.traces.analysis.stages import OwnedStage
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Kind, Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
 COLUMNS = (
     *("request_id", "trace_id", "span_id", "parent_id", "service", "instance", "name", "kind"),
@@ -21,7 +21,7 @@ COLUMNS = (
 )
 
 
-def write(recording: Recording, only: Request | None, put: Callable[[str], object]) -> None:
+def write(recording: Recording, only: TracedRequest | None, put: Callable[[str], object]) -> None:
     """Write a head line, and a line for each span of the requests and of engines' passes.
 
     Args:
@@ -34,7 +34,7 @@ def write(recording: Recording, only: Request | None, put: Callable[[str], objec
     if only is not None:
         rows.writerows(_of_request(only))
         return
-    passes: list[Span] = []
+    passes: list[RecordedSpan] = []
     for request in recording.requests(passes.append):
         rows.writerows(_of_request(request))
         rows.writerows(_of_passes(passes))
@@ -51,7 +51,7 @@ class _Sink:
         self._put(line)
 
 
-def _of_request(request: Request) -> Iterator[list[Any]]:
+def _of_request(request: TracedRequest) -> Iterator[list[Any]]:
     waited, stages = _waited(segments(request))
     for span in request.spans:
         stage = stages.get(span.span_id)
@@ -60,36 +60,40 @@ def _of_request(request: Request) -> Iterator[list[Any]]:
         yield _row(span, request.id, stage, round_, owned)
 
 
-def _of_passes(passes: list[Span]) -> Iterator[list[Any]]:
+def _of_passes(passes: list[RecordedSpan]) -> Iterator[list[Any]]:
     """Of what has come meanwhile."""
     yield from (_row(span, "", None, None, 0) for span in passes)
     passes.clear()
 
 
-def _waited(path: list[Segment]) -> tuple[Counter[str], dict[str, Stage]]:
+def _waited(path: list[OwnedInterval]) -> tuple[Counter[str], dict[str, OwnedStage]]:
     waited: Counter[str] = Counter()
-    stages: dict[str, Stage] = {}
+    stages: dict[str, OwnedStage] = {}
     for segment in path:
         waited[segment.span.span_id] += segment.duration_ns
         stages[segment.span.span_id] = segment.stage
     return waited, stages
 
 
-def _round(request: Request, span: Span) -> int | None:
+def _round(request: TracedRequest, span: RecordedSpan) -> int | None:
     """Number of the round that a span belongs to; None outside of rounds."""
-    above: Span | None = span
+    above: RecordedSpan | None = span
     while above is not None and above.name != "round":
         above = request.parent(above)
     return above.number("tandem.round") if above is not None else None
 
 
 def _row(
-    span: Span, request_id: str, stage: Stage | None, round_: int | None, waited_ns: int
+    span: RecordedSpan,
+    request_id: str,
+    stage: OwnedStage | None,
+    round_: int | None,
+    waited_ns: int,
 ) -> list[Any]:
     error = span.text("error.type") or ("error" if span.failed else "")
     return [
         *(request_id, span.trace_id, span.span_id, span.parent_id, *span.process, span.name),
-        *(Kind(span.kind).name.lower(), *(stage or ("", "")), round_),
+        *(RecordedKind(span.kind).name.lower(), *(stage or ("", "")), round_),
         *(span.start_ns, span.duration_ns, waited_ns),
         *(span.number(f"tandem.{key}") for key in ("gamma", "depth", "accepted")),
         span.text("tandem.verifier"),

@@ -14,8 +14,8 @@ from typing import Any
 from tandem.tools.traces.analysis.attribution import segments
 from tandem.tools.traces.analysis.stages import STAGES
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import RecordedSpan
 
 # A page of more would take a browser longer to open than anybody waits: 1,000 take a second or two.
 MAX_REQUESTS = 2_000
@@ -33,7 +33,9 @@ def write(recording: Recording, put: Callable[[str], object]) -> int:
     Returns:
         How many requests were left out.
     """
-    head, tail = files("tandem.tools.traces").joinpath("view.html").read_text("utf-8").split(_MARK)
+    head, tail = (
+        files("tandem.tools.traces.show").joinpath("view.html").read_text("utf-8").split(_MARK)
+    )
     put(head)
     names = _Names()
     put('{"requests": [\n')
@@ -63,7 +65,7 @@ def _safe(value: object) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _request(request: Request, names: _Names) -> dict[str, Any]:
+def _request(request: TracedRequest, names: _Names) -> dict[str, Any]:
     path = segments(request)
     waited: Counter[str] = Counter()
     stages: Counter[int] = Counter()
@@ -88,8 +90,8 @@ def _request(request: Request, names: _Names) -> dict[str, Any]:
 
 
 def _rows(
-    request: Request,
-    span: Span,
+    request: TracedRequest,
+    span: RecordedSpan,
     depth: int,
     waited: Counter[str],
     names: _Names,
@@ -110,7 +112,7 @@ def _rows(
     return owned
 
 
-def _round(span: Span) -> dict[str, Any]:
+def _round(span: RecordedSpan) -> dict[str, Any]:
     """What a round's row says: counts, and texts where they were recorded."""
     found: dict[str, Any] = {
         key: span.number(f"tandem.{key}") for key in ("round", "depth", "nodes", "accepted")

@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from tandem.tools.traces.analysis.attribution import Segment, segments
+from tandem.tools.traces.analysis.attribution import OwnedInterval, segments
 from tandem.tools.traces.analysis.stages import STAGES
-from tandem.tools.traces.read.request import Request
-from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.request import TracedRequest
+from tandem.tools.traces.read.spans import RecordedSpan
 
 _WIDTH = 40
 _WAITED_FOR, _BESIDE = "█", "░"
@@ -26,12 +26,12 @@ class Waterfall:
         expanded: numbers of the rounds whose inside is shown; without any, the longest's.
     """
 
-    def __init__(self, request: Request, expanded: Collection[int] = ()) -> None:
+    def __init__(self, request: TracedRequest, expanded: Collection[int] = ()) -> None:
         self._request = request
-        self.path: list[Segment] = segments(request)
-        self._owned: dict[str, list[Segment]] = {}
+        self.path: list[OwnedInterval] = segments(request)
+        self._owned: dict[str, list[OwnedInterval]] = {}
         for segment in self.path:
-            above: Span | None = segment.span
+            above: RecordedSpan | None = segment.span
             while above is not None:
                 self._owned.setdefault(above.span_id, []).append(segment)
                 above = request.parent(above)
@@ -103,7 +103,7 @@ class Waterfall:
         )
         yield from self._lines(self._request.root, 0, self._request.root)
 
-    def _lines(self, span: Span, depth: int, scale: Span) -> Iterator[Text]:
+    def _lines(self, span: RecordedSpan, depth: int, scale: RecordedSpan) -> Iterator[Text]:
         root = self._request.root
         owned = self._owned.get(span.span_id, [])
         waited = sum(segment.duration_ns for segment in owned)
@@ -119,7 +119,7 @@ class Waterfall:
         for child in self._request.children(span):
             yield from self._lines(child, depth + 1, scale)
 
-    def _label(self, span: Span) -> str:
+    def _label(self, span: RecordedSpan) -> str:
         where = "" if span.process == self._request.root.process else f" ({span.process.service})"
         if span.name != "round":
             return span.name + (where if "." not in span.name else "")
@@ -128,7 +128,7 @@ class Waterfall:
         return f"round {span.number('tandem.round')}{kept}"
 
 
-def _bar(span: Span, owned: list[Segment], scale: Span) -> str:
+def _bar(span: RecordedSpan, owned: list[OwnedInterval], scale: RecordedSpan) -> str:
     """Where a span lies within another one."""
     cells = [" "] * _WIDTH
     for start, end, mark in (

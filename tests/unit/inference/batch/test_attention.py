@@ -19,7 +19,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from tandem.inference.batch import flex
 from tandem.inference.batch.attention import attend
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
@@ -40,7 +41,7 @@ def scattered(rng: random.Random, most: int) -> tuple[KVPool, list[SequenceCache
     pool = KVPool(40 * BLOCK, BLOCK)
     held = [pool.reserve(rng.randint(1, 5 * BLOCK)) for _ in range(12)]
     caches = [cache for cache in held if cache is not None]
-    pool.places = torch.arange(pool.positions)
+    pool.slots = torch.arange(pool.positions)
     for dim in (DIM, VALUE_DIM):  # keys and values of one layer, whose sizes differ
         states = torch.full((HEADS, pool.positions, dim), torch.nan)
         (pool.keys if dim == DIM else pool.values).append(states)
@@ -65,7 +66,7 @@ def batch_of(
 def states_of(pool: KVPool, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of a batch, and what the pool then holds of its texts."""
     for segment in batch.segments:
-        pool.places = torch.arange(segment.start, segment.start + segment.length)
+        pool.slots = torch.arange(segment.start, segment.start + segment.length)
         count = segment.length
         pool.write(0, torch.randn(HEADS, count, DIM), torch.randn(HEADS, count, VALUE_DIM))
     query = torch.randn(HEADS * GROUPS, batch.token_ids.shape[1], DIM)

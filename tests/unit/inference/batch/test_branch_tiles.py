@@ -14,9 +14,11 @@ from structlog.testing import capture_logs
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tandem.inference.batch import branch_tiles, flex
+from tandem.inference.batch import flex
+from tandem.inference.batch import tiles as branch_tiles
 from tandem.inference.batch.attention import attend
-from tandem.inference.batch.packed import PackedBatch, Segment
+from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
@@ -126,7 +128,7 @@ def both(feeds: list[Feed]) -> tuple[PackedBatch, PackedBatch]:
 def states_of(pool: KVPool, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Queries of a batch, and what the pool then holds of its texts."""
     for segment in batch.segments:
-        pool.places = torch.arange(segment.start, segment.start + segment.length)
+        pool.slots = torch.arange(segment.start, segment.start + segment.length)
         count = segment.length
         pool.write(0, torch.randn(HEADS, count, DIM), torch.randn(HEADS, count, VALUE_DIM))
     query = torch.randn(HEADS * GROUPS, batch.token_ids.shape[1], DIM)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tandem.inference import disk_cache
 from tandem.inference.choice import choose as choice
-from tandem.inference.choice import record
 from tandem.inference.choice.choose import choose_backend
-from tandem.inference.choice.record import Record
+from tandem.inference.choice.record import StartRecord
 from tandem.inference.decoder import Decoder
 from tests.support.models.architectures import LLAMA, build
 from tests.support.models.tiny import random_llama
@@ -22,18 +22,18 @@ from tests.support.models.tiny import random_llama
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return record.cache_folder()
+    return disk_cache.cache_folder()
 
 
 def test_the_fastest_way_is_remembered_and_how_clearly(folder: Path) -> None:
     model = random_llama(1)
-    assert (Record(model, 1).best, Record(model, 1).clear) == ("", False)
+    assert (StartRecord(model, 1).best, StartRecord(model, 1).clear) == ("", False)
     for best, lead, clear in (("a", 1.5, True), ("b", 1.1, False), ("a", 1.2, True)):
-        Record(model, 1).measured(best, lead)
-        assert (Record(model, 1).best, Record(model, 1).clear) == (best, clear)
-    assert not Record(model, 2).best, "other threads, another measurement"
-    assert not Record(model, 1, "drafts").best, "other ways, another measurement"
-    assert not Record(model.to(torch.bfloat16), 1).best
+        StartRecord(model, 1).measured(best, lead)
+        assert (StartRecord(model, 1).best, StartRecord(model, 1).clear) == (best, clear)
+    assert not StartRecord(model, 2).best, "other threads, another measurement"
+    assert not StartRecord(model, 1, "drafts").best, "other ways, another measurement"
+    assert not StartRecord(model.to(torch.bfloat16), 1).best
 
 
 def test_tries_that_never_end_are_crashes_for_a_day(
@@ -41,27 +41,27 @@ def test_tries_that_never_end_are_crashes_for_a_day(
 ) -> None:
     model = random_llama(1)
     for _ in range(3):
-        assert not Record(model, 1).crashes
-        Record(model, 1).begin()
-    assert Record(model, 1).crashes
+        assert not StartRecord(model, 1).crashes
+        StartRecord(model, 1).begin()
+    assert StartRecord(model, 1).crashes
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 2 * 86_400)
-    assert not Record(model, 1).crashes
-    Record(model, 1).begin()
-    assert not Record(model, 1).crashes, "it is tried anew, as often"
+    assert not StartRecord(model, 1).crashes
+    StartRecord(model, 1).begin()
+    assert not StartRecord(model, 1).crashes, "it is tried anew, as often"
 
 
 def test_a_try_that_ends_is_no_crash(folder: Path) -> None:
     model = random_llama(1)
     for _ in range(5):
-        Record(model, 1).begin()
-        Record(model, 1).end()
-    assert not Record(model, 1).crashes
+        StartRecord(model, 1).begin()
+        StartRecord(model, 1).end()
+    assert not StartRecord(model, 1).crashes
 
 
 @pytest.mark.parametrize("content", ["", "null", "[1]", '{"tries": 3, "tried_at": "x"}'])
 def test_a_broken_record_is_none(folder: Path, content: str) -> None:
-    found = Record(random_llama(1), 1)
+    found = StartRecord(random_llama(1), 1)
     found.measured("torch float32", 2.0)
     found.path.write_text(content)
     assert not found.best
@@ -73,15 +73,15 @@ def test_without_a_place_nothing_is_remembered(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    found = Record(random_llama(1), 1)
+    found = StartRecord(random_llama(1), 1)
     found.begin()
     found.measured("torch float32", 2.0)
     assert not found.best
 
 
-def record_of(model: Any, engine: str = "auto", drafts: bool = False) -> Record:
+def record_of(model: Any, engine: str = "auto", drafts: bool = False) -> StartRecord:
     """As a start asks for it."""
-    return Record(model, torch.get_num_threads(), engine, drafts)
+    return StartRecord(model, torch.get_num_threads(), engine, drafts)
 
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.inference.batch import packed as batch
 from tandem.inference.batch.packed import Packing
+from tandem.inference.batch.segment import Segment
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
@@ -41,14 +41,14 @@ def test_positions_are_depths_and_places_are_in_the_order_of_feeds() -> None:
     cache.grow([1, 2, 3], (0, 0, 1))
     packing = Packing.of([Feed(cache, [4, 5], 1, (3, 0))])
     assert packing.positions == [7, 5]
-    assert packing.places == [16, 17]
+    assert packing.slots == [16, 17]
     (segment,) = packing.segments
     assert (segment.count, segment.length, segment.reach) == (2, 10, 8)
     positions, sees = segment.behind
     assert positions.tolist() == [5, 5, 6, 7, 5]
     assert sees.astype(int).tolist() == [[1, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
     with_trunk = Packing.of([Feed(cache, [4, 5, 6], 1, (0, 0))])
-    assert (with_trunk.positions, with_trunk.places) == ([5, 6, 6], [13, 14, 15])
+    assert (with_trunk.positions, with_trunk.slots) == ([5, 6, 6], [13, 14, 15])
     assert with_trunk.segments[0].behind[1].astype(int).tolist() == [
         [1, 0, 0],
         [1, 1, 0],
@@ -62,8 +62,8 @@ def test_a_chain_with_parents_is_a_chain() -> None:
     assert Packing.of([Feed(cache, [1, 2, 3], 3, (0, 1))]) == plain
     cache.grow([1, 2], (0,))
     later = Packing.of([Feed(cache, [3], 1, (1,))])
-    assert later.segments == [batch.Segment(0, 1, 0, 8)]
-    assert (later.positions, later.places) == ([7], [7])
+    assert later.segments == [Segment(0, 1, 0, 8)]
+    assert (later.positions, later.slots) == ([7], [7])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_at_most_the_kept_path_is_copied(path: tuple[int, ...], moved: Any) -> N
     """And it may land where some of it was."""
     pool = KVPool(40)
     for layer in range(2):
-        pool.places = torch.arange(40)
+        pool.slots = torch.arange(40)
         states = torch.arange(40.0)[None, :, None] + 100 * layer
         pool.write(layer, states.repeat(2, 1, 3), -states.repeat(2, 1, 4))
     before = [states.clone() for states in (*pool.keys, *pool.values)]

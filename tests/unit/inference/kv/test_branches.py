@@ -11,8 +11,9 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference.choice.candidates import by_openvino, in_dtype, sharing_weights
-from tandem.inference.choice.record import Record
+from tandem.inference.checkpoint import sharing_weights
+from tandem.inference.choice.candidates import by_openvino, in_dtype
+from tandem.inference.choice.record import StartRecord
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
@@ -186,7 +187,7 @@ def test_what_takes_trees_stays_at_hand_where_they_are_wanted(trees: bool) -> No
     model = build(MISTRAL)
     other = sharing_weights(model)
     decoder = Decoder(model, "tiny", cache_tokens=64, trees=trees)
-    decoder._succeed(by_openvino(other, Record(other, 1)))
+    decoder._succeed(by_openvino(other, StartRecord(other, 1)))
     assert (decoder.engine, decoder.takes_trees) == ("openvino", trees)
     chain = decoder.reserve(4)
     assert chain is not None

@@ -86,10 +86,10 @@ def test_the_pool_behaves_like_a_row_of_marks(seed: int) -> None:
 def test_states_are_written_in_place() -> None:
     pool = KVPool(6)
     keys, values = torch.ones(1, 2, 3, 4), torch.full((1, 2, 3, 5), 2.0)
-    pool.places = torch.tensor([4, 0, 5])
+    pool.slots = torch.tensor([4, 0, 5])
     layer = pool.update(keys, values, 0)[0]
     assert pool.bytes_per_position == 2 * (4 + 5) * 4
-    pool.places = torch.tensor([1])
+    pool.slots = torch.tensor([1])
     again, _ = pool.update(3 * keys[:, :, :1], values[:, :, :1], 0)
     assert again.data_ptr() == layer.data_ptr()
     assert again[0, [0, 1, 4, 5], 0].tolist() == [1, 3, 1, 1]
@@ -97,7 +97,7 @@ def test_states_are_written_in_place() -> None:
 
 def test_a_resized_pool_has_the_same_layers_at_once() -> None:
     pool = KVPool(2)
-    pool.places = torch.tensor([0])
+    pool.slots = torch.tensor([0])
     pool.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 5), 0)
     larger = pool.resized(7)
     assert [tuple(states.shape) for states in (*larger.keys, *larger.values)] == [

@@ -19,7 +19,7 @@ from tests.support.models.parity import (
 
 pytest.importorskip("openvino")
 
-from tandem.inference.choice import record
+from tandem.inference import disk_cache
 from tandem.inference.openvino import trace as openvino_trace
 
 
@@ -49,7 +49,7 @@ def test_another_configuration_or_version_is_another_graph(
 ) -> None:
     load(build(LLAMA))
     load(build(LLAMA, rms_norm_eps=1e-3))
-    monkeypatch.setattr(record, "version", lambda _: "another")
+    monkeypatch.setattr(disk_cache, "version", lambda _: "another")
     load(build(LLAMA))
     assert len(graphs(empty_cache)) == 3
 

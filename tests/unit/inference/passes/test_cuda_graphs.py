@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from tandem.inference.batch import flex
-from tandem.inference.batch.tiles import FEW, Room, Tiles
+from tandem.inference.batch.tiles import FEW, Tiles, TileSizes
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
@@ -133,7 +133,7 @@ def test_others_are_not_written_to(recorder: Recorder) -> None:
 def test_the_start_holds_every_size_to_the_pass(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: set[Room] = set()
+    calls: set[TileSizes] = set()
     calling = Graph.__call__
 
     def call(self: Graph, feeds: Any) -> Tensor:
@@ -218,8 +218,8 @@ def spare_rows_at_a_text(patch: pytest.MonkeyPatch) -> None:
 def too_little_room(patch: pytest.MonkeyPatch) -> None:
     making = graph.rooms
 
-    def few(rows: int, longest: int) -> list[Room]:
-        return [Room(room.rows, room.tiles, 1) for room in making(rows, BLOCK)]
+    def few(rows: int, longest: int) -> list[TileSizes]:
+        return [TileSizes(room.rows, room.tiles, 1) for room in making(rows, BLOCK)]
 
     patch.setattr(graph, "rooms", few)
 

@@ -10,14 +10,14 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.front.encoder import PromptEncoder
-from orchestrator.front.queue import Limits
+from orchestrator.front.queue import QueueLimits
 from orchestrator.text.codec import TextCodec
 from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
 from tests.support.models.engines import until
 
 
 def encoder_of(codec: Any, *, at_once: int, waiting: int) -> PromptEncoder:
-    return PromptEncoder(codec, at_once, Limits(waiting, seconds=60.0))
+    return PromptEncoder(codec, at_once, QueueLimits(waiting, seconds=60.0))
 
 
 class SlowCodec:

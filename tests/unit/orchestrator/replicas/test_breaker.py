@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.breaker import Breaker
-from orchestrator.replicas.notifier import News
+from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.retry_budget import RetryBudget
 
 
@@ -25,7 +25,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in ("breaker", "budget", "deadlines"):
+    for module in ("replicas.breaker", "replicas.retry_budget", "peers.deadlines"):
         monkeypatch.setattr(f"orchestrator.{module}.time", clock)
     return clock
 
@@ -102,15 +102,15 @@ def test_an_openings_deadline_follows_the_prompts_length(clock: Clock) -> None:
 
 
 async def test_news_is_looked_at_and_waiting_ends() -> None:
-    news = News()
+    news = Notifier()
     found: list[int] = []
-    looking = asyncio.create_task(news.find(lambda: found[0] if found else None, 10.0))
+    looking = asyncio.create_task(news.wait_for(lambda: found[0] if found else None, 10.0))
     await asyncio.sleep(0)
-    news.tell()
+    news.notify()
     await asyncio.sleep(0.01)
     assert not looking.done()
     found.append(7)
-    news.tell()
+    news.notify()
     assert await looking == 7
     found.clear()
-    assert await news.find(lambda: found[0] if found else None, 0.01) is None
+    assert await news.wait_for(lambda: found[0] if found else None, 0.01) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.replicas.compatibility import least_limits, longest_text
+from orchestrator.replicas.compatibility import common_limits, longest_text
 from tandem.common.v1 import common_pb2
 
 
@@ -21,5 +21,5 @@ def test_the_nodes_of_a_draft_have_room_beside_it(
 
 def test_the_smallest_cache_counts_and_none_is_endless() -> None:
     infos = [common_pb2.ModelInfo(cache_tokens=tokens) for tokens in (0, 300, 200)]
-    assert least_limits(infos).cache_tokens == 200
-    assert least_limits(infos[:1]).cache_tokens == 0
+    assert common_limits(infos).cache_tokens == 200
+    assert common_limits(infos[:1]).cache_tokens == 0

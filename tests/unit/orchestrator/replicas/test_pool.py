@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replicas.agreement import agree
-from orchestrator.replicas.compatibility import law_of
-from orchestrator.replicas.offer import offer_of
+from orchestrator.replicas.compatibility import capabilities_of, law_of
 from orchestrator.replicas.pool import _order
 from orchestrator.replicas.replica import Replica
 from tandem.common.v1 import common_pb2
@@ -70,9 +69,9 @@ def first(*replicas: Replica[Any], zone: str = "") -> Replica[Any]:
 
 async def test_the_one_with_the_fewest_texts_is_picked(made: Made) -> None:
     one, other = made.target(), made.target()
-    with one.lease():
+    with one.serve():
         assert first(one, other) is other
-        with other.lease(), other.lease():
+        with other.serve(), other.serve():
             assert first(one, other) is one
 
 
@@ -86,7 +85,7 @@ async def test_several_that_are_as_busy_take_turns(made: Made) -> None:
     given = []
     for _ in range(9):
         given.append(first(*targets))
-        with given[-1].lease():
+        with given[-1].serve():
             pass
     assert {given.count(target) for target in targets} == {3}
     assert all(before is not after for before, after in pairwise(given))
@@ -94,7 +93,7 @@ async def test_several_that_are_as_busy_take_turns(made: Made) -> None:
 
 async def test_load_is_the_share_of_places(made: Made) -> None:
     small, large = made.target(max_sequences=2), made.target(max_sequences=20)
-    with small.lease(), large.lease(), large.lease():
+    with small.serve(), large.serve(), large.serve():
         assert first(small, large) is large
 
 
@@ -102,10 +101,10 @@ async def test_texts_of_other_callers_count_for_a_while(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, free = made.target(), made.target()
-    with busy.lease():
+    with busy.serve():
         busy.note_load(7)  # ours is one of them
     assert busy.load == pytest.approx(6 / PLACES)
-    with free.lease(), free.lease():
+    with free.serve(), free.serve():
         assert first(busy, free) is free
         monkeypatch.setattr("orchestrator.replicas.replica._TOLD_SECONDS", 0.0)
         assert first(busy, free) is busy
@@ -113,15 +112,15 @@ async def test_texts_of_other_callers_count_for_a_while(
 
 async def test_one_that_has_failed_does_not_attract_all_texts(made: Made) -> None:
     gone, other = made.target(), made.target()
-    with pytest.raises(Unavailable), gone.lease():
+    with pytest.raises(Unavailable), gone.serve():
         raise Unavailable("gone")
-    with other.lease():
+    with other.serve():
         assert first(gone, other) is other
 
 
 async def test_a_bad_request_is_not_the_replicas_failure(made: Made) -> None:
     replica = made.target()
-    with pytest.raises(InvalidRequest), replica.lease():
+    with pytest.raises(InvalidRequest), replica.serve():
         raise InvalidRequest("temperature")
     assert not replica.shunned
     assert replica.idle.is_set()
@@ -129,7 +128,7 @@ async def test_a_bad_request_is_not_the_replicas_failure(made: Made) -> None:
 
 async def test_a_drafter_in_the_targets_zone_is_preferred_while_it_has_room(made: Made) -> None:
     near, far, unsaid = made.drafter(zone="a"), made.drafter(zone="b"), made.drafter()
-    with near.lease(), unsaid.lease(), unsaid.lease():
+    with near.serve(), unsaid.serve(), unsaid.serve():
         assert first(near, far, zone="a") is near
         assert first(far, unsaid, zone="a") is unsaid
         assert first(near, far, zone="") is far
@@ -185,7 +184,7 @@ async def test_drafters_have_to_fit_the_targets_that_serve(made: Made) -> None:
 
 
 async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None:
-    began = offer_of([made.target().reply], [])
+    began = capabilities_of([made.target().reply], [])
     for changes, takes in (
         ({}, True),
         ({"model": "of another name"}, True),
@@ -229,7 +228,7 @@ async def test_another_process_is_found_while_its_predecessor_is_held_off(
 async def test_a_drafter_without_room_is_not_picked(made: Made) -> None:
     drafter = made.drafter(max_sequences=1)
     assert not drafter.full
-    with drafter.lease():
+    with drafter.serve():
         assert drafter.full
     assert not drafter.full
     drafter.note_full()

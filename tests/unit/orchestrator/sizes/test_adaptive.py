@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.sizes.acceptance import Acceptance, Share
+from orchestrator.sizes.acceptance import AcceptanceEstimate, Share
 from orchestrator.sizes.adaptive import AdaptiveSize
-from orchestrator.sizes.company import Company
 from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.trials import RoundMix
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
-from tests.support.simulated_services import MS, World
+from tests.support.simulated_services import MS, SimulatedServices
 
 # What a trial now and then and the noise of times may cost, of the best fixed size.
 NEARLY = 0.9
@@ -36,7 +36,7 @@ WORLDS: dict[str, dict[str, Any]] = {
 def test_it_is_nearly_as_fast_as_the_best_size_and_never_slower_than_none(
     world: str, texts: int
 ) -> None:
-    made = World(seed=1, **WORLDS[world])
+    made = SimulatedServices(seed=1, **WORLDS[world])
     made.run(150 * texts, texts, length=80)
     speed = made.run(300 * texts, texts, length=80)
     assert speed >= NEARLY * made.best(texts)
@@ -45,7 +45,7 @@ def test_it_is_nearly_as_fast_as_the_best_size_and_never_slower_than_none(
 
 def test_it_drafts_less_the_more_a_row_costs() -> None:
     """At 32 texts a target that computes fill its rows drafts little, for one text more."""
-    busy = World(row_ms=0.5)
+    busy = SimulatedServices(row_ms=0.5)
     busy.run(120 * 32, 32, length=80)
     before = len(busy.chosen)
     speed = busy.run(100 * 32, 32, length=80)
@@ -57,7 +57,7 @@ def test_it_drafts_less_the_more_a_row_costs() -> None:
 
 @pytest.mark.parametrize("texts", [1, 8])
 def test_a_drafter_that_turns_bad_is_left_within_twenty_rounds_and_found_again(texts: int) -> None:
-    world = World(seed=2)
+    world = SimulatedServices(seed=2)
     world.run(200 * texts, texts, length=80)
     world.acceptance = 0.02
     world.run(20 * texts, texts, length=80)
@@ -68,7 +68,7 @@ def test_a_drafter_that_turns_bad_is_left_within_twenty_rounds_and_found_again(t
 
 
 def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
-    world = World(seed=3, noise=0.05)
+    world = SimulatedServices(seed=3, noise=0.05)
     world.run(300)
     before = len(world.chosen)
     world.run(300)
@@ -91,7 +91,7 @@ def test_what_there_is_to_choose_from() -> None:
 
 
 def test_expected_tokens_of_chains_and_trees() -> None:
-    seen = Acceptance()
+    seen = AcceptanceEstimate()
     chances = seen.chances(4)
     first, (second, *_) = chances.first[0], chances.later
     assert expected_tokens(DraftSize(2), chances) == pytest.approx(1 + first + first**2)
@@ -105,8 +105,8 @@ def drafted(parents: list[int] | None, count: int) -> Drafted:
 
 
 def test_acceptance_is_learnt_by_depth_and_rank() -> None:
-    shared = Acceptance()
-    own = Acceptance(shared)
+    shared = AcceptanceEstimate()
+    own = AcceptanceEstimate(shared)
     # Of two at the root the second is kept, and behind it nothing.
     tree = drafted([0, 0, 2, 2], 4)
     for _ in range(60):
@@ -116,7 +116,7 @@ def test_acceptance_is_learnt_by_depth_and_rank() -> None:
         assert chances.first[1] == pytest.approx(0.1, abs=0.05)
         assert chances.later[0] == pytest.approx(0.5, abs=0.15)
         assert chances.first[2] == pytest.approx(chances.first[1], abs=0.02)  # never seen
-    assert Acceptance(shared).chances(1).first == pytest.approx(shared.chances(1).first)
+    assert AcceptanceEstimate(shared).chances(1).first == pytest.approx(shared.chances(1).first)
 
 
 def test_a_share_notices_a_change_and_not_the_noise() -> None:
@@ -131,7 +131,7 @@ def test_a_share_notices_a_change_and_not_the_noise() -> None:
 
 def test_rounds_are_among_their_kind_or_not() -> None:
     now = 0
-    company = Company(lambda: now)
+    mix = RoundMix(lambda: now)
 
     def tick() -> int:
         nonlocal now
@@ -140,26 +140,26 @@ def test_rounds_are_among_their_kind_or_not() -> None:
 
     began = tick()
     for _ in range(8):
-        company.enter(True)
+        mix.enter(True)
     tick()
-    assert company.leave(True, began)
+    assert mix.leave(True, began)
     began_beside = tick()
-    company.enter(False)  # a plain one among seven
+    mix.enter(False)  # a plain one among seven
     tick()
-    assert company.leave(True, began)  # is too few to matter to them
-    assert not company.leave(False, began_beside)  # but they to it
+    assert mix.leave(True, began)  # is too few to matter to them
+    assert not mix.leave(False, began_beside)  # but they to it
     for _ in range(3):
-        company.leave(True, began)
+        mix.leave(True, began)
     tick()
-    company.enter(False)  # among three
+    mix.enter(False)  # among three
     tick()
-    assert not company.leave(True, began)
-    company.leave(True, began)
-    company.leave(True, began)
+    assert not mix.leave(True, began)
+    mix.leave(True, began)
+    mix.leave(True, began)
     began_alone = tick()
-    company.enter(False)
+    mix.enter(False)
     tick()
-    assert company.leave(False, began_alone)
+    assert mix.leave(False, began_alone)
 
 
 def test_a_text_that_fails_in_a_round_is_no_company() -> None:
@@ -168,8 +168,8 @@ def test_a_text_that_fails_in_a_round_is_no_company() -> None:
     assert text.choose(100).size == DraftSize(4)
     text.end()
     text.end()  # also behind its last round
-    everyone.company.enter(False)
-    assert everyone.company.leave(False, 0)
+    everyone.mix.enter(False)
+    assert everyone.mix.leave(False, 0)
 
 
 @pytest.mark.parametrize("texts", [1, 8])

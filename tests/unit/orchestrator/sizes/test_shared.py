@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.sizes.acceptance import Acceptance
+from orchestrator.sizes.acceptance import AcceptanceEstimate
 from orchestrator.sizes.adaptive import AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
 from orchestrator.sizes.shared import Adaptation
@@ -88,10 +88,10 @@ def test_plain_rounds_of_several_texts_are_alike_until_a_trial_begins() -> None:
     assert known.walls[DraftSize(4)].count == before + ROUNDS
     # Drafts are now among plain rounds, those that nobody looks at too.
     for _ in range(TEXTS // 2):
-        everyone.company.enter(True)
+        everyone.mix.enter(True)
     began = clock.now = clock.now + MS
     clock.now += MS
-    assert not everyone.company.leave(True, began)
+    assert not everyone.mix.leave(True, began)
 
 
 def test_no_plain_round_is_left_out_of_what_trials_may_cost() -> None:
@@ -181,8 +181,8 @@ def test_what_a_trial_cost_is_paid_back_before_the_next() -> None:
 
 
 def test_chances_are_weighed_anew_when_something_was_seen() -> None:
-    shared = Acceptance()
-    own, other = Acceptance(shared), Acceptance(shared)
+    shared = AcceptanceEstimate()
+    own, other = AcceptanceEstimate(shared), AcceptanceEstimate(shared)
     before, beside = own.chances(4), other.chances(4)
     assert own.chances(4) is before
     assert own.chances(2).first == before.first[:2]

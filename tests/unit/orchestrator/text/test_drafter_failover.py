@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.text import drafter_failover as module
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt
-from orchestrator.text.drafter_failover import Drafting
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.drafter_failover import DrafterWithFailover
+from orchestrator.text.record import TextRecord
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
@@ -52,10 +52,10 @@ class Text:
         self.losses = self.left = 0
         self.round = 0
         self.drafters = drafters
-        self.drafting = Drafting(
+        self.drafting = DrafterWithFailover(
             lambda: self.drafters.pop(0),
             self.prompt,
-            Ledger(),
+            TextRecord(),
             lambda: 1.0,
             needed_by,
             self.lose,

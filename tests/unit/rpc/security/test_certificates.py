@@ -16,15 +16,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from drafter_svc.settings import DrafterSettings
-from orchestrator.replicas.peer_tls import dialers_of
+from orchestrator.peers.clients import dialers_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError, Unauthenticated
 from tandem.rpc.security import certificates
 from tandem.rpc.security.certificates import read_authorities, read_pair
-from tandem.rpc.security.files import NamedFile
+from tandem.rpc.security.files import NamedFile, Watched
 from tandem.rpc.security.settings import tls_of
-from tandem.rpc.security.tokens import Tokens, read_token
-from tandem.rpc.security.watched import Watched
+from tandem.rpc.security.tokens import BearerTokens, read_token
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
 from tests.support.processes.authorities import Authority, Pair
@@ -225,10 +224,10 @@ def test_half_a_set_up_is_refused(
 
 
 class TestTokens:
-    def tokens(self, folder: Path, text: str) -> Tokens:
+    def tokens(self, folder: Path, text: str) -> BearerTokens:
         file = folder / "tokens"
         file.write_text(text)
-        return Tokens(NamedFile("TOKENS", file))
+        return BearerTokens(NamedFile("TOKENS", file))
 
     def test_plain_and_hashed_ones_are_known(self, tmp_path: Path) -> None:
         digest = hashlib.sha256(b"another-good-token").hexdigest()

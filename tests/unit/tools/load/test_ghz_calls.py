@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tandem.failure import Failure, Misconfigured
-from tandem.rpc.endpoint import Place
-from tandem.telemetry import metrics
+from tandem.rpc.endpoint import Endpoint
+from tandem.telemetry.metrics import catalog as metrics
 from tandem.tools.cli.display.load import require
 from tandem.tools.cli.load_services import services
 from tandem.tools.load.ghz import report, table
@@ -18,7 +18,7 @@ from tandem.tools.load.ghz.calls import Calls, read
 from tandem.tools.load.ghz.campaign import Campaign
 from tandem.tools.load.ghz.outcome import Outcome
 from tandem.tools.load.ghz.scenario import Scenario, scenarios
-from tandem.tools.load.ghz.served import Served, Watch
+from tandem.tools.load.ghz.served import ServedCounts, Watch
 from tandem.tools.load.objective import Objective
 from tandem.tools.watch.figures import figures
 from tandem.tools.watch.histogram import Histogram
@@ -124,7 +124,7 @@ def test_calls_are_kept_where_a_service_dies_under_the_load(tmp_path: Path) -> N
     ghz.chmod(0o755)
     ran = Scenario("name", tmp_path / "own.json", {"call": "a.B.Generate"})
     ran.path.write_text(json.dumps(ran.config))
-    outcome = Campaign(str(ghz), Place("a:1"), Died([]), tmp_path, {}).run(ran)
+    outcome = Campaign(str(ghz), Endpoint("a:1"), Died([]), tmp_path, {}).run(ran)
     assert outcome.faults == [
         "no metrics at b:2: Connection refused",
         "1 of 3 calls failed: 1 Unavailable",
@@ -151,9 +151,9 @@ def test_metrics_of_services_that_are_away_are_not_those_of_ours(tmp_path: Path)
         pass
 
 
-def served(ttft: dict[float, float], tpot: dict[float, float]) -> Served:
+def served(ttft: dict[float, float], tpot: dict[float, float]) -> ServedCounts:
     empty = {"x": Scrape(0.0, {})}
-    return Served(figures(empty, empty), 100.0, Histogram(ttft), Histogram(tpot))
+    return ServedCounts(figures(empty, empty), 100.0, Histogram(ttft), Histogram(tpot))
 
 
 def test_goodput_is_what_surely_kept_the_objective() -> None:

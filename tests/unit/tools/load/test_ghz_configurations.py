@@ -56,7 +56,7 @@ def test_the_job_of_ghz_is_restricted_and_its_image_named_once() -> None:
     text = "".join(p.read_text() for p in FOLDER.iterdir() if p.suffix == ".yaml")
     assert text.count(image["newName"]) == 1
     version = image["newTag"]
-    for where in (FOLDER / "fetch.sh", ROOT / "tandem" / "load" / "ghz" / "tool.py"):
+    for where in (FOLDER / "fetch.sh", ROOT / "tandem/tools/load/ghz/tool.py"):
         assert f"v{version}" in where.read_text()
     (generated,) = kustomization["configMapGenerator"]
     (volume,) = spec["volumes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.text.ledger import Ledger
+from orchestrator.text.measures import TextTimes
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.telemetry.stages import StageTimes
 from tandem.tools.load.timeline import Timeline
@@ -47,10 +47,10 @@ def test_the_queue_of_a_prompt_is_no_part_of_an_opening() -> None:
 
 
 def test_a_ledger_keeps_what_a_prompt_waited_for_at_its_target() -> None:
-    ledger = Ledger()
+    times = TextTimes()
     for role in ("target", "drafter"):
-        ledger.add_prefill(role, StageTimes(queue_ns=3, gather_ns=2, forward_ns=7, numbers_ns=1))
-    assert ledger.busy_ns == {
+        times.add_prefill(role, StageTimes(queue_ns=3, gather_ns=2, forward_ns=7, numbers_ns=1))
+    assert times.busy_ns == {
         "target_prefill": 7,
         "target_prefill_queue": 3,
         "target_prefill_gather": 2,

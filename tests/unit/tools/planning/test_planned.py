@@ -12,17 +12,17 @@ import pytest
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
 from tandem.tools.planning import plan as plan_module
-from tandem.tools.planning.measured.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
 from tandem.tools.planning.plan import Prices, planned
 from tandem.tools.planning.prediction import predicted
-from tandem.tools.planning.simulation.engine import Engine, Times
-from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
+from tandem.tools.planning.simulation.engine import SimulatedEngine, Times
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds
 from tandem.tools.planning.simulation.window import Window
 from tandem.tools.planning.sizing import Need, Sizing
 from tandem.tools.traces.prediction.costs import Curve
 from tests.unit.tools.planning.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
-LONG = replace(NONE_KEPT, texts=[Shape(3000, 0.020, 0.002)])
+LONG = replace(NONE_KEPT, texts=[MeasuredText(3000, 0.020, 0.002)])
 # A target that gains nothing by a batch, and drafters that lose by one of more than 16.
 STEEP_TARGET = measurement(Curve({1.0: 0.020, 64.0: 1.28}, {1.0: 1, 64.0: 1}))
 STEEP_DRAFTER = measurement(
@@ -88,7 +88,7 @@ def test_money_is_not_mixed_with_gpus(
 def test_a_window_sees_what_a_long_run_does(clients: int) -> None:
     fleet = Fleet(2, 1, 4)
     seen = Window(SOME_KEPT, fleet, clients, 0).look()
-    run = Rounds(SOME_KEPT, fleet, Load(max(12 * clients, 200), clients=clients)).run()
+    run = Rounds(SOME_KEPT, fleet, OfferedLoad(max(12 * clients, 200), clients=clients)).run()
     assert 1 / seen.tokens_per_s == pytest.approx(run.tpot.mean(), rel=0.05)
     assert seen.ttft.mean() == pytest.approx(run.ttft.mean(), rel=0.1)
     assert seen.target_busy == pytest.approx(run.target_busy, rel=0.1)
@@ -108,7 +108,7 @@ def test_a_window_ends_however_long_texts_are_and_however_many() -> None:
 
 def test_prompts_that_take_many_passes_are_waited_for() -> None:
     """As long as the window is, they would never be seen to have their first token."""
-    patient = replace(NONE_KEPT, texts=[Shape(40, 0.4, 0.002, 20)])
+    patient = replace(NONE_KEPT, texts=[MeasuredText(40, 0.4, 0.002, 20)])
     seen = Window(patient, Fleet(1, 1, 4, 1024), 512, 0).look()
     assert np.quantile(seen.ttft, 0.9) >= 20 * 0.020
 
@@ -116,7 +116,7 @@ def test_prompts_that_take_many_passes_are_waited_for() -> None:
 def test_a_batch_that_comes_together_is_one_wake_and_one_pass() -> None:
     """A look at all others for each that comes would make large batches' work grow by squares."""
     events: list[tuple[float, Callable[[float], None]]] = []
-    engine = Engine(Times(flat(1.0), 100), 1.0, lambda at, then: events.append((at, then)))
+    engine = SimulatedEngine(Times(flat(1.0), 100), 1.0, lambda at, then: events.append((at, then)))
     now, asked = 0.0, 0
     for _ in range(4):
         for text in range(100):
@@ -144,30 +144,32 @@ def test_the_work_of_a_plan_is_bounded_and_said() -> None:
 
 
 def test_a_fleet_of_alike_replicas_is_foretold_by_a_part_of_it() -> None:
-    large = predicted(SOME_KEPT, Fleet(64, 64, 4), Load(0, clients=4096))
+    large = predicted(SOME_KEPT, Fleet(64, 64, 4), OfferedLoad(0, clients=4096))
     assert large.parts > 1
     assert large.of == 64
     assert large.texts * SOME_KEPT.steps(4) < 1_000_000
-    one = predicted(SOME_KEPT, Fleet(1, 1, 4), Load(0, clients=64))
+    one = predicted(SOME_KEPT, Fleet(1, 1, 4), OfferedLoad(0, clients=64))
     found, of_one = large.as_json(), one.as_json()
     assert found["tokens_per_s"] == pytest.approx(64 * of_one["tokens_per_s"], rel=0.1)
     assert found["tpot_p50_ms"] == pytest.approx(of_one["tpot_p50_ms"], rel=0.1)
     with pytest.raises(Failure, match="too much to be simulated"):
-        predicted(LONG, Fleet(1, 1, 4), Load(0, clients=4096))
+        predicted(LONG, Fleet(1, 1, 4), OfferedLoad(0, clients=4096))
 
 
 @pytest.mark.parametrize(
     ("fleet", "load", "grows"),
     [
-        (Fleet(1, 1, 4), Load(0, rate=100_000.0), True),
-        (Fleet(64, 64, 4), Load(0, rate=100_000.0), True),
-        (Fleet(1, 1, 4), Load(0, rate=80.0), True),
-        (Fleet(1, 1, 4), Load(0, rate=2.0), False),
-        (Fleet(1, 1, 4), Load(0, rate=30.0), False),
-        (Fleet(1, 1, 4), Load(0, clients=200), False),
+        (Fleet(1, 1, 4), OfferedLoad(0, rate=100_000.0), True),
+        (Fleet(64, 64, 4), OfferedLoad(0, rate=100_000.0), True),
+        (Fleet(1, 1, 4), OfferedLoad(0, rate=80.0), True),
+        (Fleet(1, 1, 4), OfferedLoad(0, rate=2.0), False),
+        (Fleet(1, 1, 4), OfferedLoad(0, rate=30.0), False),
+        (Fleet(1, 1, 4), OfferedLoad(0, clients=200), False),
     ],
 )
-def test_a_queue_that_grows_without_end_is_said_to(fleet: Fleet, load: Load, grows: bool) -> None:
+def test_a_queue_that_grows_without_end_is_said_to(
+    fleet: Fleet, load: OfferedLoad, grows: bool
+) -> None:
     found = predicted(SOME_KEPT, fleet, load)
     assert found.as_json()["queue_grows"] is grows
     if load.rate and not grows:

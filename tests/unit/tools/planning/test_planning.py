@@ -9,11 +9,11 @@ import pytest
 
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
-from tandem.tools.planning.measured.measurement import Measurement, Shape
+from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
 from tandem.tools.planning.plan import Prices, planned
 from tandem.tools.planning.simulation.pace import Pace, ratio_of
-from tandem.tools.planning.simulation.rounds import Fleet, Load, Rounds
-from tandem.tools.planning.simulation.texts import Texts
+from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds
+from tandem.tools.planning.simulation.texts import SimulatedTexts
 from tandem.tools.planning.sizing import Need, Sizing, good_share
 from tandem.tools.traces.prediction.costs import Curve
 
@@ -30,7 +30,7 @@ def measurement(
         verify=verify or flat(0.020),
         draft=draft or flat(0.002),
         shares=shares,
-        texts=[Shape(101, 0.020, 0.002)],
+        texts=[MeasuredText(101, 0.020, 0.002)],
         opening_s=0.004,
         round_s=0.002,
         orchestrator_text_s=0.001,
@@ -46,46 +46,46 @@ SOME_KEPT = measurement(
 
 
 def test_one_text_takes_the_sum_of_its_parts() -> None:
-    seen = Rounds(NONE_KEPT, Fleet(1, 1, 4), Load(3, clients=1)).run()
+    seen = Rounds(NONE_KEPT, Fleet(1, 1, 4), OfferedLoad(3, clients=1)).run()
     # A round yields a token: 4 passes of the drafter, one of the target, and what is beside.
     assert seen.tpot == pytest.approx(0.008 + 0.020 + 0.002)
     # The prompt's pass is one that every sequence takes.
     assert seen.ttft == pytest.approx(0.004 + 0.020)
     # Without a draft there is one call a round, and half of what is beside.
-    plain = Rounds(NONE_KEPT, Fleet(1, 0, 0), Load(3, clients=1)).run()
+    plain = Rounds(NONE_KEPT, Fleet(1, 0, 0), OfferedLoad(3, clients=1)).run()
     assert plain.tpot == pytest.approx(0.020 + 0.001)
 
 
 def test_a_fully_kept_draft_yields_gamma_and_one() -> None:
     kept = measurement(shares=(1.0,) * 8)
-    seen = Rounds(kept, Fleet(1, 1, 4), Load(3, clients=1)).run()
+    seen = Rounds(kept, Fleet(1, 1, 4), OfferedLoad(3, clients=1)).run()
     assert seen.tpot == pytest.approx(0.030 * 20 / 100)
 
 
 def test_acceptance_is_that_of_the_shares() -> None:
-    run = Rounds(SOME_KEPT, Fleet(1, 1, 4), Load(1, clients=1))
+    run = Rounds(SOME_KEPT, Fleet(1, 1, 4), OfferedLoad(1, clients=1))
     mean = np.mean([run.accepted() for _ in range(20_000)])
     assert mean == pytest.approx(0.7 + 0.5 + 0.4 + 0.3, abs=0.03)
 
 
 def test_texts_that_come_together_share_passes() -> None:
     """Passes that take as long for eight as for one: eight times the tokens, nearly."""
-    one = Rounds(NONE_KEPT, Fleet(1, 1, 4), Load(20, clients=1)).run()
-    eight = Rounds(NONE_KEPT, Fleet(1, 1, 4), Load(160, clients=8)).run()
+    one = Rounds(NONE_KEPT, Fleet(1, 1, 4), OfferedLoad(20, clients=1)).run()
+    eight = Rounds(NONE_KEPT, Fleet(1, 1, 4), OfferedLoad(160, clients=8)).run()
     assert eight.target_batch > 7
     assert eight.tokens_per_s > 7 * one.tokens_per_s
 
 
 def test_an_engine_that_never_waits_is_never_idle_for_others() -> None:
     """Without gathering, two groups take turns: the engine is busier, with smaller batches."""
-    gathered = Rounds(NONE_KEPT, Fleet(1, 1, 4, gather=1.0), Load(160, clients=8)).run()
-    hasty = Rounds(NONE_KEPT, Fleet(1, 1, 4, gather=0.0), Load(160, clients=8)).run()
+    gathered = Rounds(NONE_KEPT, Fleet(1, 1, 4, gather=1.0), OfferedLoad(160, clients=8)).run()
+    hasty = Rounds(NONE_KEPT, Fleet(1, 1, 4, gather=0.0), OfferedLoad(160, clients=8)).run()
     assert hasty.target_batch < gathered.target_batch
     assert hasty.target_busy > gathered.target_busy
 
 
 def test_every_text_ends_and_none_before_it_came() -> None:
-    run = Rounds(SOME_KEPT, Fleet(2, 1, 4, slots=3), Load(300, rate=40.0))
+    run = Rounds(SOME_KEPT, Fleet(2, 1, 4, slots=3), OfferedLoad(300, rate=40.0))
     run.run()
     assert len(run.ended) == 300
     assert {engine.active for engine in (*run.targets, *run.drafters)} == {0}
@@ -94,24 +94,24 @@ def test_every_text_ends_and_none_before_it_came() -> None:
 
 
 def test_texts_wait_for_a_place() -> None:
-    few = Rounds(NONE_KEPT, Fleet(1, 1, 4, slots=2), Load(40, clients=8)).run()
+    few = Rounds(NONE_KEPT, Fleet(1, 1, 4, slots=2), OfferedLoad(40, clients=8)).run()
     assert few.slots_held > 0.9
     assert np.median(few.ttft) > 2.0  # a text before it took 3 s
-    many = Rounds(NONE_KEPT, Fleet(1, 1, 4, slots=8), Load(40, clients=8)).run()
+    many = Rounds(NONE_KEPT, Fleet(1, 1, 4, slots=8), OfferedLoad(40, clients=8)).run()
     assert np.median(many.ttft) < 0.2
 
 
 def test_two_targets_serve_twice_what_one_does() -> None:
-    one = Rounds(SOME_KEPT, Fleet(1, 1, 4), Load(160, clients=8)).run()
-    two = Rounds(SOME_KEPT, Fleet(2, 2, 4), Load(320, clients=16)).run()
+    one = Rounds(SOME_KEPT, Fleet(1, 1, 4), OfferedLoad(160, clients=8)).run()
+    two = Rounds(SOME_KEPT, Fleet(2, 2, 4), OfferedLoad(320, clients=16)).run()
     assert two.tokens_per_s == pytest.approx(2 * one.tokens_per_s, rel=0.1)
 
 
 @pytest.mark.parametrize("rate", [2.0, 16.0, 36.0])
 def test_a_fleet_text_by_text_is_like_one_round_by_round(rate: float) -> None:
     pace = Pace(SOME_KEPT, Fraction(1, 2), 4, 64, 1.0, 0)
-    by_text = Texts(SOME_KEPT, pace, 4, rate, 1500, 0).run()
-    by_round = Rounds(SOME_KEPT, Fleet(4, 2, 4), Load(1500, rate=rate)).run()
+    by_text = SimulatedTexts(SOME_KEPT, pace, 4, rate, 1500, 0).run()
+    by_round = Rounds(SOME_KEPT, Fleet(4, 2, 4), OfferedLoad(1500, rate=rate)).run()
     assert by_text.texts_per_s == pytest.approx(by_round.texts_per_s, rel=0.1)
     for share in (0.5, 0.99):
         own, other = (float(np.quantile(s.tpot, share)) for s in (by_text, by_round))
@@ -125,7 +125,7 @@ def test_a_fleet_text_by_text_is_like_one_round_by_round(rate: float) -> None:
 def test_texts_wait_for_a_place_text_by_text_too() -> None:
     pace = Pace(NONE_KEPT, Fraction(1), 4, 2, 1.0, 0)
     # Two places for texts of 3 s: 0.6 a second at most.
-    busy = Texts(NONE_KEPT, pace, 1, 0.9, 200, 0).run()
+    busy = SimulatedTexts(NONE_KEPT, pace, 1, 0.9, 200, 0).run()
     assert busy.texts_per_s == pytest.approx(0.66, rel=0.05)
     assert np.quantile(busy.ttft, 0.99) > 30
     assert busy.slots_held > 0.95

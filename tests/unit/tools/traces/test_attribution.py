@@ -12,19 +12,26 @@ from typing import Any
 import pytest
 
 from tandem.tools.traces.analysis import attribution
-from tandem.tools.traces.analysis.attribution import Segment, segments
-from tandem.tools.traces.analysis.stages import DRAFTER, ORCHESTRATOR, OWN, STAGES, TARGET, Stage
+from tandem.tools.traces.analysis.attribution import OwnedInterval, segments
+from tandem.tools.traces.analysis.stages import (
+    DRAFTER,
+    ORCHESTRATOR,
+    OWN,
+    STAGES,
+    TARGET,
+    OwnedStage,
+)
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.request import Request
+from tandem.tools.traces.read.request import TracedRequest
 from tests.support.traces import COSTS, MS, Tape, request, request_ms
 
 
-def only(tape: Tape, folder: Path) -> Request:
+def only(tape: Tape, folder: Path) -> TracedRequest:
     (found,) = Recording([str(tape.write(folder / "trace.jsonl"))]).requests()
     return found
 
 
-def milliseconds(path: list[Segment]) -> dict[str, float]:
+def milliseconds(path: list[OwnedInterval]) -> dict[str, float]:
     """By stage, as `service name`."""
     spent: Counter[str] = Counter()
     for segment in path:
@@ -32,7 +39,7 @@ def milliseconds(path: list[Segment]) -> dict[str, float]:
     return {stage: ns / MS for stage, ns in spent.items()}
 
 
-def check_partition(found: Request, path: list[Segment]) -> None:
+def check_partition(found: TracedRequest, path: list[OwnedInterval]) -> None:
     assert path[0].start_ns == found.root.start_ns
     assert path[-1].end_ns == found.root.end_ns
     for earlier, later in pairwise(path):
@@ -199,6 +206,6 @@ def test_stages_are_one_list_without_repeats() -> None:
     assert len(set(STAGES)) == len(STAGES)
     assert {stage.service for stage in STAGES} == {ORCHESTRATOR, DRAFTER, TARGET}
     assert OWN in STAGES
-    assert Stage(DRAFTER, "draft.forward").in_round
-    assert not Stage(DRAFTER, "prefill.forward").in_round
+    assert OwnedStage(DRAFTER, "draft.forward").in_round
+    assert not OwnedStage(DRAFTER, "prefill.forward").in_round
     assert COSTS.round_ms(1) < COSTS.round_ms(2)

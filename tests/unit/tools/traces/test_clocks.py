@@ -10,7 +10,7 @@ import pytest
 from tandem.tools.traces.analysis.attribution import segments
 from tandem.tools.traces.analysis.report import Report
 from tandem.tools.traces.read.recording import Recording
-from tandem.tools.traces.read.spans import Span
+from tandem.tools.traces.read.spans import RecordedSpan
 from tandem.tools.traces.show.report import remarks
 from tests.support.traces import MS, Tape, recorded, request
 
@@ -82,7 +82,7 @@ def test_passes_are_corrected_too(tmp_path: Path) -> None:
     request(tape, [(2, 1)])
     tape.span("target", "pass", 20, 25, trace=77, tandem__batch_size=3)
     recording = Recording([str(tape.write(tmp_path / "trace.jsonl"))])
-    passes: list[Span] = []
+    passes: list[RecordedSpan] = []
     (found,) = recording.requests(passes.append)
     assert passes[0].start_ns == found.root.start_ns + 20 * MS
 

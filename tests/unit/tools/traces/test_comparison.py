@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from tandem.tools.traces.analysis import comparison
-from tandem.tools.traces.analysis.comparison import Line, Sample, Unit, compare
-from tandem.tools.traces.analysis.figures import Figures
-from tandem.tools.traces.analysis.stages import STAGES, TARGET, Stage
+from tandem.tools.traces.analysis.comparison import Line, RequestSample, Unit, compare
+from tandem.tools.traces.analysis.figures import RequestFigures
+from tandem.tools.traces.analysis.stages import STAGES, TARGET, OwnedStage
 
-FORWARD = Stage(TARGET, "verify.forward")
-ACCEPT = Stage(TARGET, "verify.accept")
+FORWARD = OwnedStage(TARGET, "verify.forward")
+ACCEPT = OwnedStage(TARGET, "verify.accept")
 
 
-def figures(texts: int, seed: int, forward_ms: float = 5.0, keep: float = 0.7) -> list[Figures]:
+def figures(
+    texts: int, seed: int, forward_ms: float = 5.0, keep: float = 0.7
+) -> list[RequestFigures]:
     """Texts of 20 rounds whose times and acceptances vary."""
     numbers = random.Random(seed)
     found = []
@@ -27,13 +29,17 @@ def figures(texts: int, seed: int, forward_ms: float = 5.0, keep: float = 0.7) -
         stages = {FORWARD: forward, ACCEPT: accept}
         wall, tokens = forward + accept, 21 + accepted
         found.append(
-            Figures(f"r{text}", f"t{text}", 0, wall, wall // 20, tokens, 20, 80, accepted, stages)
+            RequestFigures(
+                f"r{text}", f"t{text}", 0, wall, wall // 20, tokens, 20, 80, accepted, stages
+            )
         )
     return found
 
 
-def lines(before: list[Figures], after: list[Figures], unit: Unit = Unit.ROUND) -> dict[str, Line]:
-    found = compare(Sample(before, 0), Sample(after, 0), unit, seed=0)
+def lines(
+    before: list[RequestFigures], after: list[RequestFigures], unit: Unit = Unit.ROUND
+) -> dict[str, Line]:
+    found = compare(RequestSample(before, 0), RequestSample(after, 0), unit, seed=0)
     return {line.name: line for line in found}
 
 
@@ -84,8 +90,8 @@ def test_a_tokens_stages_add_up_to_its_time() -> None:
 
 def test_known_means() -> None:
     two = [
-        Figures("a", "a", 0, 10**9, 10**7, 30, 10, 40, 20, {FORWARD: 50_000_000}),
-        Figures("b", "b", 0, 10**9, None, 10, 10, 40, 0, {FORWARD: 70_000_000}),
+        RequestFigures("a", "a", 0, 10**9, 10**7, 30, 10, 40, 20, {FORWARD: 50_000_000}),
+        RequestFigures("b", "b", 0, 10**9, None, 10, 10, 40, 0, {FORWARD: 70_000_000}),
     ]
     found = lines(two, two)
     assert {name: line.before for name, line in found.items()} == pytest.approx(
@@ -109,8 +115,8 @@ def test_the_same_seed_gives_the_same_intervals() -> None:
 
 def test_a_sample_of_many_is_even(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MAX_REQUESTS", 200)
-    many = [Figures("", "", 0, 1, None, tokens, 0, 0, 0, {}) for tokens in range(4_000)]
-    sample = Sample(many, seed=0)
+    many = [RequestFigures("", "", 0, 1, None, tokens, 0, 0, 0, {}) for tokens in range(4_000)]
+    sample = RequestSample(many, seed=0)
     assert sample.count == 4_000
     assert sample.rows.shape == (200, 8 + len(STAGES))
     tokens = sample.rows[:, 4]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tandem.failure import Failure
-from tandem.tools.traces.analysis.batches import Waits
+from tandem.tools.traces.analysis.batches import PassWaits
 from tandem.tools.traces.prediction.basis import Basis
 from tandem.tools.traces.prediction.costs import Curve, batch_curve
 from tandem.tools.traces.prediction.speculation import RatioModel, continued, kept
-from tandem.tools.traces.prediction.whatif import Outlook, Prediction
+from tandem.tools.traces.prediction.whatif import Outlook, PredictedChange
 from tandem.tools.traces.read.recording import Recording
 from tests.support.traces import COSTS, Costs, Tape, recorded, request, request_ms
 
@@ -37,7 +37,7 @@ def measured(texts: list[tuple[int, int]], costs: Costs = COSTS) -> float:
     return (1 + sum(a + 1 for _, a in texts)) / request_ms(texts, costs) * 1e3
 
 
-def change(found: Outlook, name: str) -> Prediction:
+def change(found: Outlook, name: str) -> PredictedChange:
     (one,) = [change for change in found.changes if change.change == name]
     return one
 
@@ -201,8 +201,8 @@ def test_a_curve_goes_through_its_points_and_never_falls_beyond_them() -> None:
 
 
 def test_rare_batch_sizes_do_not_count() -> None:
-    often = Waits(steps=50, forward_ns=50_000)
-    once = Waits(steps=1, forward_ns=9_000_000)
+    often = PassWaits(steps=50, forward_ns=50_000)
+    once = PassWaits(steps=1, forward_ns=9_000_000)
     assert batch_curve({("verify", 1): often, ("verify", 7): once}, "verify") is None
 
 

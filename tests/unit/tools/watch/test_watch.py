@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tandem.telemetry import metrics
-from tandem.telemetry.exposition import Exposition
-from tandem.telemetry.instruments import Instruments
-from tandem.tools.watch.figures import Figures, figures
+from tandem.telemetry.metrics import catalog as metrics
+from tandem.telemetry.metrics.exposition import Exposition
+from tandem.telemetry.metrics.instruments import Instruments
+from tandem.tools.watch.figures import WatchedFigures, figures
 from tandem.tools.watch.scrape import Scrape, scrape
 
 
@@ -88,7 +88,7 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
 def test_nothing_happened() -> None:
     before = looked_at(orchestrator(), target(0), at=1.0)
     seen = figures(before, {**before})
-    assert seen == Figures(0.0, 0.0, 0.0, 0.0, 0.0, None, None, seen.services, [])
+    assert seen == WatchedFigures(0.0, 0.0, 0.0, 0.0, 0.0, None, None, seen.services, [])
 
 
 def test_a_service_that_is_back_has_made_what_it_counts() -> None:

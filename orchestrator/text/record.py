@@ -1,0 +1,130 @@
+"""All that is kept of one text: its times, its counts, its spans, and what metrics hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from orchestrator.text.measures import TextCounts, TextTimes
+from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.spans import TextSpans
+from orchestrator.text.values import FinishReason, Round
+from tandem.errors import TandemError
+from tandem.rpc.status import code_of
+
+# A passed deadline reaches us as a cancellation, and its two ends do not agree to the millisecond.
+_DEADLINE_SLACK_SECONDS = 0.05
+
+
+class TextRecord:
+    """The record of one text, from its request to its end.
+
+    Attributes:
+        times: where its wall time went, and what its services did meanwhile.
+        counts: of what was drafted, kept and emitted.
+        spans: of the text and of what is done for it.
+        outcome: of the request, for the log.
+
+    Args:
+        spans: the text's; None for one that is not traced.
+        metrics: that hear of it; None where nobody reads them.
+        model: the target's name, for them.
+        remaining: seconds until the caller's deadline, now; None for none.
+    """
+
+    def __init__(
+        self,
+        spans: TextSpans | None = None,
+        metrics: RequestMetrics | None = None,
+        model: str = "",
+        remaining: float | None = None,
+    ) -> None:
+        self.times = TextTimes()
+        self.counts = TextCounts()
+        self.spans = spans or TextSpans(None)
+        self.outcome = "error"
+        self._metrics = metrics
+        self._model = model
+        self._remaining = remaining
+        self._prefill_tokens = self._draft_bytes = 0
+        # Until it is known better: nothing ends a text in silence.
+        self._status, self._finish_reason = "INTERNAL", ""
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the caller's deadline, now; None for none."""
+        if self._remaining is None:
+            return None
+        return max(self._remaining - self.times.elapsed_ns() / 1e9, 0.0)
+
+    def stage(self, name: str, span: str = "") -> AbstractContextManager[None]:
+        """Book the block's wall time to a stage.
+
+        Args:
+            name: one of `WAITS`.
+            span: name of a span for the block, where it is long enough for one; empty for none.
+        """
+        if span and self.spans.context is not None:
+            return self._traced_stage(name, span)
+        return self.times.stage(name)
+
+    @contextmanager
+    def _traced_stage(self, name: str, span: str) -> Iterator[None]:
+        with self.spans.brief(span), self.times.stage(name):
+            yield
+
+    def begin(self, prompt_tokens: int) -> None:
+        """The request is valid, and its text begins."""
+        if self._metrics is not None:
+            self._metrics.begin(prompt_tokens)
+
+    def lose_drafter(self) -> None:
+        """The text goes on without its drafter, or ends."""
+        if self._metrics is not None:
+            self._metrics.lose_drafter()
+
+    def commit(self, round_: Round) -> None:
+        """A round was committed, and counted."""
+        if self._metrics is None:
+            return
+        if self.times.prefill_tokens > self._prefill_tokens:
+            self._prefill_tokens = self.times.prefill_tokens
+            self._metrics.prefill()
+            return
+        draft_bytes = self.counts.draft_bytes - self._draft_bytes
+        self._draft_bytes = self.counts.draft_bytes
+        self._metrics.round(round_, self.counts.accepted[-1], draft_bytes)
+
+    def deliver(self) -> None:
+        """A round is with the client."""
+        if not self.times.first_token_ns:
+            self.times.first_token_ns = self.times.elapsed_ns()
+            self.spans.note_first_token()
+
+    def finish(self, reason: FinishReason) -> None:
+        """The text came to its end, and the client has it."""
+        self.outcome = reason.name
+        self._status, self._finish_reason = "OK", reason.value
+
+    def fail(self, error: BaseException) -> None:
+        """The request ends with an error, or its client is gone."""
+        # An iterator that is closed early has a client that left.
+        self.outcome = "ABANDONED" if isinstance(error, GeneratorExit) else type(error).__name__
+        self.spans.fail(error)
+        self._finish_reason = ""
+        if isinstance(error, TandemError):
+            self._status = code_of(error).name
+        elif isinstance(error, (GeneratorExit, asyncio.CancelledError)):
+            late = self.times.elapsed_ns() / 1e9 + _DEADLINE_SLACK_SECONDS
+            passed = self._remaining is not None and late >= self._remaining
+            self._status = "DEADLINE_EXCEEDED" if passed else "CANCELLED"
+        else:
+            self._status = "INTERNAL"
+
+    def end(self) -> None:
+        """The request is over, once and for all."""
+        if self._metrics is not None:
+            context, status, reason = self.spans.context, self._status, self._finish_reason
+            self._metrics.end(self._model, status, reason, self.times, self.counts, context)
+        self.spans.end()

@@ -1,0 +1,53 @@
+"""One sequence's part of a packed batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.inference.kv.branches import Branches
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's part of a batch.
+
+    Attributes:
+        first: its first row of the batch.
+        count: its new tokens.
+        start: of its extent of the pool.
+        length: its slots in use, the new ones included.
+        branches: of these the last ones; None for a chain, where the order in memory is the
+            order of the text.
+    """
+
+    first: int
+    count: int
+    start: int
+    length: int
+    branches: Branches | None = None
+
+    @property
+    def reach(self) -> int:
+        """Positions of the longest text that its tokens make: branches share some."""
+        if self.branches is None:
+            return self.length
+        return self.length - len(self.branches) + self.branches.depth
+
+    @property
+    def behind(self) -> tuple[np.ndarray, np.ndarray]:
+        """With branches: what lies behind the trunk that was there before the feed.
+
+        Returns:
+            The positions [W] of these rows, and [count, W] bool of which of them each new one
+            sees.
+        """
+        assert self.branches is not None
+        depths = np.array(self.branches.depths)
+        later = max(0, self.count - len(depths))  # that extend the trunk
+        trunk = self.length - len(depths)
+        positions = np.concatenate((np.arange(trunk - later, trunk), trunk - 1 + depths))
+        sees = np.tri(self.count, len(positions), dtype=bool)
+        sees[later:, later:] = self.branches.sees[later - self.count :]
+        return positions, sees

@@ -1,0 +1,44 @@
+"""Where an earlier start left what it found out of a model, and under which key."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+# To be raised whenever `openvino/trace.py` makes other graphs.
+_FORM = 1
+_LIBRARIES = ("openvino", "torch", "transformers")
+
+
+def cache_folder() -> Path:
+    """Where it is kept: below XDG_CACHE_HOME, or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tandem" / "openvino"
+
+
+def structure_key(model: PreTrainedModel) -> str:
+    """Of all that a structure depends on: configuration, shapes of weights, and versions."""
+    shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
+    config = {
+        name: value
+        for name, value in model.config.to_dict().items()
+        if name not in ("_name_or_path", "dtype", "torch_dtype")
+    }
+    parts = [_FORM, type(model).__qualname__, config, shapes, _versions(), platform.machine()]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions

@@ -1,0 +1,52 @@
+"""What a service with an engine is, once it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.common.v1 import common_pb2
+from tandem.engine.engine import Engine
+from tandem.engine.scorer import Model
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a service is, once it is ready.
+
+    Attributes:
+        engine: runs the sequences.
+        info: the handshake's message, but for what changes.
+        models: that score, if any do; of several the first one is described.
+    """
+
+    engine: Engine
+    info: common_pb2.ModelInfo
+    models: Sequence[Model]
+
+    def described(self) -> common_pb2.ModelInfo:
+        """The handshake's message, now."""
+        info = common_pb2.ModelInfo()
+        info.CopyFrom(self.info)
+        if self.models:
+            info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
+            info.improving = any(model.improving for model in self.models)
+        return info
+
+    def stats(self) -> common_pb2.EngineStats:
+        """The work done since the start."""
+        return common_pb2.EngineStats(
+            open_sequences=self.engine.admission.open_sequences,
+            forward_passes=sum(model.forward_passes for model in self.models),
+            fed_tokens=sum(model.fed_tokens for model in self.models),
+            opened_sequences=self.engine.admission.opened,
+        )
+
+    def improve(self) -> None:
+        """Look for faster models, one after the other. Slow; from any thread."""
+        for model in self.models:
+            model.improve()

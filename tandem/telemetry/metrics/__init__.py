@@ -1,0 +1,1 @@
+"""Metrics: the one list of them, their store, and who reads it."""

@@ -1,0 +1,40 @@
+"""Whether anybody reads a service's metrics: if not, nothing is imported, kept or recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.errors import StartupError
+from tandem.telemetry import exporters
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter
+
+    from tandem.telemetry.metrics.metering import Metering
+
+
+def metering_of(role: str, listen: str | None) -> Metering | None:
+    """A service's metering; None where nobody reads it.
+
+    Args:
+        role: of the service.
+        listen: host:port of the Prometheus endpoint, as METRICS_LISTEN says; None for none.
+
+    Raises:
+        StartupError: an OTEL_* variable is wrong.
+    """
+    exporter: MetricExporter | None = None
+    name = exporters.chosen("metrics")
+    if name != "none":
+        try:
+            # Here, since the SDK checks some of its variables while it is imported.
+            from tandem.telemetry.metrics.otlp import make_exporter
+
+            exporter = make_exporter(name)
+        except ValueError as error:
+            raise StartupError(f"bad OTEL_* variable: {error}") from error
+    if listen is None and exporter is None:
+        return None
+    from tandem.telemetry.metrics.metering import Metering
+
+    return Metering(role, listen, exporter)

@@ -1,0 +1,1 @@
+"""Spans of requests and steps, and where they go."""

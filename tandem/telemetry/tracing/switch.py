@@ -1,0 +1,29 @@
+"""Whether the process is traced, and to where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.errors import StartupError
+from tandem.telemetry.tracing import spans
+
+if TYPE_CHECKING:
+    from tandem.telemetry.tracing.export import SpanWriter
+
+
+def configure(service: str, trace_file: Path | None) -> SpanWriter | None:
+    """Have the process's spans written; None where nothing is traced.
+
+    Raises:
+        StartupError: an OTEL_* variable is wrong, or the file cannot be written.
+    """
+    try:
+        # Here, since the SDK checks some of its variables while it is imported.
+        from tandem.telemetry.tracing.export import make_writer
+
+        writer = make_writer(service, trace_file)
+    except ValueError as error:
+        raise StartupError(f"bad OTEL_* variable: {error}") from error
+    spans.install(writer)
+    return writer

@@ -1,0 +1,70 @@
+"""How a request's end is told from others that look the same, and that no reader costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.text.metrics import RequestMetrics
+from orchestrator.text.record import TextRecord
+from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round
+from tandem.errors import DrafterLost, IdleTimeout
+from tandem.telemetry.metrics.instruments import Instruments
+
+
+def ends(instruments: Instruments) -> dict[tuple[str, str], float]:
+    (family,) = (f for f in instruments.registry.collect() if f.name == "tandem_requests")
+    return {
+        (sample.labels["status"], sample.labels["finish_reason"]): sample.value
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "remaining", "status"),
+    [
+        (asyncio.CancelledError(), None, "CANCELLED"),
+        (asyncio.CancelledError(), 1000.0, "CANCELLED"),
+        (asyncio.CancelledError(), 0.0, "DEADLINE_EXCEEDED"),
+        (GeneratorExit(), 1000.0, "CANCELLED"),
+        (GeneratorExit(), 0.0, "DEADLINE_EXCEEDED"),
+        (IdleTimeout("silent"), 0.0, "ABORTED"),
+        (DrafterLost("gone"), None, "UNAVAILABLE"),
+        (KeyError("bug"), 0.0, "INTERNAL"),
+    ],
+)
+def test_a_passed_deadline_is_no_client_that_left(
+    error: BaseException, remaining: float | None, status: str
+) -> None:
+    """Both are a cancellation here, and gRPC says no more."""
+    instruments = Instruments("orchestrator")
+    record = TextRecord(None, RequestMetrics(instruments), "fake", remaining)
+    record.fail(error)
+    record.end()
+    assert ends(instruments) == {(status, ""): 1}
+
+
+def test_what_fails_behind_its_last_message_has_failed() -> None:
+    instruments = Instruments("orchestrator")
+    record = TextRecord(None, RequestMetrics(instruments), "fake")
+    record.finish(FinishReason.EOS)
+    record.fail(GeneratorExit())
+    record.end()
+    assert ends(instruments) == {("CANCELLED", ""): 1}
+
+
+def test_an_end_that_nobody_explains_is_a_bug_of_ours() -> None:
+    instruments = Instruments("orchestrator")
+    TextRecord(None, RequestMetrics(instruments), "fake").end()
+    assert ends(instruments) == {("INTERNAL", ""): 1}
+
+
+def test_without_metrics_nothing_is_booked() -> None:
+    record = TextRecord()
+    record.counts.add_round(0, 0, [], [])
+    record.begin(3)
+    record.commit(Round(0, [EmittedToken(1, Origin.BONUS, "")], 0, 0))
+    record.lose_drafter()
+    record.fail(KeyError("bug"))
+    record.end()
