@@ -1,24 +1,15 @@
-"""Drafting methods by name, and how a service of a recipe is loaded. A new one is one entry."""
+"""How a service of a recipe is loaded: its models, its engine, its drafter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drafter_svc.built_in import recipe_of
-from drafter_svc.recipe import (
-    AnyRecipe,
-    ChainsRecipe,
-    ForestRecipe,
-    LookupRecipe,
-    ModelRecipe,
-    TreeRecipe,
-)
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
-from tandem.drafting.drafter import Drafter
-from tandem.drafting.lookup import LookupDrafter
+from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.admission import Admission
 from tandem.engine.asks import Truncation
 from tandem.engine.engine import Engine
@@ -31,63 +22,22 @@ from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
-    from tandem.drafting.tree import TreeDrafter
-    from tandem.engine.scorer import Scorer
     from tandem.inference.decoder import Decoder
 
 
 @dataclass(frozen=True)
 class LoadedDrafter(Loaded):
-    """A drafter with its method.
+    """A drafter with its recipe.
 
     Attributes:
         drafter: drafts.
+        method: name of its recipe's.
         recipe: of which it is made, as JSON.
     """
 
     drafter: Drafter
+    method: str
     recipe: str
-
-
-def _model(recipe: ModelRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
-    from tandem.drafting.model import ModelDrafter
-
-    return ModelDrafter(scorers[0], truncation)
-
-
-def _tree(recipe: TreeRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> TreeDrafter:
-    from tandem.drafting.tree import TreeDrafter
-
-    return TreeDrafter(scorers[0], truncation, recipe.acceptance, recipe.max_nodes)
-
-
-def _chains(recipe: ChainsRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
-    from tandem.drafting.chains import ChainsDrafter
-
-    return ChainsDrafter(scorers[0], truncation, recipe.chains, recipe.max_nodes)
-
-
-def _forest(recipe: ForestRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
-    from tandem.drafting.forest import ForestDrafter
-
-    chain = TreeRecipe(acceptance=(1.0,), max_nodes=recipe.max_nodes)  # a tree without siblings
-    parts = [part if isinstance(part, TreeRecipe) else chain for part in recipe.parts]
-    trees = [_tree(part, [scorer], truncation) for part, scorer in zip(parts, scorers, strict=True)]
-    return ForestDrafter(trees, recipe.max_nodes)
-
-
-def _lookup(recipe: LookupRecipe, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
-    return LookupDrafter(recipe.ngram, recipe.window)
-
-
-# What makes a method's drafter of its recipe, with a scorer for each of the recipe's checkpoints.
-METHODS: dict[str, Callable[[Any, Sequence[Scorer], Truncation], Drafter]] = {
-    "model": _model,
-    "tree": _tree,
-    "chains": _chains,
-    "forest": _forest,
-    "lookup": _lookup,
-}
 
 
 def load(settings: DrafterSettings) -> LoadedDrafter:
@@ -100,7 +50,7 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
     return _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
 
 
-def _with_models(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
+def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     """Decoders score, one for each of the recipe's checkpoints."""
     # Here, since the other methods run where torch is not installed.
     from tandem.serving.model import engine_over, info_of, load_decoder
@@ -108,8 +58,8 @@ def _with_models(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
     decoders: list[Decoder] = []
     for name in recipe.checkpoints:
         own = settings.model_copy(update={"model": name or settings.model})
-        decoder = load_decoder(own, drafts=True, trees=recipe.nodes > 0)
-        if recipe.nodes and not decoder.takes_trees:
+        decoder = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0)
+        if recipe.largest_tree and not decoder.takes_trees:
             raise StartupError(
                 f"the model {decoder.name} cannot compute the branches of {recipe.method}; use the"
                 " recipe model"
@@ -125,10 +75,10 @@ def _with_models(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
     info.max_length = min(info.max_length, *(decoder.max_length for decoder in decoders))
     info.cache_tokens = min(decoder.positions for decoder in decoders)
     info.parameters = sum(decoder.parameters for decoder in decoders)
-    info.max_nodes = recipe.nodes
-    drafter = METHODS[recipe.method](recipe, decoders, truncation)
+    info.max_nodes = recipe.largest_tree
+    drafter = recipe.make(decoders, truncation)
     engine = engine_over(decoders, settings, "drafter-engine")
-    return LoadedDrafter(engine, info, decoders, drafter, described)
+    return LoadedDrafter(engine, info, decoders, drafter, recipe.method, described)
 
 
 def _require_one_vocabulary(decoders: Sequence[Decoder]) -> None:
@@ -146,7 +96,7 @@ def _require_one_vocabulary(decoders: Sequence[Decoder]) -> None:
             )
 
 
-def _alone(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
+def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     """No model, no pool, no step of the engine."""
     engine = Engine(
         "drafter-engine", Admission((), admission_limits(settings)), BatchLimits(), None
@@ -164,5 +114,5 @@ def _alone(settings: DrafterSettings, recipe: AnyRecipe) -> LoadedDrafter:
         zone=settings.zone,
     )
     truncation = Truncation(settings.draft_mass, settings.draft_support)
-    drafter = METHODS[recipe.method](recipe, (), truncation)
-    return LoadedDrafter(engine, info, (), drafter, described)
+    drafter = recipe.make((), truncation)
+    return LoadedDrafter(engine, info, (), drafter, recipe.method, described)

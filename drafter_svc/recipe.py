@@ -1,153 +1,27 @@
-"""What a drafter is made of: a method, or several composed, each with its own keys."""
+"""A recipe's file: what drafts, as TOML."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Union
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_serializer,
-)
+from pydantic import Field, TypeAdapter, ValidationError
 
+from tandem.drafting.drafter import Recipe
+from tandem.drafting.methods import METHODS
 from tandem.errors import StartupError
-from tandem.settings import MOST_NODES
 
-# SpecTr's tables end at 8; the draws at one place are judged one after the other.
-MOST_CHAINS = 16
-# Each is a model in memory.
-MOST_PARTS = 4
 # A composing method and its parts.
 _MOST_LEVELS = 2
 _MOST_BYTES = 64 << 10
 
-
-def _falling(value: tuple[float, ...]) -> tuple[float, ...]:
-    if list(value) != sorted(value, reverse=True) or not 0 < value[-1] <= value[0] <= 1:
-        raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
-    return value
+_ANY: Any = Annotated[Union[tuple(METHODS.values())], Field(discriminator="method")]  # noqa: UP007
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(_ANY)
 
 
-Acceptance = Annotated[
-    tuple[float, ...], Field(min_length=1, max_length=16), AfterValidator(_falling)
-]
-Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
-Chains = Annotated[int, Field(ge=1, le=MOST_CHAINS)]
-Ngram = Annotated[int, Field(ge=1, le=16)]
-Window = Annotated[int, Field(ge=2, le=65_536)]
-
-# What settings and files leave out. Acceptances are those of the embedded pair.
-ACCEPTANCE = (0.74, 0.08, 0.035)
-NODES = 16
-CHAINS = 4
-NGRAM = 3
-WINDOW = 4096
-
-
-class Recipe(BaseModel):
-    """A method's name and its keys; a file has them as TOML."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """That it scores with, one a scorer; empty is MODEL's."""
-        return ()
-
-    @property
-    def nodes(self) -> int:
-        """The most that it draws a round where its drafts have branches; else 0."""
-        return 0
-
-
-class _ModelsRecipe(Recipe):
-    model: str = ""
-
-    @field_serializer("model")
-    def _name(self, model: str) -> str:
-        """Without its place on this machine: what is told to callers."""
-        return Path(model).name
-
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """One."""
-        return (self.model,)
-
-
-class ModelRecipe(_ModelsRecipe):
-    """A chain by a small decoder."""
-
-    method: Literal["model"] = "model"
-
-
-class TreeRecipe(_ModelsRecipe):
-    """A tree by a small decoder."""
-
-    method: Literal["tree"] = "tree"
-    acceptance: Acceptance = ACCEPTANCE
-    max_nodes: Nodes = NODES
-
-    @property
-    def nodes(self) -> int:
-        """As the key says."""
-        return self.max_nodes
-
-
-class ChainsRecipe(_ModelsRecipe):
-    """Several chains by a small decoder."""
-
-    method: Literal["chains"] = "chains"
-    chains: Chains = CHAINS
-    max_nodes: Nodes = NODES
-
-    @property
-    def nodes(self) -> int:
-        """As the key says."""
-        return self.max_nodes
-
-
-class LookupRecipe(Recipe):
-    """From the text itself."""
-
-    method: Literal["lookup"] = "lookup"
-    ngram: Ngram = NGRAM
-    window: Window = WINDOW
-
-
-_Part = Annotated[ModelRecipe | TreeRecipe, Field(discriminator="method")]
-
-
-class ForestRecipe(Recipe):
-    """Trees of several small decoders at one root."""
-
-    method: Literal["forest"] = "forest"
-    parts: Annotated[tuple[_Part, ...], Field(min_length=2, max_length=MOST_PARTS)]
-    max_nodes: Nodes = NODES
-
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """One a part."""
-        return tuple(part.model for part in self.parts)
-
-    @property
-    def nodes(self) -> int:
-        """As the key says, of all parts together."""
-        return self.max_nodes
-
-
-AnyRecipe = ModelRecipe | TreeRecipe | ChainsRecipe | LookupRecipe | ForestRecipe
-_KINDS: Any = Annotated[AnyRecipe, Field(discriminator="method")]
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(_KINDS)
-
-
-def read_recipe(path: Path) -> AnyRecipe:
+def read_recipe(path: Path) -> Recipe:
     """A recipe's file.
 
     Raises:
@@ -159,6 +33,11 @@ def read_recipe(path: Path) -> AnyRecipe:
         if len(text) > _MOST_BYTES:
             raise StartupError(f"the recipe {path} has more than {_MOST_BYTES} bytes")
         return recipe_from(tomllib.loads(text.decode()))
+    except FileNotFoundError as error:
+        raise StartupError(
+            f"cannot read the recipe {path}: {error.strerror}, and none of that name is built in;"
+            f" those are {', '.join(METHODS)}"
+        ) from None
     except OSError as error:
         raise StartupError(f"cannot read the recipe {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -166,7 +45,7 @@ def read_recipe(path: Path) -> AnyRecipe:
         raise StartupError(f"the recipe {path}: {sentence}") from None
 
 
-def recipe_from(keys: Mapping[str, Any]) -> AnyRecipe:
+def recipe_from(keys: Mapping[str, Any]) -> Recipe:
     """A recipe from what its file says.
 
     Raises:
@@ -174,7 +53,7 @@ def recipe_from(keys: Mapping[str, Any]) -> AnyRecipe:
     """
     _check_levels(keys, "", 1)
     try:
-        recipe: AnyRecipe = _ADAPTER.validate_python(keys)
+        recipe: Recipe = _ADAPTER.validate_python(keys)
     except ValidationError as error:
         raise ValueError(_fault(error)) from None
     return recipe

@@ -57,7 +57,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
             )
         sampling = messages.sampling_from(request.sampling)
         sequence = self._sequence = DraftSequence(
-            token_ids, sampling, request.target_vocab_size, self._drafter.max_nodes
+            token_ids, sampling, request.target_vocab_size, self._drafter.largest_tree
         )
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
@@ -111,9 +111,9 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
         """The emitted tokens of a checked request."""
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
-        if request.max_nodes > max(self._drafter.max_nodes, request.gamma):
+        if request.max_nodes > max(self._drafter.largest_tree, request.gamma):
             raise InvalidRequest(
-                f"draft.max_nodes must be 0..{self._drafter.max_nodes}, got {request.max_nodes}"
+                f"draft.max_nodes must be 0..{self._drafter.largest_tree}, got {request.max_nodes}"
             )
         held, count = self._progress.length, len(request.new_token_ids)
         if held + count > self._end:

@@ -57,7 +57,7 @@ class DrafterServicer(
             return drafter_pb2.GetModelInfoResponse(
                 info=loaded.described(),
                 stats=loaded.stats(),
-                drafter=loaded.drafter.name,
+                drafter=loaded.method,
                 draft_support=self.settings.draft_support,
                 shape=messages.shape_to(loaded.drafter.shape),
                 pure=loaded.drafter.pure,

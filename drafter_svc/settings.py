@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 from pydantic_settings import NoDecode, SettingsConfigDict
 
-from drafter_svc.recipe import (
-    ACCEPTANCE,
-    CHAINS,
-    NGRAM,
-    NODES,
-    WINDOW,
-    Acceptance,
-    Chains,
-    Ngram,
-    Nodes,
-    Window,
-)
-from tandem.settings import ModelSettings
+from tandem.drafting.drafter import settings_of
+from tandem.drafting.methods import METHODS
+from tandem.settings import ModelSettings, split
+
+M = TypeVar("M", bound=BaseModel)
 
 
+def _with_methods(kind: type[M]) -> type[M]:
+    """Settings whose METHOD is a name of the table, and with each setting that a method has."""
+    fields: dict[str, Any] = {"method": (Literal[tuple(METHODS)], kind.model_fields["method"])}
+    users: dict[str, list[str]] = {}
+    for name, recipe in METHODS.items():
+        for setting, field in settings_of(recipe).values():
+            users.setdefault(setting.name, []).append(name)
+            described = f"{', '.join(users[setting.name])}: {setting.description}"
+            marks = list(field.metadata)
+            if get_origin(field.annotation) is tuple:  # comma separated in the environment
+                marks += [NoDecode, BeforeValidator(split)]
+            kinds: Any = Annotated[field.annotation, *marks]
+            fields[setting.name] = kinds, Field(field.default, description=described)
+    made: type[M] = create_model(
+        kind.__name__, __base__=kind, __module__=kind.__module__, __doc__=kind.__doc__, **fields
+    )
+    return made
+
+
+@_with_methods
 class DrafterSettings(ModelSettings):
-    """Everything that can be set about a drafter."""
+    """Everything that can be set about a drafter; `_with_methods` adds the methods' own."""
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFTER_")
 
     recipe: str = Field(
         "",
-        description="what drafts: a TOML file, or a built-in recipe: model, tree, chains, lookup or"
-        " forest, whose keys are settings; empty takes METHOD's",
+        description="what drafts: a TOML file, or the name of a built-in recipe, whose"
+        " keys are settings; empty takes METHOD's",
     )
-    method: Literal["model", "tree", "chains", "forest", "lookup"] = Field(
-        "model",
-        description="short for the built-in recipe of that name: model drafts a chain by a small"
-        " decoder, tree a tree, chains several independent chains, forest trees of two decoders,"
-        " lookup from the text itself",
-    )
-    max_nodes: Nodes = Field(NODES, description="tree, chains, forest: most tokens of a draft")
-    acceptance: Annotated[Acceptance, NoDecode] = Field(
-        ACCEPTANCE,
-        description="tree, forest: how likely the first, second, ... sibling is kept; the shape"
-        " follows",
-    )
-    chains: Chains = Field(
-        CHAINS,
-        description="chains: how many side by side; fewer where the tokens of a draft would not"
-        " suffice for the depth asked for",
-    )
-    second_model: str = Field(
-        "",
-        description="forest: checkpoint of the drafter that draws a chain beside MODEL's tree;"
-        " empty takes MODEL twice",
+    method: str = Field(
+        "model", description="what drafts where RECIPE is empty: a built-in recipe, by its name"
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -66,16 +59,3 @@ class DrafterSettings(ModelSettings):
     draft_support: int = Field(
         512, ge=0, description="the most tokens of a distribution to keep; 0 keeps all"
     )
-    lookup_ngram: Ngram = Field(
-        NGRAM, description="lookup: longest run of last tokens to find again, in tokens"
-    )
-    lookup_window: Window = Field(
-        WINDOW, description="lookup: last tokens of the text that are searched"
-    )
-
-    @field_validator("acceptance", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        return value

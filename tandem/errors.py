@@ -14,6 +14,7 @@ TandemError
 ├── DeadlineExceeded   the request's deadline passed
 ├── EngineFailure      the model or the device failed
 ├── PeerFailure        a service we need failed, or broke the contract
+│   └── ShortDraft     a draft is shorter than the text's rule needs it
 └── StartupError       the service cannot start as configured (exit code 2)
 """
 
@@ -90,6 +91,10 @@ class EngineFailure(TandemError):
 
 class PeerFailure(TandemError):
     """A service we need failed, or answered what it must not; not the caller's fault."""
+
+
+class ShortDraft(PeerFailure):
+    """A draft is shorter than the text's rule needs it; its drafter is not lost."""
 
 
 class StartupError(TandemError):

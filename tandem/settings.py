@@ -9,11 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from tandem.errors import StartupError
+from tandem.speculation.nodes import MOST_NODES as MOST_NODES  # a bound of settings too
 
 # Of one round. The orchestrator's GAMMA has the same bound.
 LONGEST_DRAFT = 64
-# Of one draft that is a tree: what a target computes in a pass for one text.
-MOST_NODES = 256
 _MAX_PORT = 65_535
 
 
@@ -24,14 +23,15 @@ def _with_real_port(address: str) -> str:
     return address
 
 
-def _split(value: object) -> object:
+def split(value: object) -> object:
+    """A comma-separated text as its parts; anything else as it is."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
 
 
 # Comma separated in the environment.
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_with_real_port)]
 
 

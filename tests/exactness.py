@@ -3,8 +3,8 @@
     python -m tests.exactness [--texts 30000] [--only forest "support 2"]
 
 `make test` runs a part of it (tests/system/serving/test_exactness.py, test_trees.py), and
-`make exactness` all: 30,000 texts for each verifier, draft length and kind of row, for each
-drafting method with branches, then greedy texts against transformers. Counts are kept in
+`make exactness` all: 30,000 texts for each drafting method of the table, by each rule that takes
+its drafts, for each kind of row; then greedy texts against transformers. Counts are kept in
 .cache/exactness-<digest of the code>.json, so that a run resumes where an earlier one of the same
 code stopped.
 """
@@ -32,9 +32,14 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
+from drafter_svc.built_in import built_in
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.speculation.nodes import DraftShape
 from tests.support.laws.laws import chi_square_p_value
+from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 from tests.support.processes.services import Trio, generation, trio
@@ -45,13 +50,15 @@ LENGTH = 4
 CELLS = VOCAB_SIZE**LENGTH
 # Both kinds of rows: the full vocabulary, and truncated to two tokens.
 SUPPORTS = {"dense": "0", "support 2": "2"}
-VERIFIERS = ("token", "block", "greedy_block")
-TREE_VERIFIERS = ("token", "block")
-CHAINS_VERIFIERS = (*TREE_VERIFIERS, "spectr", "gbv")
-# 34 cases a run; a sound rule fails one of them in about 1,000 runs.
-SMALLEST_P = 0.001 / 34
-# Drafters of branches: which rules take their drafts, of 6 nodes and depth 3.
-BRANCHING = {"tree": TREE_VERIFIERS, "chains": CHAINS_VERIFIERS, "forest": TREE_VERIFIERS}
+# By drafting method, the rules that take its drafts.
+RULES = {
+    name: [rule.name for rule in rules_for(recipe.drafter)] for name, recipe in METHODS.items()
+}
+BRANCHING = [
+    name for name, recipe in METHODS.items() if recipe.drafter.shape is not DraftShape.CHAIN
+]
+# Of a draft with branches, whose depth is 3.
+_NODES = 6
 # Of the orchestrator: a drafter that stands still on a busy machine is waited for.
 PATIENT = {"DRAFT_SECONDS": "60", "STAGE_FLOOR_SECONDS": "60"}
 # As many as a service takes: their passes are computed together.
@@ -68,7 +75,7 @@ class Case:
         gamma: draft length; None leaves it to the orchestrator.
         rows: key of SUPPORTS.
         nodes: of a draft with branches; 0 for a chain.
-        drafter: method.
+        drafter: name of the drafting method.
     """
 
     verifier: str
@@ -78,15 +85,39 @@ class Case:
     drafter: str = "model"
 
     def __str__(self) -> str:
-        nodes = f", {self.drafter} of {self.nodes} nodes" if self.nodes else ""
-        return f"{self.verifier}, gamma {self.gamma}, {self.rows}{nodes}"
+        drafter = "" if self.drafter == "model" else f", {self.drafter}"
+        nodes = f" of {self.nodes} nodes" if self.nodes else ""
+        return f"{self.verifier}, gamma {self.gamma}, {self.rows}{drafter}{nodes}"
+
+
+def cases_of(method: str, rows: str) -> list[Case]:
+    """A method by all of its rules; the plain one at three lengths.
+
+    Args:
+        method: a name of the table.
+        rows: key of SUPPORTS.
+    """
+    gammas = (1, 3, 5) if method == "model" else (3,)
+    nodes = _NODES if method in BRANCHING else 0
+    return [Case(rule, gamma, rows, nodes, method) for rule in RULES[method] for gamma in gammas]
+
+
+def rows_of(method: str) -> list[str]:
+    """The kinds of rows that a method sends: without a model all are certain."""
+    recipe = built_in(method, DrafterSettings())
+    return list(SUPPORTS) if recipe.checkpoints else ["dense"]
+
+
+CASES = [case for name in METHODS for rows in rows_of(name) for case in cases_of(name, rows)]
+# Of a run: a sound rule fails one of its cases in about 1,000 runs.
+SMALLEST_P = 0.001 / len(CASES)
 
 
 def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
     """A drafter service's settings.
 
     Args:
-        method: model, or one of BRANCHING.
+        method: a name of the table.
         rows: key of SUPPORTS.
         folder: with the checkpoints "drafter" and, for a forest, "second"; gets its recipe.
     """
@@ -161,13 +192,7 @@ async def _count(
 
 
 def _run_laws(console: Console, texts: int, only: Sequence[str], store: Path) -> bool:
-    cases = [Case(*c) for c in product(VERIFIERS, (1, 3, 5), SUPPORTS)]
-    cases += [
-        Case(verifier, 3, rows, 6, method)
-        for method, verifiers in BRANCHING.items()
-        for verifier, rows in product(verifiers, SUPPORTS)
-    ]
-    cases = [case for case in cases if all(word in str(case) for word in only)]
+    cases = [case for case in CASES if all(word in f"{case}, {case.drafter}" for word in only)]
     counted: dict[str, list[int]] = json.loads(store.read_text()) if store.exists() else {}
     table = Table("case", "texts", "p-value", "verdict")
     sound = True
@@ -178,7 +203,7 @@ def _run_laws(console: Console, texts: int, only: Sequence[str], store: Path) ->
         target = save_random_llama(folder / "target", 1)
         law = target_law(target)
         total = bar.add_task("texts", total=texts * len(cases))
-        for method, rows in product((*BRANCHING, "model"), SUPPORTS):
+        for method, rows in product(METHODS, SUPPORTS):
             mine = [case for case in cases if (case.drafter, case.rows) == (method, rows)]
             if not mine:
                 continue

@@ -142,4 +142,5 @@ def info_to(validator: Validator) -> pb.GetModelInfoResponse:
         default_nodes=None
         if validator.nodes is None
         else min(validator.nodes, capabilities.max_nodes),
+        drafter_recipes=capabilities.recipes,
     )

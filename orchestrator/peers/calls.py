@@ -11,7 +11,7 @@ from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
-from tandem.errors import Unavailable
+from tandem.errors import ShortDraft, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall
@@ -134,11 +134,21 @@ class DraftCall:
         expect("drafted.position", drafted.position, end, end)
         draft = drafted.draft
         most = size.nodes or gamma
-        expect("len(draft.token_ids)", len(draft.token_ids), gamma if exact else 0, most)
+        expect("len(draft.token_ids)", len(draft.token_ids), 0, most)
         token_ids = list(draft.token_ids)
+        if exact and len(token_ids) < gamma:
+            raise self._short(len(token_ids), gamma)
         parents = self._parents(draft, size)
         weight = self._check(draft, token_ids)
         return Drafted(token_ids, parents, draft, weight, _times_of(self._call, drafted))
+
+    def _short(self, count: int, gamma: int) -> ShortDraft:
+        error = ShortDraft(
+            f"the drafter drafted {count} of {gamma} tokens, and this text's verifier needs every"
+            " draft at full length; use another verifier"
+        )
+        error.add_note(f"drafter {self._call.address}: it says that its drafts are pure")
+        return error
 
     def _parents(self, draft: common_pb2.Draft, size: DraftSize) -> list[int] | None:
         """Where the tokens hang; None for a chain."""

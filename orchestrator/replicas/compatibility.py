@@ -216,6 +216,7 @@ class Capabilities:
         max_gamma: longest draft that every replica can make and take; 0 without drafters.
         max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
         rules: that the targets know and the drafters suit, by name.
+        recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
     """
 
@@ -225,6 +226,7 @@ class Capabilities:
     max_nodes: int
     rules: Mapping[str, Rule]
     law: Law
+    recipes: tuple[str, ...] = ()
 
     @property
     def pair(self) -> tuple[Law, str | None]:
@@ -254,4 +256,5 @@ def capabilities_of(
         largest_tree(target, drafters),
         rules_of(targets[0], drafters),
         law_of(targets[0]),
+        tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
     )

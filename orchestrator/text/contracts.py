@@ -164,7 +164,11 @@ class TextDrafter(Protocol):
     async def draft(
         self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
-        """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`."""
+        """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
+
+        Raises:
+            ShortDraft: there are fewer.
+        """
 
     async def close(self) -> None:
         """End it in order."""

@@ -10,7 +10,14 @@ import structlog
 
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt, TextDrafter
 from orchestrator.text.record import TextRecord
-from tandem.errors import DrafterLost, OutOfTime, SequenceIdled, TandemError, Unavailable
+from tandem.errors import (
+    DrafterLost,
+    OutOfTime,
+    SequenceIdled,
+    ShortDraft,
+    TandemError,
+    Unavailable,
+)
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
@@ -108,6 +115,7 @@ class DrafterWithFailover:
 
         Raises:
             DrafterLost: the rule cannot go on without.
+            ShortDraft: the rule needs a longer one.
             OutOfTime: the text's deadline came first.
         """
         if not size.gamma or self._losses >= _MOST_LOSSES:
@@ -125,7 +133,7 @@ class DrafterWithFailover:
             drafted = await self._drafter.draft(
                 round_, length - len(self._untold), self._untold, size, bool(self._needed_by)
             )
-        except OutOfTime:  # the text's own: the drafter has not failed
+        except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise
         except TandemError as error:
             self._lose(error, round_)

@@ -5,15 +5,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from tandem.drafting.drafter import DraftSequence
+from pydantic import Field
+
+from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import MOST_NODES
+
+# The key of the largest tree, for recipes; a round's budget may be less.
+LargestTree = Annotated[
+    int, Field(ge=1, le=MOST_NODES), Setting("max_nodes", "most tokens of a draft")
+]
+LARGEST_TREE = 16
 
 
 @dataclass(eq=False)
@@ -73,25 +82,25 @@ class BranchingDrafter(ModelDrafter):
     Args:
         scorer: the small model.
         truncation: of its distributions.
-        max_nodes: of a draft.
+        largest_tree: most tokens of a draft.
     """
 
     distinct: ClassVar[bool] = False
+    # A tree may be less deep than was asked for, and greedy siblings have a certain row each.
+    pure = False
 
-    def __init__(self, scorer: Scorer, truncation: Truncation, max_nodes: int) -> None:
+    def __init__(self, scorer: Scorer, truncation: Truncation, largest_tree: int) -> None:
         super().__init__(scorer, truncation)
-        self.max_nodes = max_nodes
+        self.largest_tree = largest_tree
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         yield from super().open(sequence)
         sequence.state = _Held(sequence.state)
 
-    def draft(
-        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
-    ) -> Steps[Draft]:
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Level by level, each token drawn behind a place that is computed once."""
-        nodes = min(max_nodes or gamma, self.max_nodes)
+        nodes = min(budget, self.largest_tree)
         growth = Growth(nodes)
         yield from self.grow(sequence, round_, gamma, nodes, growth)
         grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=self.distinct)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tandem.drafting.branching import BranchingDrafter, Growth
-from tandem.drafting.drafter import DraftSequence
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, LargestTree
+from tandem.drafting.drafter import Drafter, DraftSequence, Setting
+from tandem.drafting.model import OfModel
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import DraftShape
@@ -21,14 +27,15 @@ class ChainsDrafter(BranchingDrafter):
         scorer: the small model.
         truncation: of its distributions.
         chains: at most so many; fewer where the nodes of a draft do not suffice.
-        max_nodes: of a draft.
+        largest_tree: most tokens of a draft.
     """
 
-    name = "chains"
     shape = DraftShape.IID_CHAINS
 
-    def __init__(self, scorer: Scorer, truncation: Truncation, chains: int, max_nodes: int) -> None:
-        super().__init__(scorer, truncation, max_nodes)
+    def __init__(
+        self, scorer: Scorer, truncation: Truncation, chains: int, largest_tree: int
+    ) -> None:
+        super().__init__(scorer, truncation, largest_tree)
         self._chains = chains
 
     def grow(
@@ -53,3 +60,35 @@ class ChainsDrafter(BranchingDrafter):
                     place = home.setdefault((growth.places[node], token_id), node + 1)
                     reached[place] = reached.get(place, 0) + 1
                 feed = self._inner(sequence, [place - 1 for place in reached], growth)
+
+
+# SpecTr's tables end at 8; the draws at one place are judged one after the other.
+MOST_CHAINS = 16
+
+
+class ChainsRecipe(OfModel):
+    """The recipe of `chains`."""
+
+    drafts: ClassVar = "several independent chains by a small decoder, common beginnings as one"
+    drafter: ClassVar = ChainsDrafter
+
+    method: Literal["chains"] = "chains"
+    chains: Annotated[
+        int,
+        Field(ge=1, le=MOST_CHAINS),
+        Setting(
+            "chains",
+            "how many side by side; fewer where the tokens of a draft would not suffice for the"
+            " depth asked for",
+        ),
+    ] = 4
+    max_nodes: LargestTree = LARGEST_TREE
+
+    @property
+    def largest_tree(self) -> int:
+        """As the key says."""
+        return self.max_nodes
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+        """See `Recipe`."""
+        return ChainsDrafter(scorers[0], truncation, self.chains, self.max_nodes)

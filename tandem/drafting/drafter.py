@@ -1,4 +1,4 @@
-"""What every drafting method offers the engine that runs it."""
+"""What every drafting method is made of: a recipe with its keys, and a drafter that it makes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tandem.engine.asks import Steps
+from pydantic import BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
@@ -41,22 +45,24 @@ class DraftSequence:
 
 
 class Drafter(ABC):
-    """A drafting method. Called by the engine thread only.
+    """Drafts by one method. Called by the engine thread only.
 
     The contract of a draft (common.proto, `Draft`) is what makes a method exact: decide, then
-    draw, then send; never withdraw, sort or choose among drawn tokens.
+    draw, then send; never withdraw, sort or choose among drawn tokens. A token that was not drawn
+    may be chosen in any way, if its row is certain: all on that token.
 
     Attributes:
-        name: as GetModelInfo reports it.
         shape: of its drafts.
-        pure: whether each row is a function of the tokens before it alone.
-        max_nodes: the most that it draws a round; 0 where its drafts are chains.
+        pure: promises two things of every draft, which docs/recipes.md shows by examples: behind
+            the same tokens stands the same row, wherever the round began; and the draft has all
+            the tokens that it was asked for. A rule with `needs_pure` relies on both. The tests
+            hold a method to it (docs/testing.md).
+        largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
     """
 
-    name: ClassVar[str]
     shape: ClassVar[DraftShape] = DraftShape.CHAIN
     pure: ClassVar[bool] = False
-    max_nodes: int = 0
+    largest_tree: int = 0
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
@@ -68,27 +74,111 @@ class Drafter(ABC):
         round_: int,
         emitted: Sequence[int],
         gamma: int,
-        max_nodes: int = 0,
+        budget: int = 0,
     ) -> Steps[Draft]:
-        """Observe what was emitted since the last draft, then draft behind it."""
-        self.observe(sequence, emitted)
-        return (yield from self.draft(sequence, round_, gamma, max_nodes))
-
-    @abstractmethod
-    def draft(
-        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
-    ) -> Steps[Draft]:
-        """Draft behind what was emitted, at most `gamma` deep; nothing if it likes.
-
-        The draft depends on the sequence, its seed and the round alone.
+        """Observe what was emitted since the last draft, then draft behind it.
 
         Args:
             sequence: that it continues.
-            round_: keys the numbers.
-            gamma: tokens of the longest path.
-            max_nodes: tokens in all; 0 for as many as `gamma`.
+            round_: number of the round.
+            emitted: token ids, at least one.
+            gamma: as for `draft`.
+            budget: as for `draft`; 0 for none beside gamma.
+        """
+        self.observe(sequence, emitted)
+        return (yield from self.draft(sequence, round_, gamma, budget or gamma))
+
+    @abstractmethod
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
+        """Draft behind what was emitted; see docs/recipes.md for what a draft may be.
+
+        The draft depends on the sequence, its seed and the round alone. A chain has at most
+        min(gamma, budget) tokens: exactly as many where the method is `pure`, else fewer or none
+        if the method has no more to say.
+
+        Args:
+            sequence: that it continues.
+            round_: number of the round, which keys the random numbers of its draws.
+            gamma: most tokens of the longest path, at least 1.
+            budget: most tokens in all, at least 1.
         """
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Move a sequence on by emitted tokens, forgetting what was drafted otherwise."""
         sequence.token_ids.extend(emitted)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Marks a key of a recipe that is a setting of the drafter service too.
+
+    Attributes:
+        name: of the setting, without TANDEM_DRAFTER_, in lower case.
+        description: of key and setting. The names of the methods that have it go before it.
+    """
+
+    name: str
+    description: str
+
+
+class Recipe(BaseModel):
+    """What a drafter of one method is made of: the method's name, and its keys.
+
+    A TOML file has a value for each key that it does not leave to the default. The built-in
+    recipe of the method takes the values of the keys that are settings from the service's.
+
+    Attributes:
+        drafts: what the method drafts, in a few words for docs/recipes.md.
+        drafter: the class of what `make` makes.
+        method: its name; each recipe's own is a `Literal`, and its default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    drafts: ClassVar[str]
+    drafter: ClassVar[type[Drafter]]
+
+    method: str
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """Directories or hub ids of the models that score, one a scorer; "" is MODEL's."""
+        return ()
+
+    @property
+    def largest_tree(self) -> int:
+        """Most tokens of a tree that it drafts; 0 where it drafts chains."""
+        return 0
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+        """A drafter.
+
+        Args:
+            scorers: one for each of `checkpoints`, in their order.
+            truncation: of their distributions.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def built_in_keys(cls) -> type[BaseModel]:
+        """Whose fields the built-in recipe takes from the settings: those marked `Setting`."""
+        return cls
+
+    @classmethod
+    def built_in(cls, **keys: Any) -> Recipe:
+        """The built-in recipe.
+
+        Args:
+            keys: values of the marked fields of `built_in_keys`.
+        """
+        return cls(**keys)
+
+
+def settings_of(recipe: type[Recipe]) -> dict[str, tuple[Setting, FieldInfo]]:
+    """The keys of a method's built-in recipe that are settings."""
+    found = {}
+    for name, key in recipe.built_in_keys().model_fields.items():
+        setting = next((mark for mark in key.metadata if isinstance(mark, Setting)), None)
+        if setting is not None:
+            found[name] = setting, key
+    return found

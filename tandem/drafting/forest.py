@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from tandem.drafting.branching import Growth
-from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.drafting.tree import TreeDrafter
-from tandem.engine.asks import DrawnTree, Steps, ToHost
+from pydantic import BaseModel, Field
+
+from tandem.drafting.branching import LARGEST_TREE, Growth, LargestTree
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.model import ModelRecipe
+from tandem.drafting.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
+from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 
@@ -22,15 +27,14 @@ class ForestDrafter(Drafter):
 
     Args:
         parts: trees; a chain is one without siblings.
-        max_nodes: of a draft, which the parts share.
+        largest_tree: most tokens of a draft, which the parts share.
     """
 
-    name = "forest"
     shape = DraftShape.TREE
 
-    def __init__(self, parts: Sequence[TreeDrafter], max_nodes: int) -> None:
+    def __init__(self, parts: Sequence[TreeDrafter], largest_tree: int) -> None:
         self._parts = tuple(parts)
-        self.max_nodes = max_nodes
+        self.largest_tree = largest_tree
         self._shares: dict[tuple[int, int], list[int]] = {}
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -45,11 +49,9 @@ class ForestDrafter(Drafter):
             sequence.state.append(own)
             yield from part.open(own)
 
-    def draft(
-        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
-    ) -> Steps[Draft]:
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Part by part; the tokens stay on the device until the end."""
-        nodes = min(max_nodes or gamma, self.max_nodes)
+        nodes = min(budget, self.largest_tree)
         growth = Growth(nodes)
         for part, own, share in zip(
             self._parts, sequence.state, self._shared(gamma, nodes), strict=True
@@ -78,3 +80,65 @@ class ForestDrafter(Drafter):
                         shares[i] += 1
             self._shares[gamma, nodes] = shares
         return self._shares[gamma, nodes]
+
+
+# Each is a model in memory.
+MOST_PARTS = 4
+_Part = Annotated[ModelRecipe | TreeRecipe, Field(discriminator="method")]
+
+
+class _BuiltIn(BaseModel):
+    """What the built-in forest takes from the settings: a tree's keys, and a second model."""
+
+    acceptance: Acceptance = ACCEPTANCE
+    max_nodes: LargestTree = LARGEST_TREE
+    second_model: Annotated[
+        str,
+        Setting(
+            "second_model",
+            "checkpoint of the drafter that draws a chain beside MODEL's tree; empty takes MODEL"
+            " twice",
+        ),
+    ] = ""
+
+
+class ForestRecipe(Recipe):
+    """The recipe of `forest`: the recipes of its parts."""
+
+    drafts: ClassVar = "a tree of `MODEL` and a chain of `SECOND_MODEL` behind the same text"
+    drafter: ClassVar = ForestDrafter
+
+    method: Literal["forest"] = "forest"
+    parts: Annotated[tuple[_Part, ...], Field(min_length=2, max_length=MOST_PARTS)]
+    max_nodes: LargestTree = LARGEST_TREE
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """One a part."""
+        return tuple(part.model for part in self.parts)
+
+    @property
+    def largest_tree(self) -> int:
+        """As the key says, of all parts together."""
+        return self.max_nodes
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+        """See `Recipe`."""
+        chain = TreeRecipe(acceptance=(1.0,), max_nodes=self.max_nodes)  # a tree without siblings
+        trees = [part if isinstance(part, TreeRecipe) else chain for part in self.parts]
+        drafters = [
+            tree.make([scorer], truncation) for tree, scorer in zip(trees, scorers, strict=True)
+        ]
+        return ForestDrafter(drafters, self.max_nodes)
+
+    @classmethod
+    def built_in_keys(cls) -> type[BaseModel]:
+        """See `Recipe`."""
+        return _BuiltIn
+
+    @classmethod
+    def built_in(cls, **keys: Any) -> Recipe:
+        """See `Recipe`."""
+        own = _BuiltIn(**keys)
+        tree = TreeRecipe(acceptance=own.acceptance, max_nodes=own.max_nodes)
+        return cls(parts=(tree, ModelRecipe(model=own.second_model)), max_nodes=own.max_nodes)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
-from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Steps
+from pydantic import Field
+
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.engine.asks import Steps, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 
 # Of a token in an array of the type that is wide enough for every id.
@@ -15,26 +20,22 @@ _BYTES = array("Q").itemsize
 class LookupDrafter(Drafter):
     """Continues the text as it went on where its last n-gram came before; certain tokens.
 
-    Needs no model. A certain row does not follow from the tokens before it alone but from where
-    the round began, so its drafts are not pure.
+    Needs no model. It is not pure: what it guesses at a position depends on where this round
+    started, and it guesses nothing where it finds nothing.
 
     Args:
         longest: n-gram that is looked for, in tokens; shorter ones follow, down to one.
         window: tokens that are searched, the text's last.
     """
 
-    name = "lookup"
-
     def __init__(self, longest: int, window: int) -> None:
         self._longest = longest
         self._window = window
 
-    def draft(
-        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
-    ) -> Steps[Draft]:
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """What followed the latest earlier place; nothing where there is none."""
         yield from ()
-        gamma = min(gamma, max_nodes or gamma)
+        gamma = min(gamma, budget)
         text = sequence.token_ids[-self._window :]
         packed = array("Q", text).tobytes()
         for length in range(min(self._longest, len(text) - 1), 0, -1):
@@ -51,3 +52,26 @@ def _latest(packed: bytes, length: int) -> int | None:
     while start % _BYTES and start >= 0:  # across two tokens
         start = packed.rfind(tail, 0, start + len(tail) - 1)
     return start // _BYTES + length if start >= 0 else None
+
+
+class LookupRecipe(Recipe):
+    """The recipe of `lookup`."""
+
+    drafts: ClassVar = "what followed the text's last tokens before; no model"
+    drafter: ClassVar = LookupDrafter
+
+    method: Literal["lookup"] = "lookup"
+    ngram: Annotated[
+        int,
+        Field(ge=1, le=16),
+        Setting("lookup_ngram", "longest run of last tokens to find again, in tokens"),
+    ] = 3
+    window: Annotated[
+        int,
+        Field(ge=2, le=65_536),
+        Setting("lookup_window", "last tokens of the text that are searched"),
+    ] = 4096
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+        """See `Recipe`."""
+        return LookupDrafter(self.ngram, self.window)

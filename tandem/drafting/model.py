@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from tandem.drafting.drafter import Drafter, DraftSequence
+from pydantic import field_serializer
+
+from tandem.drafting.drafter import Drafter, DraftSequence, Recipe
 from tandem.engine.asks import Draw, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
-from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft
+
+if TYPE_CHECKING:  # the table of methods is read where torch is not installed
+    from tandem.inference.kv.pool import SequenceCache
 
 
 class ModelDrafter(Drafter):
@@ -22,7 +28,6 @@ class ModelDrafter(Drafter):
         truncation: of its distributions.
     """
 
-    name = "model"
     pure = True
 
     def __init__(self, scorer: Scorer, truncation: Truncation) -> None:
@@ -35,15 +40,13 @@ class ModelDrafter(Drafter):
         yield Take(self._scorer, Feed(cache_of(sequence), self._known(prompt), 0))
         sequence.state = prompt
 
-    def draft(
-        self, sequence: DraftSequence, round_: int, gamma: int, max_nodes: int = 0
-    ) -> Steps[Draft]:
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """One pass and one draw a token; the drafted tokens stay on the device until the end."""
         held: list[int] = sequence.state
         news = sequence.token_ids[len(held) :]
         held += news
         chain: list[Drawn] = []
-        gamma = min(gamma, max_nodes or gamma)
+        gamma = min(gamma, budget)
         for node in range(gamma):
             (drawn,) = yield Draw(
                 self._scorer,
@@ -92,3 +95,32 @@ def cache_of(sequence: DraftSequence) -> SequenceCache:
     """Its extent of the only scorer's pool."""
     cache: SequenceCache = sequence.caches[0]
     return cache
+
+
+class OfModel(Recipe):
+    """A recipe with one model."""
+
+    model: str = ""
+
+    @field_serializer("model")
+    def _name(self, model: str) -> str:
+        """Without its place on this machine: what is told to callers."""
+        return Path(model).name
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """One."""
+        return (self.model,)
+
+
+class ModelRecipe(OfModel):
+    """The recipe of `model`."""
+
+    drafts: ClassVar = "a chain by a small decoder (the default)"
+    drafter: ClassVar = ModelDrafter
+
+    method: Literal["model"] = "model"
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+        """See `Recipe`."""
+        return ModelDrafter(scorers[0], truncation)

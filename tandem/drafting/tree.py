@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Annotated, ClassVar, Literal
 
-from tandem.drafting.branching import BranchingDrafter, Growth
-from tandem.drafting.drafter import DraftSequence
+from pydantic import AfterValidator, Field
+
+from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, LargestTree
+from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.model import OfModel
 from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, likeliest
 from tandem.engine.asks import Steps, Truncation
@@ -25,10 +29,9 @@ class TreeDrafter(BranchingDrafter):
         truncation: of its distributions.
         acceptance: by sibling rank, from which the shape follows, and which a text corrects by
             what it kept.
-        max_nodes: of a draft.
+        largest_tree: most tokens of a draft.
     """
 
-    name = "tree"
     shape = DraftShape.TREE
     distinct = True
 
@@ -37,9 +40,9 @@ class TreeDrafter(BranchingDrafter):
         scorer: Scorer,
         truncation: Truncation,
         acceptance: Sequence[float],
-        max_nodes: int,
+        largest_tree: int,
     ) -> None:
-        super().__init__(scorer, truncation, max_nodes)
+        super().__init__(scorer, truncation, largest_tree)
         self._acceptance = tuple(acceptance)
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -76,10 +79,49 @@ class TreeDrafter(BranchingDrafter):
 
     def useful(self, gamma: int) -> int:
         """Nodes that it can use at most so deep."""
-        return len(_shape(self._acceptance, gamma, self.max_nodes))
+        return len(_shape(self._acceptance, gamma, self.largest_tree))
 
 
 # Texts share most of their shapes; those of long ago are made anew.
 @lru_cache(maxsize=4096)
 def _shape(acceptance: tuple[float, ...], gamma: int, nodes: int) -> TreeShape:
     return likeliest(acceptance, gamma, nodes)
+
+
+def _falling(value: tuple[float, ...]) -> tuple[float, ...]:
+    if list(value) != sorted(value, reverse=True) or not 0 < value[-1] <= value[0] <= 1:
+        raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
+    return value
+
+
+Acceptance = Annotated[
+    tuple[float, ...],
+    Field(min_length=1, max_length=16),
+    AfterValidator(_falling),
+    Setting(
+        "acceptance",
+        "how likely the first, second, ... sibling is kept; the shape follows",
+    ),
+]
+# Of the embedded pair.
+ACCEPTANCE = (0.74, 0.08, 0.035)
+
+
+class TreeRecipe(OfModel):
+    """The recipe of `tree`."""
+
+    drafts: ClassVar = "a tree by a small decoder, siblings without replacement"
+    drafter: ClassVar = TreeDrafter
+
+    method: Literal["tree"] = "tree"
+    acceptance: Acceptance = ACCEPTANCE
+    max_nodes: LargestTree = LARGEST_TREE
+
+    @property
+    def largest_tree(self) -> int:
+        """As the key says."""
+        return self.max_nodes
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> TreeDrafter:
+        """See `Recipe`."""
+        return TreeDrafter(scorers[0], truncation, self.acceptance, self.max_nodes)

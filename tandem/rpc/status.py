@@ -32,6 +32,7 @@ _CODES: dict[type[errors.TandemError], grpc.StatusCode] = {
     errors.OutOfTime: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.EngineFailure: grpc.StatusCode.INTERNAL,
     errors.PeerFailure: grpc.StatusCode.INTERNAL,
+    errors.ShortDraft: grpc.StatusCode.INTERNAL,
 }
 
 # Told to a client where a peer without room was the last to ask: it says not how long it will last.

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+# Of one draft that is a tree: what a target computes in a pass for one text.
+MOST_NODES = 256
+
 
 class DraftShape(IntEnum):
     """Kinds of drafts. A chain is a case of both others."""

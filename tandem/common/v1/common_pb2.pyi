@@ -165,7 +165,7 @@ class Rows(google.protobuf.message.Message):
     @property
     def sizes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """sizes holds how many entries of ids and weights belong to each row. 0 means a certain
-        row: all on the token that names it, and nothing is sent.
+        row: it puts everything on the one token that names it, and no entry is sent.
         """
 
     def __init__(
@@ -195,7 +195,8 @@ class Draft(google.protobuf.message.Message):
         also none, and stop behind a token that it does not like.
       - It must never withdraw a token that it has drawn, or sort, cut or choose among drawn
         ones: each biases the text, and no check of ours can see it.
-      - A certain row is always exact, whatever chose the token.
+      - A token that was not drawn may be chosen in any way; its row is certain, with everything
+        on it. No rule is biased by it, but for those with needs_pure, which take pure drafts only.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -345,8 +346,8 @@ class ModelInfo(google.protobuf.message.Message):
     waits for a moment, then gets RESOURCE_EXHAUSTED.
     """
     max_nodes: builtins.int
-    """max_nodes is the most candidates of a draft, that a target decides as a tree, or that a
-    drafter makes of one; 0 where its drafts are chains.
+    """max_nodes is the largest tree: of a target the most candidates of one that it decides, of a
+    drafter the most candidates of one that it makes; 0 where it makes, or takes, chains alone.
     """
     dtype: builtins.str
     """dtype of the weights and the forward pass ("float32", "bfloat16", ...), now: a drafter's

@@ -174,11 +174,11 @@ class DraftStep(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the longest path to draft, 1..max_gamma, and no more than the new
     tokens leave of max_new_tokens. A drafter may draft fewer, also none, for any reason
-    but the tokens that it would leave out (see Draft).
+    but the tokens that it would leave out (see Draft). A pure one drafts them all.
     """
     max_nodes: builtins.int
-    """max_nodes is the most tokens to draft in all, at most ModelInfo's; of a tree, whose longest
-    path gamma bounds. 0: as many as gamma.
+    """max_nodes is the budget of this round: the most tokens to draft in all, at most ModelInfo's
+    max_nodes; of a tree, whose longest path gamma bounds. 0: no budget, so as many as gamma.
     """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -368,14 +368,15 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     PURE_FIELD_NUMBER: builtins.int
     RECIPE_FIELD_NUMBER: builtins.int
     drafter: builtins.str
-    """drafter is the drafting method ("model", "tree", "chains", "forest", "lookup")."""
+    """drafter is the name of the drafting method (docs/recipes.md has the table)."""
     draft_support: builtins.int
     """draft_support is the most tokens of a row that the drafter keeps (0 = all)."""
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
     """shape of its drafts. The verifier of a text has to take it."""
     pure: builtins.bool
-    """pure: each row is a function of the tokens before it alone, wherever the round began. A
-    verifier with needs_pure takes no other drafts.
+    """pure promises two things of every draft: behind the same tokens stands the same row,
+    wherever the round began; and the draft has all the tokens that were asked for. A verifier
+    with needs_pure takes no other drafts. Examples: docs/recipes.md.
     """
     recipe: builtins.str
     """recipe says of what the method is made, as JSON: its keys as the recipe's file has them, with

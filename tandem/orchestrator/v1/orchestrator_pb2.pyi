@@ -227,8 +227,8 @@ class Speculation(google.protobuf.message.Message):
     long for the drafter.
     """
     max_nodes: builtins.int
-    """max_nodes is the most tokens drafted in a round where the drafter makes trees, whose paths
-    gamma then bounds: 1..max_nodes of GetModelInfoResponse. INVALID_ARGUMENT where it makes
+    """max_nodes is the budget of a round: the most tokens drafted in it where the drafter makes
+    trees, whose paths gamma then bounds; 1..max_nodes of GetModelInfoResponse. INVALID_ARGUMENT where it makes
     chains. Default: the orchestrator's setting (auto: chosen with gamma, or for a given one).
     """
     def __init__(
@@ -750,6 +750,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     ACTIVE_REQUESTS_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     DEFAULT_NODES_FIELD_NUMBER: builtins.int
+    DRAFTER_RECIPES_FIELD_NUMBER: builtins.int
     default_verifier: builtins.str
     """default_verifier where a request names none."""
     default_gamma: builtins.int
@@ -759,7 +760,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     active_requests: builtins.int
     """active_requests is the number of texts being generated now."""
     max_nodes: builtins.int
-    """max_nodes that a request may name; 0 where drafts are chains."""
+    """max_nodes is the largest budget of a round that a request may name; 0 where drafts are chains."""
     default_nodes: builtins.int
     """default_nodes where a request names no max_nodes; unset where they are chosen round by round."""
     @property
@@ -774,6 +775,12 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     def verifiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """verifiers that a request may name."""
 
+    @property
+    def drafter_recipes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """drafter_recipes are those of the drafters that serve, each once, as the drafters' own
+        GetModelInfo has them (JSON). For people.
+        """
+
     def __init__(
         self,
         *,
@@ -786,9 +793,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         active_requests: builtins.int = ...,
         max_nodes: builtins.int = ...,
         default_nodes: builtins.int | None = ...,
+        drafter_recipes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "drafter_recipes", b"drafter_recipes", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_default_gamma", b"_default_gamma"]) -> typing.Literal["default_gamma"] | None: ...
     @typing.overload

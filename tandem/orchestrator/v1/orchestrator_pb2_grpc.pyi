@@ -148,7 +148,9 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
       CANCELLED            the client left.
       INTERNAL             a bug or a failed engine: the target ended the sequence
                            with any other status, or its answer was not one to what
-                           was asked. See the logs by request_id.
+                           was asked; or the drafter's draft is shorter than greedy_block
+                           needs it (the message has both lengths: use another verifier). See
+                           the logs by request_id.
 
     A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
     message and so INTERNAL here; what a target says, and where it is, is only
@@ -230,7 +232,9 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
           CANCELLED            the client left.
           INTERNAL             a bug or a failed engine: the target ended the sequence
                                with any other status, or its answer was not one to what
-                               was asked. See the logs by request_id.
+                               was asked; or the drafter's draft is shorter than greedy_block
+                               needs it (the message has both lengths: use another verifier). See
+                               the logs by request_id.
 
         A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
         message and so INTERNAL here; what a target says, and where it is, is only

@@ -144,7 +144,7 @@ class Resuming:
             raise failure
         if self._loss is None:
             self._loss, self._lost_at = failure, now
-            self._note(f"the orchestrator was lost ({failure}); going on")
+            self._note(f"the text broke off ({failure}); going on")
         self._places.rotate(-1)
         late = until is not None and now + self._pause > until
         if late or now - self._lost_at + self._pause > self._seconds:

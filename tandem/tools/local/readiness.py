@@ -30,6 +30,17 @@ def is_ready(name: str, endpoint: Endpoint) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def drafts_by(endpoint: Endpoint) -> str:
+    """The recipe that a drafter drafts by, as it says it (JSON); empty where it does not answer."""
+    with endpoint.connect_blocking() as channel:
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        try:
+            asked = drafter_pb2.GetModelInfoRequest()
+            return stub.GetModelInfo(asked, timeout=_CALL_SECONDS).recipe
+        except grpc.RpcError:
+            return ""
+
+
 def is_improving(name: str, endpoint: Endpoint) -> bool:
     """Whether a drafter or a target still looks for what computes its model fastest."""
     with endpoint.connect_blocking() as channel:

@@ -243,4 +243,9 @@ async def test_a_short_draft_is_fine_but_for_a_rule_of_fixed_gamma() -> None:
         assert list(reply.token_ids) == target.text(20)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await stub.Complete(request(speculation={"verifier": "greedy_block", "gamma": 4}))
-    assert ended.value.code() == Code.UNAVAILABLE
+        # The drafter is not lost: others' texts keep it.
+        reply = await stub.Complete(request())
+        assert not reply.summary.drafter_lost
+    assert ended.value.code() == Code.INTERNAL
+    assert "the drafter drafted 3 of 4 tokens" in str(ended.value.details())
+    assert drafter.ended == drafter.opened

@@ -173,6 +173,14 @@ async def test_limits_are_those_that_every_replica_keeps() -> None:
                 )
 
 
+async def test_the_drafters_recipes_are_told_each_once() -> None:
+    drafters = FakeDrafter(), FakeDrafter(), FakeDrafter()
+    drafters[2].recipe = '{"method":"other"}'
+    async with orchestrate(*drafters, FakeTarget()) as stub:
+        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert sorted(info.drafter_recipes) == ['{"method":"fake"}', '{"method":"other"}']
+
+
 async def test_a_target_that_is_gone_is_named_without_its_address() -> None:
     gone = {"targets": ("127.0.0.1:1",)}
     details = await refusal(FakeDrafter(), sentence="the target is not available", **gone)

@@ -21,7 +21,7 @@ from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
-from tandem.verification import Verifier
+from tandem.verification import VERIFIERS, Verifier
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -54,12 +54,16 @@ class Outcomes:
     """Every draft behind a state of a sequence.
 
     Attributes:
+        text: prompt and emitted tokens, where the round begins.
+        asked: tokens of the longest path that the drafter was asked for.
         drafts: that may come out.
         weights: the chance of each.
         after: the sequence behind each.
         observed: the same when it was told what came out, by draft and tokens.
     """
 
+    text: Text
+    asked: int
     drafts: list[Draft] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     after: list[DraftSequence] = field(default_factory=list)
@@ -88,11 +92,16 @@ class Enumeration:
 
     @cached_property
     def _start(self) -> DraftSequence:
-        sequence = DraftSequence(list(PROMPT[:-1]), Sampling(), VOCAB_SIZE, self._nodes)
+        return self._begun(())
+
+    def _begun(self, text: Text) -> DraftSequence:
+        """A sequence that is opened with a text, but for its last token."""
+        tokens = [*PROMPT, *text]
+        sequence = DraftSequence(tokens[:-1], Sampling(), VOCAB_SIZE, self._nodes)
         capacity = len(PROMPT) + self._length + self._gamma + self._nodes
         sequence.caches = [cache_of(capacity) for _ in range(self._scorers)]
         Answering(Chooser(()), None).run(self.drafter.open(sequence))
-        self.drafter.observe(sequence, PROMPT[-1:])
+        self.drafter.observe(sequence, tokens[-1:])
         return sequence
 
     @property
@@ -149,8 +158,8 @@ class Enumeration:
     def _drafted(self, key: Any, sequence: DraftSequence, left: int) -> Outcomes:
         if key in self._outcomes:
             return self._outcomes[key]
-        found = self._outcomes[key] = Outcomes()
         text, gamma = tuple(sequence.token_ids), min(self._gamma, left)
+        found = self._outcomes[key] = Outcomes(text, min(gamma, self._nodes))
 
         def run(chooser: Chooser) -> tuple[Draft, DraftSequence]:
             own = copy.deepcopy(sequence)
@@ -199,7 +208,52 @@ class Enumeration:
     def _path(draft: Draft, place: int) -> list[int]:
         return [draft.token_ids[step - 1] for step in draft.path_to(place)]
 
+    def broken_promise(self) -> str:
+        """What the drafts break of what `pure` promises, in a sentence; empty where it is kept.
+
+        Looked at are all drafts of the rounds of whole decodings, and of rounds that begin behind
+        every text, as they do where a drafter is opened in its middle.
+        """
+        self.law(VERIFIERS["token"])
+        for emitted in range(self._length):
+            for text in product(range(VOCAB_SIZE), repeat=emitted):
+                sequence = self._begun(text)
+                self._drafted(key_of(sequence), sequence, self._length - emitted)
+        # Behind all tokens before it, the row of a token, and where the round began that it is of.
+        rows: dict[Text, tuple[Any, Text]] = {}
+        for found in self._outcomes.values():
+            for draft in found.drafts:
+                if draft.depth != found.asked:
+                    return f"drafted {draft.depth} of {found.asked} behind {found.text}"
+                for node, place in enumerate(draft.places()):
+                    before = (*found.text, *self._path(draft, place))
+                    row = _row_of(draft, node)
+                    other, began = rows.setdefault(before, (row, found.text))
+                    if other != row:
+                        return (
+                            f"behind {before} a round that began behind {began} has the row"
+                            f" {other}, one that began behind {found.text} has {row}"
+                        )
+        return ""
+
+    def depth_of_one(self) -> int:
+        """Tokens of the longest path of a draft behind the prompt; of many outcomes, of one."""
+        sequence = self._begun(())
+        steps = self.drafter.draft(sequence, 1, self._gamma, self._nodes)
+        draft: Draft = Answering(Chooser(()), PROMPT).run(steps)
+        return draft.depth
+
     def error(self, rule: Verifier[Any]) -> float:
         """The greatest of a text's chance."""
         law, expected = self.law(rule), self.expected()
         return max(abs(law.get(text, 0.0) - chance) for text, chance in expected.items())
+
+
+def _row_of(draft: Draft, node: int) -> Any:
+    """The weight of each token in a node's row; of a certain one the token alone."""
+    row = draft.rows_of_nodes()[node]
+    if not draft.sizes[row]:
+        return {draft.token_ids[node]: 1}
+    first = sum(draft.sizes[:row])
+    entries = slice(first, first + draft.sizes[row])
+    return dict(zip(draft.ids[entries].tolist(), draft.weights[entries].tolist(), strict=True))

@@ -60,6 +60,16 @@ class Table:
         raise AssertionError("its asks are answered one by one")
 
 
+class Flat(Table):
+    """The same weight for every token behind every text, however long."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 0, zeros=False)
+
+    def row(self, text: Text) -> npt.NDArray[np.int64]:
+        return np.ones(VOCAB_SIZE, np.int64)
+
+
 class Chooser:
     """The outcomes of one run, and what else might have come."""
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.built_in import built_ins
-from drafter_svc.methods import METHODS
+from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.model import ModelDrafter
@@ -99,9 +98,9 @@ class DrafterEngine(Engine):
         round_: int,
         news: Sequence[int],
         gamma: int,
-        max_nodes: int = 0,
+        budget: int = 0,
     ) -> Draft:
-        steps = self.drafter.go_on(sequence, round_, news, gamma, max_nodes)
+        steps = self.drafter.go_on(sequence, round_, news, gamma, budget)
         return (await self.run(sequence, steps))[0]
 
 
@@ -133,14 +132,14 @@ def make_drafter(
 
 def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEngine:
     """A drafter's engine over random models, with a method of its built-in recipe."""
-    recipe = built_ins(settings or DrafterSettings())[name]
+    recipe = built_in(name, settings or DrafterSettings())
     # One where the method scores with none: its sequences reserve memory that nobody uses.
     decoders = [
         Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
         for seed in range(2, 2 + max(len(recipe.checkpoints), 1))
     ]
     engine = DrafterEngine(decoders[0], _PLACES, _BUDGET, decoders[1:])
-    engine.drafter = METHODS[name](recipe, decoders, Truncation(0.999, 512))
+    engine.drafter = recipe.make(decoders, Truncation(0.999, 512))
     return engine
 
 
@@ -180,14 +179,14 @@ async def speculate(
     max_new_tokens: int,
     *,
     gamma: int = 4,
-    max_nodes: int = 0,
+    budget: int = 0,
     rule: str = "block",
     sampling: Sampling = GREEDY,
 ) -> Text:
     """The orchestrator's loop, in process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
-    capacity = len(prompt) + max_new_tokens + max(gamma, max_nodes)
+    capacity = len(prompt) + max_new_tokens + max(gamma, budget)
     text = Text()
     try:
         opened = await target.begin(sequence, 0, capacity)
@@ -200,7 +199,7 @@ async def speculate(
             draft = Draft.certain(())
             if drafter is not None:
                 depth = min(gamma, left)
-                draft = await drafter.draft(guess, text.rounds, news, depth, max_nodes)
+                draft = await drafter.draft(guess, text.rounds, news, depth, budget)
             verdict = await target.verify(sequence, text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
             news = [*kept, verdict.next_token]

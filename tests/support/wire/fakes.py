@@ -41,13 +41,14 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
     """Drafts the number that follows, as certain rows.
 
     Attributes:
-        shape, pure: what it says of them.
+        shape, pure, recipe: what it says of them.
     """
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(**changes)
         self.shape: common_pb2.DraftShape.ValueType = CHAIN
         self.pure = True
+        self.recipe = '{"method":"fake"}'
 
     message = drafter_pb2.DraftResponse
     answer = drafter_pb2.SequenceResponse
@@ -89,6 +90,7 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
             draft_support=50,
             shape=self.shape,
             pure=self.pure,
+            recipe=self.recipe,
         )
 
 

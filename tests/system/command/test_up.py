@@ -202,6 +202,9 @@ def test_up_with_a_recipe(tmp_path: Path) -> None:
     pair = ["--target", target, "--drafter", drafter]
     with up(tmp_path, "--recipe", str(recipe), *pair, TANDEM_DRAFTER_METHOD="tree") as running:
         address = running.wait_ready()
+        shown = "forest (parts model (model b) + model (model c); max_nodes 16)"
+        assert f"recipe       {shown}" in running.out.read_text()
+        assert shown in invoke("info", "--address", address).stdout
         ids = ["generate", "--address", address, "--token-ids", "1", "-n", "20", "--ignore-eos"]
         summary = json.loads(invoke(*ids, "--nodes", "8", "--gamma", "4", "--json").stdout)[
             "summary"
@@ -214,7 +217,8 @@ def test_up_with_a_recipe(tmp_path: Path) -> None:
     [
         (
             ["--recipe", "trees", "--drafter", "models/drafter"],
-            "cannot read the recipe trees: No such file",
+            "cannot read the recipe trees: No such file or directory, and none of that name is"
+            " built in; those are model, tree, chains, forest, lookup",
         ),
         (["--recipe", "tree", "--drafter", "none"], "there is no drafter"),
     ],

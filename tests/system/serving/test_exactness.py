@@ -6,40 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import PATIENT, SMALLEST_P, SUPPORTS, Case, count_texts, target_law
+from tandem.drafting.methods import METHODS
+from tests.exactness import (
+    BRANCHING,
+    PATIENT,
+    RULES,
+    SMALLEST_P,
+    Case,
+    count_texts,
+    drafter_settings,
+    rows_of,
+    target_law,
+)
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.processes.services import trio
 
-TEXTS = {"token": 1_500, "block": 5_000, "greedy_block": 1_500}
+# By drafting method and rule; the default of both, and texts with short drafts or none, get more.
+TEXTS = {("model", "block"): 5_000, ("lookup", "block"): 3_000}
 
 
-@pytest.mark.parametrize("rows", SUPPORTS)
-def test_the_law_is_the_targets(rows: str, random_pair: tuple[Path, Path], tmp_path: Path) -> None:
+# Methods with branches are in test_trees.py; `make exactness` has all, and more of each.
+@pytest.mark.parametrize(
+    ("method", "rows"),
+    [(name, rows) for name in METHODS if name not in BRANCHING for rows in rows_of(name)],
+)
+def test_the_law_is_the_targets(
+    method: str, rows: str, random_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     drafter, target = random_pair
     law = target_law(target)
-    settings = {"MODEL": str(drafter), "DRAFT_SUPPORT": SUPPORTS[rows], "DRAFT_MASS": "1.0"}
+    settings = drafter_settings(method, rows, drafter.parent)
     with trio(
         tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
     ) as services:
-        for verifier, texts in TEXTS.items():
-            counts = count_texts(services, Case(verifier, 3, rows), range(texts))
-            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
-        services.wait_idle()
-
-
-def test_the_law_is_the_targets_with_drafts_from_the_text_itself(
-    random_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Certain tokens, drafts shorter than asked for, and rounds without any."""
-    _, target = random_pair
-    law = target_law(target)
-    settings = {"METHOD": "lookup"}
-    with trio(
-        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
-    ) as services:
-        for verifier in ("token", "block"):
-            counts = count_texts(services, Case(verifier, 3, "lookup"), range(3_000))
-            assert chi_square_p_value(counts, law) > SMALLEST_P, verifier
+        for rule in RULES[method]:
+            case = Case(rule, 3, rows, drafter=method)
+            counts = count_texts(services, case, range(TEXTS.get((method, rule), 1_500)))
+            assert chi_square_p_value(counts, law) > SMALLEST_P, case
         services.wait_idle()
 
 

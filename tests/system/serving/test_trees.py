@@ -12,6 +12,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.exactness import (
     BRANCHING,
     PATIENT,
+    RULES,
     SMALLEST_P,
     Case,
     count_texts,
@@ -33,19 +34,17 @@ def folder(random_pair: tuple[Path, Path]) -> Path:
     return folder
 
 
-# `make exactness` has all of them.
-@pytest.mark.parametrize(
-    ("method", "rows"),
-    [("tree", "support 2"), ("chains", "dense"), ("forest", "support 2")],
-)
-def test_the_law_is_the_targets(method: str, rows: str, folder: Path, tmp_path: Path) -> None:
+# `make exactness` has both kinds of rows of each.
+@pytest.mark.parametrize("method", BRANCHING)
+def test_the_law_is_the_targets(method: str, folder: Path, tmp_path: Path) -> None:
+    rows = "dense" if method == "chains" else "support 2"
     target = folder / "target"
     law = target_law(target)
     settings = drafter_settings(method, rows, folder)
     with trio(
         tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
     ) as services:
-        cases = [Case(verifier, 3, rows, 6, method) for verifier in BRANCHING[method]]
+        cases = [Case(verifier, 3, rows, 6, method) for verifier in RULES[method]]
         if method == "tree":  # sizes that follow what was seen of other texts
             cases.append(Case("block", None, rows, drafter=method))
         for case in cases:
@@ -67,16 +66,14 @@ def test_a_mutant_server_fails(folder: Path, tmp_path: Path) -> None:
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
 
 
+# Depths with budgets.
 SIZES = ((4, 16), (3, 6), (2, 2))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "sizes"), [("tree", SIZES), ("chains", SIZES[:1]), ("forest", SIZES[:1])]
-)
-def test_greedy_texts_and_counts(
-    recipe: str, sizes: tuple[tuple[int, int], ...], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("recipe", BRANCHING)
+def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     """With the embedded pair: what is drafted, what is kept, and what is said of it."""
+    sizes = SIZES if recipe == "tree" else SIZES[:1]
     prompts = ["import ", "def main(", "class Foo", "for i in ", "return ", "if x", "try:", "# "]
     with trio(tmp_path, drafter={"RECIPE": recipe}) as services:
         with grpc.insecure_channel(services.orchestrator.address) as channel:
@@ -100,7 +97,7 @@ def test_greedy_texts_and_counts(
             for prompt in prompts:
                 texts: list[list[int]] = []
                 complete(prompt, 0, None, "block")
-                for verifier in BRANCHING[recipe]:
+                for verifier in RULES[recipe]:
                     for gamma, nodes in sizes:
                         summary = complete(prompt, gamma, nodes, verifier)
                         assert not summary.drafter_lost

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from drafter_svc.built_in import built_ins
-from drafter_svc.methods import METHODS
+from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting import ranks
-from tandem.drafting.drafter import Drafter
+from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.lookup import LookupDrafter
+from tandem.drafting.methods import METHODS
+from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.inference.kv.extents import SequenceCache
+from tandem.settings import LONGEST_DRAFT
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
-from tandem.verification import VERIFIERS, Verifier
+from tandem.verification import VERIFIERS
 from tests.support.laws.landed import Enumeration
-from tests.support.laws.tables import Table
+from tests.support.laws.suited import rules_for
+from tests.support.laws.tables import Flat, Table
 
 TOLERANCE = 1e-12
 LENGTH, GAMMA, NODES = 4, 3, 6
@@ -30,27 +33,17 @@ ACCEPTANCES = ((0.6, 0.3, 0.25), (0.7, 0.3, 0.2), (0.6, 0.5, 0.4))
 LOSSLESS = Truncation(1.0, 0)
 
 
-def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH) -> Enumeration:
+def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any) -> Enumeration:
     """A method of its built-in recipe, against tables."""
-    acceptance = ACCEPTANCES[seed]
-    recipe = built_ins(DrafterSettings(max_nodes=NODES, chains=2, acceptance=acceptance))[name]
+    keys = {"max_nodes": NODES, "chains": 2, "acceptance": ACCEPTANCES[seed], **keys}
+    recipe = built_in(name, DrafterSettings(**keys))
     longest = LENGTH + GAMMA
     scorers = [
         Table(longest, 10 * seed + i, zeros=zeros) for i in range(1, len(recipe.checkpoints) + 1)
     ]
-    drafter = METHODS[name](recipe, scorers, LOSSLESS)
+    drafter = recipe.make(scorers, LOSSLESS)
     target = Table(longest, 10 * seed, zeros=zeros)
     return Enumeration(drafter, len(scorers), target, length, GAMMA, NODES)
-
-
-def suited(drafter: Drafter) -> list[Verifier[Any]]:
-    """The rules that take a drafter's drafts, but for those that look at whole texts."""
-    return [
-        rule
-        for rule in VERIFIERS.values()
-        if not rule.needs_pure
-        and (drafter.shape in (DraftShape.CHAIN, rule.takes) or rule.takes is DraftShape.TREE)
-    ]
 
 
 @pytest.mark.parametrize("seed", range(len(ACCEPTANCES)))
@@ -58,7 +51,8 @@ def suited(drafter: Drafter) -> list[Verifier[Any]]:
 def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
     # Where every token may come, a text less long has as many outcomes.
     enumeration = made(name, seed, zeros=seed > 0, length=LENGTH - (seed == 0))
-    rules = suited(enumeration.drafter)
+    # But for those that look at whole texts: what they rely on is enumerated below.
+    rules = [rule for rule in rules_for(enumeration.drafter) if not rule.needs_pure]
     assert len(rules) >= 2
     for rule in rules:
         assert enumeration.error(rule) < TOLERANCE, rule.name
@@ -81,8 +75,59 @@ def test_shapes_that_follow_what_was_kept_leave_it_too(
     assert shapes[1] - shapes[0]
 
 
-def test_every_method_is_built_in() -> None:
-    assert set(built_ins(DrafterSettings())) == set(METHODS)
+PURE = [name for name, recipe in METHODS.items() if recipe.drafter.pure]
+
+
+@pytest.mark.parametrize("seed", range(len(ACCEPTANCES)))
+@pytest.mark.parametrize("name", PURE)
+def test_a_method_that_is_pure_keeps_its_promise(name: str, seed: int) -> None:
+    """Behind the same tokens the same row, wherever the round began, and no draft is short."""
+    assert made(name, seed, zeros=seed > 0).broken_promise() == ""
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_it_drafts_the_most_that_can_be_asked_for(name: str) -> None:
+    """Too long to be enumerated: one outcome of each length."""
+    recipe = built_in(name, DrafterSettings())
+    scorers = [Flat() for _ in recipe.checkpoints]
+    drafter = recipe.make(scorers, LOSSLESS)
+    for gamma in (GAMMA + 1, 16, LONGEST_DRAFT):
+        enumeration = Enumeration(drafter, len(scorers), Flat(), 1, gamma, gamma)
+        assert enumeration.depth_of_one() == gamma, "a method that is pure drafts full chains"
+
+
+def test_a_lookup_is_not_pure() -> None:
+    """It drafts nothing where it finds nothing."""
+    assert made("lookup", 0, zeros=False).broken_promise() == "drafted 0 of 3 behind (0, 1)"
+
+
+def test_drafts_that_are_one_short_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ModelDrafter.draft
+
+    def short(
+        self: ModelDrafter, sequence: DraftSequence, round_: int, gamma: int, budget: int
+    ) -> Steps[Draft]:
+        return own(self, sequence, round_, max(gamma - 1, 1), budget)
+
+    monkeypatch.setattr(ModelDrafter, "draft", short)
+    assert made("model", 0, zeros=False).broken_promise().startswith("drafted 2 of 3 behind")
+
+
+def test_rows_that_depend_on_where_the_round_began_break_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lookup that fills its drafts up: each has its length, and is not pure all the same."""
+    own = LookupDrafter.draft
+
+    def filled(
+        self: LookupDrafter, sequence: DraftSequence, round_: int, gamma: int, budget: int
+    ) -> Steps[Draft]:
+        found = yield from own(self, sequence, round_, gamma, budget)
+        return Draft.certain([*found.token_ids, *[0] * (gamma - len(found))])
+
+    monkeypatch.setattr(LookupDrafter, "draft", filled)
+    broken = made("lookup", 0, zeros=False, lookup_ngram=1).broken_promise()
+    assert "a round that began behind" in broken
 
 
 def _unsaid(draft: Draft) -> Draft:

@@ -16,7 +16,7 @@ from tests.support.repository import ROOT
 
 def draft_behind(text: list[int], gamma: int = 4, *, longest: int = 3, window: int = 100) -> Draft:
     drafter = LookupDrafter(longest, window)
-    steps = drafter.draft(DraftSequence(text, Sampling(), 100), 1, gamma)
+    steps = drafter.draft(DraftSequence(text, Sampling(), 100), 1, gamma, gamma)
     with pytest.raises(StopIteration) as ended:
         next(steps)
     draft: Draft = ended.value.value

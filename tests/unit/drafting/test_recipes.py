@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 
-from drafter_svc.built_in import built_ins, recipe_of
+from drafter_svc.built_in import built_in, recipe_of
 from drafter_svc.methods import load
-from drafter_svc.recipe import ForestRecipe, TreeRecipe, read_recipe
+from drafter_svc.recipe import read_recipe
 from drafter_svc.settings import DrafterSettings
-from tandem.drafting.forest import ForestDrafter
+from tandem.drafting.drafter import settings_of
+from tandem.drafting.forest import ForestDrafter, ForestRecipe
+from tandem.drafting.methods import METHODS
+from tandem.drafting.tree import TreeRecipe
+from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
+from tandem.settings import read_settings
+from tandem.speculation.nodes import DraftShape
 from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 
@@ -46,7 +52,8 @@ def test_a_file_says_what_drafts(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, FOREST))
     assert isinstance(recipe, ForestRecipe)
     assert recipe.checkpoints == ("", "somewhere/second")
-    assert (recipe.nodes, recipe.parts[0].nodes, recipe.parts[1].nodes) == (12, 8, 0)
+    trees = (recipe.largest_tree, *(part.largest_tree for part in recipe.parts))
+    assert trees == (12, 8, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
-        (None, "No such file"),
+        (None, "No such file or directory, and none of that name is built in; those are model, "),
     ],
 )
 def test_a_service_exits_with_2_and_one_line(
@@ -124,12 +131,42 @@ def test_a_built_in_recipes_keys_are_settings() -> None:
     assert isinstance(recipe, ForestRecipe)
     first = recipe.parts[0]
     assert isinstance(first, TreeRecipe)
-    assert (recipe.nodes, first.acceptance, recipe.parts[1].model) == (6, (0.5, 0.2), "b")
-    chains: Any = built_ins(settings)["chains"]
-    assert (chains.chains, chains.nodes) == (3, 6)
+    assert (recipe.largest_tree, first.acceptance, recipe.parts[1].model) == (6, (0.5, 0.2), "b")
+    chains: Any = built_in("chains", settings)
+    assert (chains.chains, chains.largest_tree) == (3, 6)
     # METHOD is short for it; RECIPE is what counts.
-    assert recipe_of(DrafterSettings(method="tree")) == built_ins(DrafterSettings())["tree"]
+    assert recipe_of(DrafterSettings(method="tree")) == built_in("tree", DrafterSettings())
     assert recipe_of(DrafterSettings(method="tree", recipe="model")).method == "model"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_one_file_and_one_entry(name: str) -> None:
+    kind = METHODS[name]
+    assert kind.__module__ == kind.drafter.__module__ == f"tandem.drafting.{name}"
+    recipe = built_in(name, DrafterSettings())
+    assert recipe.method == name
+    scorers: Any = [None] * len(recipe.checkpoints)  # which it only holds
+    drafter = recipe.make(scorers, Truncation(1.0, 0))
+    assert type(drafter) is kind.drafter
+    assert drafter.largest_tree == recipe.largest_tree
+    assert (drafter.largest_tree > 0) == (drafter.shape is not DraftShape.CHAIN)
+    assert recipe_of(DrafterSettings(method=name)) == recipe_of(DrafterSettings(recipe=name))
+
+
+def test_methods_that_share_a_setting_share_its_values() -> None:
+    found: dict[str, Any] = {}
+    for recipe in METHODS.values():
+        for setting, key in settings_of(recipe).values():
+            own = setting, key.annotation, key.metadata, key.default
+            assert found.setdefault(setting.name, own) == own
+
+
+def test_a_method_that_does_not_exist_is_named_with_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_METHOD", "trees")
+    with pytest.raises(StartupError, match=r"TANDEM_DRAFTER_METHOD: .*'model', 'tree', 'chains'"):
+        read_settings(DrafterSettings)
 
 
 def test_a_service_tells_its_recipe_without_places(

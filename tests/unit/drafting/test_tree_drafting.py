@@ -61,7 +61,7 @@ async def test_greedy_texts_of_chains_are_the_models_own(
     drafts = noted(drafter, monkeypatch)
     async with running(target, drafter):
         plain = await speculate(None, target, PROMPT, 40)
-        text = await speculate(drafter, target, PROMPT, 40, gamma=4, max_nodes=12, rule=rule)
+        text = await speculate(drafter, target, PROMPT, 40, gamma=4, budget=12, rule=rule)
         assert text.token_ids == plain.token_ids
         assert text.accepted > 0
     assert {len(draft) for draft in drafts} == {1, 2, 3, 4}, "all chains are one"
@@ -80,7 +80,7 @@ async def test_one_of_several_chains_is_the_chain(rule: str) -> None:
         for seed in range(5):
             sampling = Sampling(seed=seed)
             alone = await speculate(
-                drafter, target, PROMPT, 30, max_nodes=16, rule=rule, sampling=sampling
+                drafter, target, PROMPT, 30, budget=16, rule=rule, sampling=sampling
             )
             chain = await speculate(model, target, PROMPT, 30, rule=like, sampling=sampling)
             assert alone == chain
@@ -98,7 +98,7 @@ async def test_chains_share_their_common_beginnings(
     async with running(target, drafter):
         for seed in range(6):
             await speculate(
-                drafter, target, PROMPT, 30, gamma=3, max_nodes=nodes, sampling=Sampling(seed=seed)
+                drafter, target, PROMPT, 30, gamma=3, budget=nodes, sampling=Sampling(seed=seed)
             )
     full = [draft for draft in drafts if draft.depth == depth]
     assert full
@@ -118,7 +118,7 @@ async def test_greedy_texts_are_the_models_own(rule: str) -> None:
         plain = await speculate(None, target, PROMPT, 40)
         for gamma, nodes in ((4, 4), (3, 6), (4, 12)):
             text = await speculate(
-                drafter, target, PROMPT, 40, gamma=gamma, max_nodes=nodes, rule=rule
+                drafter, target, PROMPT, 40, gamma=gamma, budget=nodes, rule=rule
             )
             assert text.token_ids == plain.token_ids
             assert text.accepted > 0
@@ -137,7 +137,7 @@ async def test_a_tree_of_one_branch_is_the_chain(rule: str) -> None:
             sampling = Sampling(seed=seed)
             branch, chain = [
                 await speculate(
-                    engine, target, PROMPT, 30, max_nodes=nodes, rule=rule, sampling=sampling
+                    engine, target, PROMPT, 30, budget=nodes, rule=rule, sampling=sampling
                 )
                 for engine, nodes in ((drafter, 4), (chains, 0))
             ]
@@ -156,7 +156,7 @@ async def test_a_text_is_the_same_alone_and_beside_others(name: str) -> None:
     async def text(seed: int, nodes: int) -> Text:
         sampling = Sampling(seed=seed, temperature=float(seed != 3))
         engine = drafter if nodes else model
-        return await speculate(engine, target, PROMPT, 24, max_nodes=nodes, sampling=sampling)
+        return await speculate(engine, target, PROMPT, 24, budget=nodes, sampling=sampling)
 
     async with running(target, drafter, model):
         alone = await text(7, 8)
@@ -173,7 +173,7 @@ async def test_greedy_texts_of_a_forest_are_the_models_own(
     drafts = noted(drafter, monkeypatch)
     async with running(target, drafter):
         plain = await speculate(None, target, PROMPT, 40)
-        text = await speculate(drafter, target, PROMPT, 40, gamma=3, max_nodes=9, rule=rule)
+        text = await speculate(drafter, target, PROMPT, 40, gamma=3, budget=9, rule=rule)
         assert text.token_ids == plain.token_ids
         assert text.accepted > 0
     for draft in drafts:
@@ -197,7 +197,7 @@ async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyP
     async with running(target, drafter):
         for seed in range(8):
             await speculate(
-                drafter, target, PROMPT, 30, gamma=3, max_nodes=9, sampling=Sampling(seed=seed)
+                drafter, target, PROMPT, 30, gamma=3, budget=9, sampling=Sampling(seed=seed)
             )
     assert {len(draft) for draft in drafts} > {9}  # the end of a text leaves less depth
     for draft in drafts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tandem.tools.cli.display.recipe import shown
 from tandem.tools.cli.display.terminal import out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import DEFAULT_ADDRESS, AddressOption
@@ -48,13 +49,14 @@ def _models(reply: pb.GetModelInfoResponse) -> Table:
     from rich.table import Table
 
     table = Table("", "target")
-    columns = [reply.target]
+    columns = [_rows(reply.target)]
     if reply.HasField("drafter"):
         table.add_column("drafter")
-        columns.append(reply.drafter)
-    rows = [_rows(model) for model in columns]
-    for name in rows[0]:
-        table.add_row(name, *(row[name] for row in rows))
+        columns.append(_rows(reply.drafter) if reply.drafter.vocab_size else _alone(reply.drafter))
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    if reply.HasField("drafter"):
+        table.add_row("recipe", "", "\n".join(map(shown, reply.drafter_recipes)) or "unknown")
     return table
 
 
@@ -69,4 +71,16 @@ def _rows(model: common_pb2.ModelInfo) -> dict[str, str]:
         "sequences at once": f"{model.max_sequences:,}",
         "longest draft": f"{model.max_gamma}",
         "runs on": f"{model.device}, {model.dtype}",
+    }
+
+
+def _alone(drafter: common_pb2.ModelInfo) -> dict[str, str]:
+    """Of a drafter without a model, which takes and drafts any id."""
+    return {
+        **_rows(drafter),
+        "model": "none",
+        "parameters": "none",
+        "vocabulary": "the target's",
+        "tokenizer": "none: it drafts token ids",
+        "runs on": drafter.device,
     }

@@ -76,7 +76,7 @@ _Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="What drafts: model, tree, chains, lookup, forest, or a TOML file. Default model.",
+        help="What drafts: model, tree, chains, forest, lookup, or a TOML file. Default model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -85,7 +85,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round, at most 64. Default 4.",
+        help="Tokens to draft a round, at most 64. Default auto: what they earn, round by round.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -246,10 +246,16 @@ def _stop_signals() -> Iterator[Event]:
 
 
 def _announce(stack: Stack) -> None:
+    from tandem.tools.cli.display.recipe import shown
+    from tandem.tools.local.readiness import drafts_by
+
     addresses = stack.addresses
     for name in ("orchestrator", "target", "drafter"):
         out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
-    shown = addresses["orchestrator"]
-    option = "" if shown == DEFAULT_ADDRESS else f" --address {shown}"
+    if "drafter" in addresses:
+        recipe = shown(drafts_by(stack.endpoint("drafter")))
+        out.print(f"[bold]{'recipe':<12}[/] {recipe}", soft_wrap=True)
+    address = addresses["orchestrator"]
+    option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
     out.file.flush()

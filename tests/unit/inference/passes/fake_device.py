@@ -182,7 +182,7 @@ def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: 
 
     def begin(sequence: DraftSequence) -> Any:
         sequence.token_ids.append(5)
-        return drafter.draft(sequence, 1, gamma)
+        return drafter.draft(sequence, 1, gamma, gamma)
 
     for drafted in run(stepper, sequences, begin):
         assert len(drafted.token_ids) == gamma

@@ -16,8 +16,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from drafter_svc.built_in import built_ins
-from drafter_svc.methods import METHODS
+from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import Truncation
@@ -71,9 +70,9 @@ def test_a_draft_waits_for_the_device_once(
 def test_a_draft_with_branches_stays_on_the_device(
     host: Host, mixture: str, name: str, arrivals: int
 ) -> None:
-    recipe = built_ins(DrafterSettings(chains=2))[name]
+    recipe = built_in(name, DrafterSettings(chains=2))
     decoders = [decoder_on_device(copy.deepcopy(LLAMA)) for _ in recipe.checkpoints]
-    drafter = METHODS[name](recipe, decoders, Truncation(0.99, 16))
+    drafter = recipe.make(decoders, Truncation(0.99, 16))
     sequences = [DraftSequence([1] * 3, one, VOCAB_SIZE) for one in MIXTURES[mixture]]
     for sequence in sequences:
         sequence.caches = [decoder.reserve(40) for decoder in decoders]

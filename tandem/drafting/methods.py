@@ -1,0 +1,24 @@
+"""The table of drafting methods: a new one is a file beside this one, and an entry here."""
+
+from __future__ import annotations
+
+from tandem.drafting.chains import ChainsRecipe
+from tandem.drafting.drafter import Recipe
+from tandem.drafting.forest import ForestRecipe
+from tandem.drafting.lookup import LookupRecipe
+from tandem.drafting.model import ModelRecipe
+from tandem.drafting.tree import TreeRecipe
+
+RECIPES: tuple[type[Recipe], ...] = (
+    ModelRecipe,
+    TreeRecipe,
+    ChainsRecipe,
+    ForestRecipe,
+    LookupRecipe,
+)
+
+# Recipes' files, METHOD and RECIPE, and the lists of the tests take the names from here. The
+# command's help and docs/recipes.md repeat them; tests compare.
+METHODS: dict[str, type[Recipe]] = {
+    recipe.model_fields["method"].default: recipe for recipe in RECIPES
+}
