@@ -8,13 +8,14 @@ from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
-from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
-from tandem.serving.fingerprint import require_same
-from tandem.telemetry.logs import bind_request
+from tandem.rpc.streams.sequence import Progress, StepReply
+from tandem.serving.sequence import EngineSequence
 from tandem.telemetry.tracing.ids import SpanIds
 
 
-class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse]):
+class DraftedSequence(
+    EngineSequence[drafter_pb2.SequenceRequest, drafter_pb2.SequenceResponse, DraftSequence]
+):
     """One sequence of a drafter.
 
     Args:
@@ -24,25 +25,14 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
     """
 
     def __init__(self, engine: Engine, drafter: Drafter, info: common_pb2.ModelInfo) -> None:
-        super().__init__()
-        self._engine = engine
+        super().__init__(engine, info)
         self._drafter = drafter
-        self._max_length = info.max_length
-        self._fingerprint = info.fingerprint
-        self._incarnation = info.incarnation
-        self._max_gamma = info.max_gamma
-        self._sequence: DraftSequence | None = None
-        self._progress: Progress
-        self._end = 0
 
     async def _open(
         self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request = message.open
-        messages.check_request_id(request.request_id)
-        self.request_id = request.request_id
-        bind_request(self.request_id)
-        require_same(request.fingerprint, self._fingerprint)
+        self._accept(request)
         if request.target_vocab_size < 1:
             raise InvalidRequest("open.target_vocab_size must be at least 1")
         token_ids = messages.tokens_from(
@@ -81,11 +71,12 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
     ) -> StepReply[drafter_pb2.SequenceResponse]:
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
-        assert sequence is not None  # no step comes before open
-        news = self._news_of(request, sequence)
-        steps = self._drafter.go_on(sequence, request.round, news, request.gamma, request.max_nodes)
+        emitted = self._emitted(request, sequence)
+        steps = self._drafter.go_on(
+            sequence, request.round, emitted, request.gamma, request.max_nodes
+        )
         draft, times = await self._engine.run(sequence, steps, self.request_id, traced)
-        self._progress = Progress(self._progress.length + len(news), request.round)
+        self._progress = Progress(self._progress.length + len(emitted), request.round)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
             position=self._progress.length,
@@ -107,7 +98,7 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
             },
         )
 
-    def _news_of(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
+    def _emitted(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
         """The emitted tokens of a checked request."""
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
@@ -121,14 +112,10 @@ class DraftedSequence(ServedSequence[drafter_pb2.SequenceRequest, drafter_pb2.Se
                 f"draft.new_token_ids: the sequence would hold {held + count} tokens,"
                 f" open announced at most {self._end}"
             )
-        news = messages.tokens_from(
+        emitted = messages.tokens_from(
             "draft.new_token_ids", request.new_token_ids, sequence.vocab_size, self._end
         )
         left = self._end - held - count
         if request.gamma > left:
             raise InvalidRequest(f"draft.gamma is {request.gamma}, max_new_tokens leaves {left}")
-        return news
-
-    def release(self) -> None:
-        if self._sequence is not None:
-            self._engine.release(self._sequence)
+        return emitted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from drafter_svc.methods import LoadedDrafter, load
+from drafter_svc.loading import LoadedDrafter, load
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc

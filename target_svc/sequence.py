@@ -9,11 +9,10 @@ from tandem.engine.engine import Engine
 from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
-from tandem.rpc.streams.sequence import Progress, ServedSequence, StepReply
-from tandem.serving.fingerprint import require_same
+from tandem.rpc.streams.sequence import Progress, StepReply
+from tandem.serving.sequence import EngineSequence
 from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
-from tandem.telemetry.logs import bind_request
 from tandem.telemetry.tracing.ids import SpanIds
 from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
@@ -21,7 +20,9 @@ from target_svc.messages import carry_from, carry_to
 from target_svc.round import TargetSequence
 
 
-class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse]):
+class VerifiedSequence(
+    EngineSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse, TargetSequence]
+):
     """One sequence of a target.
 
     Args:
@@ -31,28 +32,17 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
     """
 
     def __init__(self, engine: Engine, scorer: Scorer, info: common_pb2.ModelInfo) -> None:
-        super().__init__()
-        self._engine = engine
+        super().__init__(engine, info)
         self._scorer = scorer
         self._vocab_size = info.vocab_size
-        self._max_length = info.max_length
-        self._fingerprint = info.fingerprint
-        self._incarnation = info.incarnation
-        self._max_gamma = info.max_gamma
-        self._sequence: TargetSequence
-        self._progress: Progress
         self._most_nodes = info.max_nodes
         self._gamma = 0
-        self._end = 0
 
     async def _open(
         self, message: target_pb2.SequenceRequest, traced: SpanIds | None
     ) -> StepReply[target_pb2.SequenceResponse]:
         request = message.open
-        messages.check_request_id(request.request_id)
-        self.request_id = request.request_id
-        bind_request(self.request_id)
-        require_same(request.fingerprint, self._fingerprint)
+        self._accept(request)
         sequence = self._sequence = self._sequence_from(request)
         self._gamma = request.gamma
         self._end = len(sequence.token_ids) + request.max_new_tokens
@@ -165,7 +155,3 @@ class VerifiedSequence(ServedSequence[target_pb2.SequenceRequest, target_pb2.Seq
                 f"draft.token_ids holds {gamma} tokens; {self._sequence.rule.name} needs"
                 f" {min(self._gamma, left)} (its fixed gamma, or what is left)"
             )
-
-    def release(self) -> None:
-        if hasattr(self, "_sequence"):
-            self._engine.release(self._sequence)

@@ -205,7 +205,7 @@ def test_only_the_models_side_touches_torch() -> None:
     [
         "orchestrator",
         "drafter_svc.servicer",
-        "drafter_svc.methods",
+        "drafter_svc.loading",
         "target_svc.settings",
         "tandem.tools",
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drafter_svc.built_in import built_in, recipe_of
-from drafter_svc.methods import load
+from drafter_svc.loading import load
 from drafter_svc.recipe import read_recipe
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.drafter import settings_of

@@ -1,7 +1,7 @@
 """What a drafter can do that draws otherwise than it says; docs/security.md says it too.
 
 One token, exactly: a rule's law is q's mass times what it keeps, and what it draws instead. Then
-whole texts over several rounds, by enumeration of the landed rules.
+whole texts over several rounds, by enumeration of the rules that serve.
 """
 
 from __future__ import annotations

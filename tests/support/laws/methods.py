@@ -1,4 +1,4 @@
-"""Landed drafting methods, run against tables, every draw answered by each possible outcome.
+"""The drafting methods that serve, against tables: every draw answered by each possible outcome.
 
 What is enumerated is the generator that serves: its asks, its caches, its history. Only the
 decoder and the random numbers are replaced, by tables of integer weights and by all outcomes.
@@ -74,7 +74,7 @@ class Enumeration:
     """Whole decodings of one method.
 
     Args:
-        drafter: the landed generator.
+        drafter: the method.
         scorers: how many it has.
         target: p behind every text, floats.
         length: tokens of a text.

@@ -1,0 +1,60 @@
+"""What a sequence on the drafter and one on the target have in common: who asks, limits, room."""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from tandem.common.v1 import common_pb2
+from tandem.engine.admission import AdmittedSequence
+from tandem.engine.engine import Engine
+from tandem.rpc import messages
+from tandem.rpc.streams.sequence import Answer, Progress, ServedSequence, StepMessage
+from tandem.serving.fingerprint import require_same
+from tandem.telemetry.logs import bind_request
+
+Q = TypeVar("Q", bound=StepMessage)
+R = TypeVar("R", bound=Answer)
+S = TypeVar("S", bound=AdmittedSequence)
+
+
+class OpenRequest(Protocol):
+    """What every `open` says of its text."""
+
+    request_id: str
+    fingerprint: str
+
+
+class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
+    """A sequence whose steps an engine runs.
+
+    Args:
+        engine: see there.
+        info: limits that were announced.
+    """
+
+    def __init__(self, engine: Engine, info: common_pb2.ModelInfo) -> None:
+        super().__init__()
+        self._engine = engine
+        self._max_length = info.max_length
+        self._max_gamma = info.max_gamma
+        self._fingerprint = info.fingerprint
+        self._incarnation = info.incarnation
+        self._sequence: S
+        self._progress: Progress
+        self._end = 0  # tokens that it may grow to
+
+    def _accept(self, request: OpenRequest) -> None:
+        """Learn whose text it is, and that it counts on this service.
+
+        Raises:
+            InvalidRequest: the request id cannot be one.
+            Unavailable: the caller counts on another service.
+        """
+        messages.check_request_id(request.request_id)
+        self.request_id = request.request_id
+        bind_request(self.request_id)
+        require_same(request.fingerprint, self._fingerprint)
+
+    def release(self) -> None:
+        if hasattr(self, "_sequence"):
+            self._engine.release(self._sequence)
