@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-
-from orchestrator.front.validation import Validator
+from orchestrator.front.validation import Validator, new_seed
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -32,7 +30,7 @@ def request_from(message: pb.Generation) -> Request:
     """
     stopping, speculation = message.stopping, message.speculation
     return Request(
-        sampling=messages.sampling_from(message.sampling, default_seed=secrets.randbits(64)),
+        sampling=messages.sampling_from(message.sampling, default_seed=new_seed()),
         prompt=message.prompt if message.HasField("prompt") else None,
         prompt_ids=message.prompt_token_ids,
         request_id=message.request_id,

@@ -19,9 +19,8 @@ from orchestrator.sizes.policies import SizePolicies
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.metrics import RequestMetrics
-from orchestrator.text.record import TextRecord
+from orchestrator.text.record import TextRecord, TextSpans
 from orchestrator.text.session import Session
-from orchestrator.text.spans import TextSpans
 from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError

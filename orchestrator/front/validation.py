@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import uuid
 from dataclasses import dataclass
 
@@ -215,6 +216,11 @@ class Validator:
                 + (" beside drafts; gamma 0 needs none" if request.gamma else "")
             )
         return count, count <= drafted
+
+
+def new_seed() -> int:
+    """The seed of a request that names none; the summary tells it."""
+    return secrets.randbits(64)
 
 
 def request_id_of(request: Request) -> str:

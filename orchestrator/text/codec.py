@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from orchestrator.text.detokenizer import Detokenizer, Vocabulary
+from orchestrator.text.stop_strings import TextStream
 from tandem.errors import StartupError
 
 
@@ -63,52 +64,3 @@ def _parse(tokenizer_json: bytes) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-class TextStream:
-    """Turns tokens into text as they come.
-
-    Never releases half a character, nor text that a stop string may still swallow.
-
-    Attributes:
-        stop_string: the one that came, if any; no text is released from it on.
-    """
-
-    def __init__(self, decoder: Detokenizer | None, stop_strings: Sequence[str]) -> None:
-        self._decoder = decoder
-        self._stop_strings = stop_strings
-        self._held = ""
-        self.stop_string: str | None = None
-
-    def push(self, token_id: int) -> str:
-        """The text that a token releases; it may be empty."""
-        if self._decoder is None:
-            return ""
-        self._held += self._decoder.push(token_id)
-        found = [(self._held.find(stop), stop) for stop in self._stop_strings]
-        found = [(place, stop) for place, stop in found if place >= 0]
-        if found:
-            place, self.stop_string = min(found, key=lambda hit: hit[0])
-            released, self._held = self._held[:place], ""
-            return released
-        return self._release(len(self._held) - self._possible_stop())
-
-    def flush(self) -> str:
-        """What was held back for a stop string that did not come.
-
-        A character that is still incomplete is dropped.
-        """
-        return self._release(len(self._held))
-
-    def _release(self, count: int) -> str:
-        released, self._held = self._held[:count], self._held[count:]
-        return released
-
-    def _possible_stop(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
-        longest = max((len(stop) - 1 for stop in self._stop_strings), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            tail = self._held[-length:]
-            if any(stop.startswith(tail) for stop in self._stop_strings):
-                return length
-        return 0

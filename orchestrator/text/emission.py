@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from orchestrator.text.codec import TextStream
 from orchestrator.text.contracts import Decided, Drafted, Expected
 from orchestrator.text.measures import TextCounts
+from orchestrator.text.stop_strings import TextStream
 from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 from tandem.errors import InvalidRequest
 
