@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.bench import FULL
 from benchmarks.expand import expand
 from benchmarks.measure.environment import RESULTS, describe
 from benchmarks.measure.prompts import PROMPTS
+from benchmarks.peers.plan import FULL
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb

@@ -43,3 +43,8 @@ def _commit() -> str:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
+
+
+def target_dtype() -> str:
+    """What a large target is computed in here: a processor without units for it has no bfloat16."""
+    return "bfloat16" if "bf16" in _processor() else "float32"

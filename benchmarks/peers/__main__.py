@@ -11,27 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tokenizers import Tokenizer
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, describe, target_dtype
 from benchmarks.peers import report
-from benchmarks.peers.installation import install
+from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
-from benchmarks.peers.models import checkpoints, converted
 from benchmarks.peers.plan import FULL, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, named
+from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, Say, named, telling
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
-from benchmarks.peers.worker import EngineFailed
-
-Say = Callable[[str], None]
 
 # Of the budget; what is left is for the laws.
 _CHOOSING, _MEASURING = 0.25, 0.45
@@ -66,39 +60,14 @@ class Outcome:
     reference: str
 
 
-def load_all(plan: Plan, engines: tuple[Engine, ...], dtype: str, roster: Roster, say: Say) -> str:
-    """Set up and load everyone that can be; returns the target's folder."""
-    folders = checkpoints(plan.shape, say)
-    for engine in engines:
-        own = folders
-        try:
-            if engine.environment:
-                install(engine.environment, plan.setup_s, say)
-            if engine.converts:
-                own = converted(folders, say)
-        except EngineFailed as failure:
-            roster.failures[engine.name] = str(failure)
-            continue
-        roster.start(engine, own, plan.gammas, dtype, say)
-    return folders["target"]
-
-
 def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcome:
     """Everything, with all workers ended in the end."""
     roster = Roster()
     try:
-        target = load_all(plan, engines, dtype, roster, say)
-        for name, failure in roster.failures.items():
-            say(f"{name} takes no part: {failure}")
+        target = roster.load(plan, engines, dtype, say)
         return contest(plan, roster, prompts_of(target), say)
     finally:
         roster.close()
-
-
-def prompts_of(target: str) -> list[tuple[int, ...]]:
-    """Token ids of what is continued."""
-    tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
-    return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
 
 
 def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say) -> Outcome:
@@ -107,7 +76,7 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
     turns.warm_up(jobs)
     choosing, choices = turns.choose(plan, jobs, plan.budget_s * _CHOOSING)
     roster.keep(
-        way for way in roster.workers if not way.gamma or way.gamma in _chosen(choices, way.engine)
+        way for way in roster.workers if not way.gamma or way.gamma in _chosen(choices, way.family)
     )
     measured = turns.measure(plan, choices, plan.budget_s * _MEASURING)
     gammas = law_gammas(choices, roster)
@@ -128,8 +97,8 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
     return Outcome(roster, choosing, choices, measured, laws, gammas, beside, reference)
 
 
-def _chosen(choices: Choices, engine: str) -> set[int]:
-    return {best[engine] for best in choices.values() if engine in best}
+def _chosen(choices: Choices, family: str) -> set[int]:
+    return {best[family] for best in choices.values() if family in best}
 
 
 def law_gammas(choices: Choices, roster: Roster) -> dict[str, int]:
@@ -214,12 +183,9 @@ def main() -> None:
     """Measure, print, and write the file."""
     options = _options()
     plan, console = plan_of(options), Console(record=True, width=_WIDTH)
-    # A processor without units for bfloat16 is faster in float32.
-    dtype = options.dtype or ("bfloat16" if "bf16" in describe()["machine"] else "float32")
+    dtype = options.dtype or target_dtype()
     load_before = os.getloadavg()
-    told = Console(stderr=True)
-    with told.status("starting") as status:
-        say = status.update if told.is_terminal else told.print
+    with telling() as say:
         outcome = run(plan, tuple(options.engines), dtype, say)
     show(plan, outcome, console)
     found = {"note": options.note, "load_average": [load_before, os.getloadavg()]}

@@ -16,13 +16,12 @@ from rich.console import Console
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import installation, report
 from benchmarks.peers import roster as rosters
-from benchmarks.peers.choice import best_gammas
 from benchmarks.peers.installation import Environment, install, run_logged
 from benchmarks.peers.law import Law, common_start, compare, two_sample
 from benchmarks.peers.plan import QUICK
 from benchmarks.peers.protocol import Generate, Load, answer_all, ask_of, line_of
 from benchmarks.peers.roster import Engine, Roster, named
-from benchmarks.peers.spread import Spread, ratios
+from benchmarks.peers.spread import Spread, best_gammas, ratios
 from benchmarks.peers.turns import Turns, jobs_of
 from benchmarks.peers.way import Job, Measurement, Way
 from benchmarks.peers.worker import EngineFailed, Worker

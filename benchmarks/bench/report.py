@@ -7,14 +7,13 @@ from statistics import median
 
 from rich.table import Table
 
-from benchmarks.contest.floor import Floor
-from benchmarks.contest.method import System
-from benchmarks.contest.row import Row
+from benchmarks.bench.floor import Floor
+from benchmarks.bench.row import Row
+from benchmarks.peers.roster import TRANSFORMERS
 
 _COLUMNS = (
     "temper-\nature",
     "method",
-    "dtype",
     "gamma",
     "tokens\n/s",
     "TTFT\nms",
@@ -31,7 +30,6 @@ _COLUMNS = (
     "pre-\ndicted",
     "to\nfloor",
 )
-_BASELINES = (System.GENERATE, System.ASSISTED, System.ASSISTED_DEFAULTS)
 
 
 def best(rows: Sequence[Row], name: str, temperature: float) -> Row | None:
@@ -44,7 +42,9 @@ def shown(rows: Sequence[Row]) -> list[Row]:
     """The rows of the table: transformers at its best only, all of the others."""
     kept = []
     for row in rows:
-        if row.name not in _BASELINES or row is best(rows, row.name, row.temperature):
+        if not row.name.startswith(TRANSFORMERS.name) or row is best(
+            rows, row.name, row.temperature
+        ):
             kept.append(row)
     return kept
 
@@ -52,14 +52,14 @@ def shown(rows: Sequence[Row]) -> list[Row]:
 def table(rows: Sequence[Row]) -> Table:
     """The headline table."""
     result = Table(*_COLUMNS)
-    for column in result.columns[3:]:
+    for column in result.columns[2:]:
         column.justify = "right"
     previous = None
     for row in shown(rows):
         if previous is not None and row.temperature != previous:
             result.add_section()
         previous = row.temperature
-        result.add_row(f"{row.temperature:g}", row.name, row.dtype, *_cells(row))
+        result.add_row(f"{row.temperature:g}", row.name, *_cells(row))
     return result
 
 
@@ -69,7 +69,7 @@ def _cells(row: Row) -> list[str]:
     if row.block_efficiency_se is not None:
         efficiency += f" ± {row.block_efficiency_se:.2f}"
     return [
-        "its own" if row.gamma is None else str(row.gamma),
+        str(row.gamma),
         _number(row.tokens_per_s, 1),
         _number(row.ttft_ms, 1),
         _number(row.tpot_ms, 1),
@@ -91,7 +91,7 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def stages(floor: Floor, bandwidth: float) -> dict[str, object]:
+def stages(floor: Floor) -> dict[str, object]:
     """The bare models' times and the memory's speed."""
     rounds = {
         str(gamma): {
@@ -103,14 +103,14 @@ def stages(floor: Floor, bandwidth: float) -> dict[str, object]:
     }
     return {
         "dtype": floor.dtype,
-        "copy_bandwidth_gb_per_s": bandwidth / 1e9,
+        "copy_bandwidth_gb_per_s": floor.bandwidth / 1e9,
         "target_bytes": floor.target_bytes,
-        "bandwidth_floor_ms": floor.target_bytes / bandwidth * 1e3,
+        "bandwidth_floor_ms": floor.target_bytes / floor.bandwidth * 1e3,
         "by_gamma": rounds,
     }
 
 
-def sentences(floor: Floor, bandwidth: float) -> list[str]:
+def sentences(floor: Floor) -> list[str]:
     """What the bare models take, in words."""
     said = []
     plain = median(floor.rounds[0].target_s)
@@ -122,8 +122,9 @@ def sentences(floor: Floor, bandwidth: float) -> list[str]:
                 f" target pass of {gamma + 1} rows {pass_s * 1e3:.1f} ms,"
                 f" {pass_s / plain:.2f} x the pass of 1 row ({plain * 1e3:.1f} ms)"
             )
+    read_ms = floor.target_bytes / floor.bandwidth * 1e3
     said.append(
         f"target weights {floor.target_bytes / 1e6:.0f} MB ({floor.dtype}) at"
-        f" {bandwidth / 1e9:.1f} GB/s copied: {floor.target_bytes / bandwidth * 1e3:.1f} ms a pass"
+        f" {floor.bandwidth / 1e9:.1f} GB/s copied: {read_ms:.1f} ms a pass"
     )
     return said
