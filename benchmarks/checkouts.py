@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import grpc
 from rich.console import Console
@@ -27,20 +25,19 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.expand import expand
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, ROOT, keep
+from benchmarks.measure.services import serving
+from benchmarks.measure.texts import PROMPTS, asked, summaries
 from benchmarks.peers.plan import FULL
-from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
-from tandem.tools.local.pair import embedded
-from tandem.tools.local.process import ROOT
-from tandem.tools.local.stack import StackSettings, running
+from tandem.tools.local.pair import Pair, embedded
 
 _NEW_TOKENS = 128
+_MAX_LENGTH = 512
 _CODES = ("ours", "theirs")
 
 
@@ -88,6 +85,9 @@ class Checkout:
         self._drafter = drafter_pb2_grpc.DrafterServiceStub(drafter)
         self._target = target_pb2_grpc.TargetServiceStub(target)
 
+    def _prompt(self, seed: int) -> bytes | None:
+        return None if self._spells else PROMPTS[seed % len(PROMPTS)].encode()
+
     def _counts(self) -> dict[str, tuple[int, int]]:
         """Model calls and positions fed since each service's start."""
         drafter = self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats
@@ -97,34 +97,24 @@ class Checkout:
             for name, stats in (("drafter", drafter), ("target", target))
         }
 
-    def _prompt(self, number: int) -> dict[str, Any]:
-        prompt = PROMPTS[number % len(PROMPTS)]
-        return {"prompt": prompt} if self._spells else {"prompt_token_ids": prompt.encode()}
-
     def write(self, code: str, rule: str, gamma: int, turn: int, texts: int) -> Found:
         """So many texts at once; the turn is their seed.
 
         Raises:
             RuntimeError: a text failed.
         """
-        asked = [
-            pb.Generation(
-                **self._prompt(turn * texts + text),
-                sampling=common_pb2.Sampling(temperature=1.0, seed=turn * texts + text),
-                stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-                speculation=pb.Speculation(gamma=gamma, verifier=rule),
-            )
-            for text in range(texts)
+        seeds = range(turn * texts, (turn + 1) * texts)
+        generations = [
+            asked(seed, _NEW_TOKENS, prompt=self._prompt(seed), verifier=rule, gamma=gamma)
+            for seed in seeds
         ]
         before = self._counts()
-        lines = asyncio.run(_written(self._orchestrator, asked))
+        lines = asyncio.run(_written(self._orchestrator, generations))
         counted = {
             name: tuple(now - then for now, then in zip(after, before[name], strict=True))
             for name, after in self._counts().items()
         }
-        failed = [line.error for line in lines if line.summary is None]
-        if failed:
-            raise RuntimeError(f"{len(failed)} texts failed, the first with {failed[0]}")
+        found = summaries(lines)
         beside = [s for line in lines for s in line.beside_models_s]
         took = max(line.ended_s for line in lines) - min(line.asked_s for line in lines)
         tokens = sum(line.tokens for line in lines)
@@ -136,7 +126,7 @@ class Checkout:
             tokens / took,
             median(beside) * 1e3 if beside else 0.0,
             tokens,
-            sum(line.summary.rounds for line in lines if line.summary),
+            sum(summary.rounds for summary in found),
             {name: count[0] for name, count in counted.items()},
             {name: count[1] for name, count in counted.items()},
         )
@@ -208,17 +198,11 @@ def main() -> None:
         if not options.target:
             expand(Path(embedded("target")), FULL.shape, Path(scratch))
             models = {"target": Path(scratch), "drafter": Path(embedded("drafter"))}
-        services: dict[str, dict[str, str]] = {
-            name: {"MODEL": str(model.resolve()), "MAX_LENGTH": "512"}
-            for name, model in models.items()
-        }
-        services["orchestrator"] = {}
-        for settings in services.values():
-            settings |= {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "0"}
+        pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
         roots = dict(zip(_CODES, (ROOT, options.other.resolve()), strict=True))
         checkouts = {
             code: Checkout(
-                stacks.enter_context(running(StackSettings(services, root=root))).addresses,
+                stacks.enter_context(serving(pair, root=root)).addresses,
                 spells=(models["target"] / "tokenizer.json").exists(),
             )
             for code, root in roots.items()
@@ -232,8 +216,7 @@ def main() -> None:
                     # The first turn is a warm-up.
                     found += [text] * (turn >= 0)
     Console(width=150).print(_table(found))
-    rows = [asdict(each) for each in found]
-    options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
+    keep(options.out, rows=[asdict(each) for each in found])
 
 
 if __name__ == "__main__":

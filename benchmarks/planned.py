@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,10 +19,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.texts import asked, token_ids
 from benchmarks.overhead import save_pair
 from benchmarks.simulated.fleet import Device, fleet
-from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.report import LoadReport
@@ -62,12 +61,7 @@ class Trial:
 
 def _generations(count: int) -> list[pb.Generation]:
     return [
-        pb.Generation(
-            prompt_token_ids=[1 + (seed * 7 + i) % 2000 for i in range(24)],
-            sampling=common_pb2.Sampling(temperature=1.0, seed=seed),
-            stopping=pb.Stopping(max_new_tokens=_LENGTHS[seed % len(_LENGTHS)], ignore_eos=True),
-            speculation=pb.Speculation(gamma=_GAMMA),
-        )
+        asked(seed, _LENGTHS[seed % len(_LENGTHS)], prompt=token_ids(seed, 24), gamma=_GAMMA)
         for seed in range(count)
     ]
 
@@ -135,8 +129,7 @@ def main() -> None:
     Console(width=120).print(_table(trials))
     rows = [{**asdict(trial), "error": trial.error} for trial in trials]
     devices = {name: asdict(device) for name, device in DEVICES.items()}
-    found = {**describe(), "devices_ms": devices, "trials": rows}
-    options.out.write_text(json.dumps(found, indent=2) + "\n")
+    keep(options.out, devices_ms=devices, trials=rows)
 
 
 if __name__ == "__main__":

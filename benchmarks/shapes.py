@@ -21,8 +21,8 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
 from benchmarks.measure.ratio import ratio
+from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
 from tandem.drafting.shape import best, expected_tokens
 from tandem.speculation.proposal import Proposal

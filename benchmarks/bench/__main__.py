@@ -12,14 +12,12 @@ benchmarks/results/.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -27,7 +25,7 @@ from rich.progress import Progress
 from benchmarks.bench import report
 from benchmarks.bench.floor import Floor
 from benchmarks.bench.row import DEFAULTS, Row, floors, measured
-from benchmarks.measure.environment import RESULTS, describe, target_dtype
+from benchmarks.measure.environment import RESULTS, keep, target_dtype
 from benchmarks.measure.services import serving
 from benchmarks.peers import plan as sizes
 from benchmarks.peers.installation import checkpoints, prompts_of
@@ -138,7 +136,6 @@ def run(plan: Plan, with_sweeps: bool) -> Outcome:
     if with_sweeps:
         pair = Pair(target, folders["drafter"], dtype=dtype, drafter_dtype="auto")
         with serving(pair) as stack, Progress(console=Console(stderr=True)) as progress:
-            stack.settle()
             findings = sweeps.run_sweeps(plan_of(plan), stack.addresses, progress)
     return Outcome(table, run_off, floor, roster.versions, findings)
 
@@ -197,20 +194,6 @@ def show(outcome: Outcome, rows: list[Row], console: Console) -> None:
         console.print(table)
 
 
-def as_json(plan: Plan, outcome: Outcome, rows: list[Row]) -> dict[str, Any]:
-    """What goes into the JSON file."""
-    return {
-        "environment": describe(),
-        "versions": outcome.versions,
-        "plan": asdict(plan),
-        "target_parameters": outcome.floor.target_parameters,
-        "stages": report.stages(outcome.floor),
-        "rows": [asdict(row) for row in rows],
-        "run_off": [asdict(ratio) for ratio in ratios_of(outcome.run_off)],
-        "sweeps": outcome.findings.as_json() if outcome.findings else None,
-    }
-
-
 def main() -> None:
     """Measure, print, and write benchmarks/results/bench-<time>.{json,txt} and plots."""
     parser = argparse.ArgumentParser(
@@ -228,9 +211,17 @@ def main() -> None:
     rows = rows_of(outcome.table, outcome.floor)
     console = Console(record=True, width=_WIDTH)
     show(outcome, rows, console)
-    args.results.mkdir(parents=True, exist_ok=True)
     stem = args.results / f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    stem.with_suffix(".json").write_text(json.dumps(as_json(plan, outcome, rows), indent=2) + "\n")
+    keep(
+        stem.with_suffix(".json"),
+        versions=outcome.versions,
+        plan=asdict(plan),
+        target_parameters=outcome.floor.target_parameters,
+        stages=report.stages(outcome.floor),
+        rows=[asdict(row) for row in rows],
+        run_off=[asdict(ratio) for ratio in ratios_of(outcome.run_off)],
+        sweeps=outcome.findings.as_json() if outcome.findings else None,
+    )
     stem.with_suffix(".txt").write_text(console.export_text())
     if outcome.findings is not None:
         draw(outcome.findings.as_json(), stem)

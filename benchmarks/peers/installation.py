@@ -16,8 +16,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.expand import Shape, expand
-from benchmarks.measure.prompts import PROMPTS
-from benchmarks.peers.worker import ROOT, EngineFailed
+from benchmarks.measure.environment import ROOT
+from benchmarks.measure.texts import PROMPTS
+from benchmarks.peers.worker import EngineFailed
 from tandem.tools.local.pair import embedded
 
 CACHE = ROOT / ".cache" / "peers"

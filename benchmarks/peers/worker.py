@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.environment import ROOT
+from benchmarks.measure.vitals import cpu_seconds
 from benchmarks.peers.protocol import Generate, Load, line_of
 
-ROOT = Path(__file__).resolve().parents[2]
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _QUIT_SECONDS = 30.0
 _CLOSING_SECONDS = 1.0
 _TOLD_LINES = 3
@@ -147,16 +147,13 @@ class Worker:
             os.killpg(self._process.pid, number)
 
 
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
 def _family(ancestor: int) -> set[int]:
     """The ids of a process and of all below it."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parents[int(folder.name)] = int(_stat(int(folder.name))[1])
+            stat = (folder / "stat").read_text().rpartition(")")[2]
+            parents[int(folder.name)] = int(stat.split()[1])
         except OSError:  # it has just ended
             continue
     found, fresh = {ancestor}, {ancestor}
@@ -168,7 +165,6 @@ def _family(ancestor: int) -> set[int]:
 
 def _cpu_seconds(pid: int) -> float:
     try:
-        fields = _stat(pid)
+        return cpu_seconds(pid)
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

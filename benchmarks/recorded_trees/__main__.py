@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, ROOT, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.texts import PROMPTS
 from benchmarks.recorded_trees.comparisons import (
     ALONE,
     Case,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.concurrency import Load, concurrency_sweep
 from benchmarks.sweep.expectation import Expectation, expectations
 from benchmarks.sweep.network_delay import Delayed, delay_sweep

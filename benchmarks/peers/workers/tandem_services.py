@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.measure.services import serving
+from benchmarks.measure.texts import asked
 from benchmarks.peers.protocol import Generate, Load, serve
-from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
@@ -34,7 +34,6 @@ class TandemServices:
         """Start the services; the drafter has the dtype that it finds fastest."""
         pair = Pair(load.target, load.drafter, dtype=load.dtype, drafter_dtype="auto")
         stack = self._open.enter_context(serving(pair))
-        stack.settle()
         self._loop = self._open.enter_context(asyncio.Runner())
         generator = LoadGenerator(stack.addresses["orchestrator"], _TEXT_SECONDS)
         self._generator = self._loop.run(generator.__aenter__())
@@ -63,13 +62,10 @@ class TandemServices:
         self._open.close()
 
 
-def _asked(generate: Generate, number: int) -> pb.Generation:
-    return pb.Generation(
-        prompt_token_ids=generate.prompts[number],
-        sampling=common_pb2.Sampling(temperature=generate.temperature, seed=generate.seeds[number]),
-        stopping=pb.Stopping(max_new_tokens=generate.new_tokens, ignore_eos=True),
-        speculation=pb.Speculation(verifier=generate.rule or _USUAL_RULE, gamma=generate.gamma),
-    )
+def _asked(ask: Generate, number: int) -> pb.Generation:
+    prompt, rule = ask.prompts[number], ask.rule or _USUAL_RULE
+    size = {"verifier": rule, "gamma": ask.gamma}
+    return asked(ask.seeds[number], ask.new_tokens, ask.temperature, prompt, **size)
 
 
 def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
