@@ -33,6 +33,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.report import LoadReport
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair, embedded
 
@@ -54,8 +55,8 @@ class Found:
         beside_ms: a drafted round's wall time less its forward passes, p50; 0 without drafts.
         tokens: that all texts have.
         rounds: of all texts.
-        passes: of each service: model calls.
-        fed: of each service: token positions computed.
+        passes: model calls of drafter and target.
+        fed: token positions that both computed.
     """
 
     code: str
@@ -66,8 +67,8 @@ class Found:
     beside_ms: float
     tokens: int
     rounds: int
-    passes: dict[str, int]
-    fed: dict[str, int]
+    passes: int
+    fed: int
 
 
 class Checkout:
@@ -88,14 +89,13 @@ class Checkout:
     def _prompt(self, seed: int) -> bytes | None:
         return None if self._spells else PROMPTS[seed % len(PROMPTS)].encode()
 
-    def _counts(self) -> dict[str, tuple[int, int]]:
-        """Model calls and positions fed since each service's start."""
-        drafter = self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats
-        target = self._target.GetModelInfo(target_pb2.GetModelInfoRequest()).stats
-        return {
-            name: (stats.forward_passes, stats.fed_tokens)
-            for name, stats in (("drafter", drafter), ("target", target))
-        }
+    def _counts(self) -> tuple[int, int]:
+        """Model calls and positions fed since the start of the drafter and the target, of both."""
+        stats = (
+            self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats,
+            self._target.GetModelInfo(target_pb2.GetModelInfoRequest()).stats,
+        )
+        return sum(one.forward_passes for one in stats), sum(one.fed_tokens for one in stats)
 
     def write(self, code: str, rule: str, gamma: int, turn: int, texts: int) -> Found:
         """So many texts at once; the turn is their seed.
@@ -110,39 +110,26 @@ class Checkout:
         ]
         before = self._counts()
         lines = asyncio.run(_written(self._orchestrator, generations))
-        counted = {
-            name: tuple(now - then for now, then in zip(after, before[name], strict=True))
-            for name, after in self._counts().items()
-        }
-        found = summaries(lines)
-        beside = [s for line in lines for s in line.beside_models_s]
-        took = max(line.ended_s for line in lines) - min(line.asked_s for line in lines)
+        passes, fed = (now - then for now, then in zip(self._counts(), before, strict=True))
+        rounds = sum(summary.rounds for summary in summaries(lines))
+        report = LoadReport.of(lines)
+        beside = report.beside_models.p50 if report.beside_models else 0.0
         tokens = sum(line.tokens for line in lines)
         return Found(
-            code,
-            rule,
-            gamma,
-            turn,
-            tokens / took,
-            median(beside) * 1e3 if beside else 0.0,
-            tokens,
-            sum(summary.rounds for summary in found),
-            {name: count[0] for name, count in counted.items()},
-            {name: count[1] for name, count in counted.items()},
+            code, rule, gamma, turn, report.tokens_per_s, beside, tokens, rounds, passes, fed
         )
 
 
-async def _written(address: str, asked: Sequence[pb.Generation]) -> list[Timeline]:
+async def _written(address: str, generations: Sequence[pb.Generation]) -> list[Timeline]:
     async with LoadGenerator(address) as generator:
-        return await generator.closed_loop(asked, len(asked))
+        return await generator.closed_loop(generations, len(generations))
 
 
 def _a_round(found: Sequence[Found]) -> list[float]:
     """Tokens, model calls and positions fed, of both services, for one round."""
     rounds = sum(each.rounds for each in found)
-    passes = sum(sum(each.passes.values()) for each in found)
-    fed = sum(sum(each.fed.values()) for each in found)
-    return [sum(each.tokens for each in found) / rounds, passes / rounds, fed / rounds]
+    counts = ((each.tokens, each.passes, each.fed) for each in found)
+    return [sum(column) / rounds for column in zip(*counts, strict=True)]
 
 
 def _table(found: Sequence[Found]) -> Table:

@@ -10,7 +10,6 @@ some sizes are then expected to keep.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -20,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measure.environment import RESULTS, describe
+from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
@@ -130,14 +129,13 @@ def calibrate(options: argparse.Namespace) -> None:
         table.add_row(str(size.depth), str(size.nodes), f"{size.tokens:.2f}")
     console.print(table)
     console.print(f"TANDEM_DRAFTER_ACCEPTANCE={','.join(f'{share:g}' for share in setting)}")
-    result = {
-        "environment": describe(),
-        "texts": options.texts,
-        "ranks": [asdict(rank) for rank in ranks],
-        "setting": setting,
-        "sizes": [asdict(size) for size in sizes],
-    }
-    (RESULTS / "shapes.json").write_text(json.dumps(result, indent=2) + "\n")
+    keep(
+        RESULTS / "shapes.json",
+        texts=options.texts,
+        ranks=[asdict(rank) for rank in ranks],
+        setting=setting,
+        sizes=[asdict(size) for size in sizes],
+    )
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -91,6 +92,12 @@ class Floor:
                 times.target_s.append(ended - drafted)
                 self._drafter_cache.rollback(_CONTEXT)
                 self._target_cache.rollback(_CONTEXT)
+
+    def as_json(self) -> dict[str, Any]:
+        """For json.dumps: what was measured, and the target's size."""
+        names = ("dtype", "bandwidth", "target_parameters", "target_bytes")
+        rounds = {str(gamma): asdict(times) for gamma, times in self.rounds.items()}
+        return {name: getattr(self, name) for name in names} | {"rounds": rounds}
 
 
 def copy_bandwidth() -> float:

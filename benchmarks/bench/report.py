@@ -91,25 +91,6 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def stages(floor: Floor) -> dict[str, object]:
-    """The bare models' times and the memory's speed."""
-    rounds = {
-        str(gamma): {
-            "round_ms": times.round_s * 1e3,
-            "draft_step_ms": median(times.draft_s) / gamma * 1e3 if gamma else None,
-            "target_pass_ms": median(times.target_s) * 1e3,
-        }
-        for gamma, times in floor.rounds.items()
-    }
-    return {
-        "dtype": floor.dtype,
-        "copy_bandwidth_gb_per_s": floor.bandwidth / 1e9,
-        "target_bytes": floor.target_bytes,
-        "bandwidth_floor_ms": floor.target_bytes / floor.bandwidth * 1e3,
-        "by_gamma": rounds,
-    }
-
-
 def sentences(floor: Floor) -> list[str]:
     """What the bare models take, in words."""
     said = []

@@ -10,6 +10,7 @@ from benchmarks.bench.floor import Floor
 from benchmarks.measure.ratio import ratio
 from benchmarks.peers.roster import TANDEM
 from benchmarks.peers.way import Way
+from tandem.tools.load.report import LoadReport
 from tandem.tools.load.timeline import Percentiles, Timeline
 
 # The rule of assisted generation as it comes: it drafts as far as it is confident.
@@ -77,7 +78,8 @@ def measured(
     """
     speeds = tuple(_speed(text) for text in texts)
     pairs = zip(speeds, plain, strict=True)
-    rounds = Percentiles.of([s for text in texts for s in text.rounds_s])
+    report = LoadReport.of(texts)
+    rounds = report.round
     efficiency, error, acceptance = _speculation(way, texts)
     bare = floor.rounds.get(way.gamma) if way.engine == TANDEM else None
     return Row(
@@ -89,12 +91,12 @@ def measured(
         ttft_ms=median(text.time_to_first_token_s for text in texts) * 1e3,
         tpot_ms=median(text.time_per_output_token_s for text in texts) * 1e3,
         round=rounds,
-        beside_models=Percentiles.of([s for text in texts for s in text.beside_models_s]),
+        beside_models=report.beside_models,
         target_calls=mean(_target_calls(text) for text in texts),
         acceptance=acceptance,
         block_efficiency=efficiency,
         block_efficiency_se=error,
-        bytes_per_token=_bytes_per_token(texts),
+        bytes_per_token=report.bytes_per_token if texts[0].summary else None,
         to_plain=median(speed / _speed(base) for speed, base in pairs),
         predicted_to_plain=(
             efficiency * floor.rounds[0].round_s / bare.round_s if bare and efficiency else None
@@ -152,8 +154,3 @@ def _speculation(
     emitted = [a + r for a, r in zip(accepted, rounds, strict=True)]
     efficiency, error = ratio(emitted, rounds) if len(texts) > 1 else (emitted[0] / rounds[0], None)
     return efficiency, error, sum(accepted) / drafted if drafted else None
-
-
-def _bytes_per_token(texts: Sequence[Timeline]) -> float | None:
-    sent = [text.summary.draft_bytes for text in texts if text.summary is not None]
-    return sum(sent) / sum(text.tokens for text in texts) if sent else None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from benchmarks.measure.services import serving
 from benchmarks.measure.texts import asked, token_ids
 from benchmarks.measure.vitals import vitals_of
 from benchmarks.overhead import save_pair
-from benchmarks.simulated.fleet import Device, fleet
+from benchmarks.simulated.device import variables
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
@@ -37,11 +38,13 @@ from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 
 _NEW_TOKENS = 96
+_MAX_LENGTH = 512
 _TEXT_SECONDS = 120.0
 _REFUSED = "RESOURCE_EXHAUSTED"
 # Of a phase: full speed is due five seconds behind the end of an overload.
 _EARLY = (5.0, 10.0)
-_DEVICES = {"target": Device(20.0, 0.05), "drafter": Device(2.0, 0.02)}
+# Milliseconds of a pass, and of each of its rows beside.
+_DEVICES = {"target": (20.0, 0.05), "drafter": (2.0, 0.02)}
 
 
 @dataclass(frozen=True)
@@ -157,16 +160,20 @@ def _table(phases: list[Phase]) -> Table:
 @contextmanager
 def _serving(options: argparse.Namespace) -> Iterator[Stack]:
     """The services, with few places."""
-    places = {"MAX_SEQUENCES": str(options.places)}
-    waiting = {"MAX_WAITING": str(options.waiting)}
+    waiting, places = {"MAX_WAITING": str(options.waiting)}, {"MAX_SEQUENCES": str(options.places)}
+    if options.simulated:
+        # Another engine would take over in the middle of a run.
+        places |= {"THREADS": "1", "ENGINE": "torch"}
     settings = {"orchestrator": waiting, "target": places, "drafter": places}
-    if not options.simulated:
-        with serving(Pair(), settings) as stack:
-            yield stack
-        return
+    pair, modules = Pair(), dict[str, str]()
     with TemporaryDirectory() as scratch:
-        models, replicas = save_pair(Path(scratch)), {"target": 1, "drafter": 1}
-        with fleet(models, _DEVICES, replicas, settings=settings) as stack:
+        if options.simulated:
+            models = save_pair(Path(scratch))
+            pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
+            modules = {service: f"benchmarks.simulated.{service}" for service in _DEVICES}
+            for service, times in _DEVICES.items():
+                os.environ |= variables(service, *times)  # the services take our environment
+        with serving(pair, settings, modules=modules) as stack:
             yield stack
 
 

@@ -9,7 +9,6 @@ Engines are set up in .cache/peers, load the same pair, and write the same texts
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure.environment import RESULTS, describe, target_dtype
+from benchmarks.measure.environment import RESULTS, keep, target_dtype
 from benchmarks.peers import report
 from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
@@ -129,7 +128,6 @@ def as_json(plan: Plan, dtype: str, outcome: Outcome) -> dict[str, Any]:
     """What goes into the JSON file."""
     roster = outcome.roster
     return {
-        "environment": describe(),
         "versions": roster.versions,
         "plan": asdict(plan),
         "dtype": dtype,
@@ -189,8 +187,7 @@ def main() -> None:
         outcome = run(plan, tuple(options.engines), dtype, say)
     show(plan, outcome, console)
     found = {"note": options.note, "load_average": [load_before, os.getloadavg()]}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found | as_json(plan, dtype, outcome), indent=2) + "\n")
+    keep(options.out, **found, **as_json(plan, dtype, outcome))
     options.out.with_suffix(".txt").write_text(console.export_text())
     console.print(f"written to {options.out}")
 
