@@ -22,14 +22,12 @@ from benchmarks.peers import report
 from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
 from benchmarks.peers.plan import FULL, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, Say, named, telling
+from benchmarks.peers.roster import ENGINES, Engine, Roster, Say, named, telling
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
 
 # Of the budget; what is left is for the laws.
 _CHOOSING, _MEASURING = 0.25, 0.45
-# Whose plain sampling all others' is held against: the first of these that takes part.
-_REFERENCES = ("transformers", TANDEM)
 # Wide enough for the tables.
 _WIDTH = 140
 
@@ -45,8 +43,6 @@ class Outcome:
         measured: texts by job and way.
         laws: by engine.
         law_gammas: the draft length of each.
-        plain_laws: of each engine and `reference`, both without drafts.
-        reference: the engine whose plain sampling the others' is compared with.
     """
 
     roster: Roster
@@ -55,8 +51,6 @@ class Outcome:
     measured: Found
     laws: dict[str, Law]
     law_gammas: dict[str, int]
-    plain_laws: dict[str, Law]
-    reference: str
 
 
 def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcome:
@@ -86,14 +80,7 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
         for engine, own in samples.items()
         if all(own.values())
     }
-    plain = {engine: own[0] for engine, own in samples.items() if own[0]}
-    reference = next((name for name in _REFERENCES if name in plain), "")
-    beside = {
-        engine: compare(own, plain[reference])
-        for engine, own in plain.items()
-        if reference not in ("", engine)
-    }
-    return Outcome(roster, choosing, choices, measured, laws, gammas, beside, reference)
+    return Outcome(roster, choosing, choices, measured, laws, gammas)
 
 
 def _chosen(choices: Choices, family: str) -> set[int]:
@@ -118,8 +105,7 @@ def show(plan: Plan, outcome: Outcome, console: Console) -> None:
     for section in report.sections(outcome.measured, outcome.laws):
         console.print(report.table(section))
     laws, gammas = outcome.laws, outcome.law_gammas
-    console.print(report.law_table(laws, outcome.plain_laws, gammas, plan.law_tokens))
-    console.print(f"The reference of plain sampling is {outcome.reference or 'nobody'}.")
+    console.print(report.law_table(laws, gammas, plan.law_tokens))
     for name, reason in outcome.roster.failures.items():
         console.print(f"{name} took no part, or left: {reason}", markup=False)
 
@@ -132,18 +118,12 @@ def as_json(plan: Plan, dtype: str, outcome: Outcome) -> dict[str, Any]:
         "plan": asdict(plan),
         "dtype": dtype,
         "failures": roster.failures,
-        "idle_cores": roster.idle,
         "draft_lengths": [{**asdict(job), "best": best} for job, best in outcome.choices.items()],
         "summary": [asdict(section) for section in report.sections(outcome.measured, outcome.laws)],
         "laws": {
             engine: {"gamma": outcome.law_gammas[engine], "p": law.p, "holds": law.holds}
             | asdict(law)
             for engine, law in outcome.laws.items()
-        },
-        "reference": outcome.reference,
-        "plain_laws": {
-            engine: {"p": law.p, "holds": law.holds} | asdict(law)
-            for engine, law in outcome.plain_laws.items()
         },
         "choosing": report.as_json(outcome.choosing),
         "measured": report.as_json(outcome.measured),

@@ -126,22 +126,17 @@ def table(section: Section) -> Table:
     return shown
 
 
-def law_table(
-    laws: Mapping[str, Law], plain: Mapping[str, Law], gammas: Mapping[str, int], tokens: int
-) -> Table:
-    """Plain against speculative sampling, and plain against another engine's plain.
+def law_table(laws: Mapping[str, Law], gammas: Mapping[str, int], tokens: int) -> Table:
+    """Plain against speculative sampling.
 
     Args:
         laws: of each engine with drafts and without.
-        plain: of each engine and the reference, both without drafts. Their passes round
-            differently, so in bfloat16 a small p there need not mean a mistake.
         gammas: draft lengths by engine.
         tokens: of each text.
     """
     shown = Table(title=f"sampling with and without drafts, texts of {tokens} tokens")
     for name in ("engine", "drafts of", "texts", "worst table", "chi-square", "p of all", "law"):
         shown.add_column(name)
-    shown.add_column("p, plain beside the reference")
     for engine, law in laws.items():
         shown.add_row(
             engine,
@@ -151,7 +146,6 @@ def law_table(
             f"{law.worst.statistic:,.0f} on {law.worst.degrees}",
             f"{law.p:.2g}",
             "the same" if law.holds else "ANOTHER",
-            f"{plain[engine].p:.2g}" if engine in plain else "-",
         )
     return shown
 

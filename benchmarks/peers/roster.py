@@ -29,10 +29,7 @@ TANDEM = "Tandem"
 _WORKERS = "benchmarks.peers.workers"
 _LOAD_SECONDS = 600.0
 _ASK_SECONDS = 300.0
-_IDLE_SECONDS = 0.5
 Say = Callable[[str], None]
-# Cores that a worker may keep busy while another computes.
-_SPINS = 0.02
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Engine:
         apart: whether each draft length needs a process of its own.
         batches_drafts: whether it drafts for several texts at once.
         converts: whether it reads a conversion of the checkpoints.
-        pausable: whether its processes may be stopped while others compute.
+        pausable: whether its process may be stopped while others compute.
         rules: ways to draft that are compared; an empty one is the engine's usual one.
         own: a rule that has a draft length of its own, and that length.
     """
@@ -94,14 +91,12 @@ class Roster:
         engines: by name, of those that run.
         versions: by engine.
         failures: why an engine, or one way of it, takes no part.
-        idle: cores that a worker of an engine kept busy while idle, at most.
     """
 
     workers: dict[Way, Worker] = field(default_factory=dict)
     engines: dict[str, Engine] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    idle: dict[str, float] = field(default_factory=dict)
 
     def load(self, plan: Plan, engines: Sequence[Engine], dtype: str, say: Say) -> str:
         """Set up and load every engine that can be; returns the target's folder."""
@@ -138,7 +133,7 @@ class Roster:
             log = CACHE / "logs" / f"{engine.module.rpartition('.')[2]}-{own[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             try:
-                worker = Worker(engine.command, log, _settings())
+                worker = Worker(engine.command, log, _settings(), pauses=engine.pausable)
             except OSError as error:
                 self.failures[engine.name] = str(error)
                 return
@@ -185,15 +180,6 @@ class Roster:
         for worker in set(self.workers.values()) - needed:
             worker.quit()
         self.workers = {way: w for way, w in self.workers.items() if way in kept}
-
-    def calm(self) -> None:
-        """See who spins while idle, and from now on stop those between their texts."""
-        for way, worker in self.workers.items():
-            if way.engine not in self.idle or self.engines[way.engine].apart:
-                share = worker.idle_share(_IDLE_SECONDS)
-                self.idle[way.engine] = max(share, self.idle.get(way.engine, 0.0))
-                worker.pauses = share > _SPINS and self.engines[way.engine].pausable
-                worker.rest()
 
     def ways(self, texts: int) -> list[Way]:
         """All that can write so many texts at once."""

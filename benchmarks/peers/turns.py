@@ -50,13 +50,12 @@ class Turns:
         self._between = between
 
     def warm_up(self, jobs: Sequence[Job]) -> None:
-        """Every way once for every job, in short; then see who spins."""
+        """Every way once for every job, in short."""
         for job in jobs:
             short = Job(job.temperature, job.texts, min(job.new_tokens, _WARM_TOKENS))
             self._say(f"warming up: {short}")
             for way in self._roster.ways(job.texts):
                 self._roster.generate(way, self._ask(short, way, 0, 0))
-        self._roster.calm()
 
     def choose(self, plan: Plan, jobs: Sequence[Job], budget_s: float) -> tuple[Found, Choices]:
         """Each family's best draft length for each job, and what it was chosen by."""
