@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ from statistics import median
 import grpc
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.expand import expand
 from benchmarks.measure.environment import RESULTS, ROOT, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS, asked, summaries
 from benchmarks.peers.plan import FULL
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
@@ -132,30 +132,28 @@ def _a_round(found: Sequence[Found]) -> list[float]:
     return [sum(column) / rounds for column in zip(*counts, strict=True)]
 
 
-def _table(found: Sequence[Found]) -> Table:
+def _rows(found: Sequence[Found]) -> Iterator[dict[str, object]]:
     """Medians over turns, ratios and differences of neighbours; counts are of all turns."""
-    table = Table(title="Ours, theirs")
-    for column in ("rule", "γ", "tokens/s", "ratio", "range", "beside, ms", "more, ms"):
-        table.add_column(column)
-    for column in ("tokens a round", "passes a round", "fed tokens a round"):
-        table.add_column(column)
     for rule, gamma in dict.fromkeys((each.rule, each.gamma) for each in found):
         mine = [each for each in found if (each.rule, each.gamma) == (rule, gamma)]
-        ours, theirs = ([each for each in mine if each.code == code] for code in _CODES)
+        ours, theirs = both = [[each for each in mine if each.code == code] for code in _CODES]
         pairs = list(zip(ours, theirs, strict=True))
         ratios = sorted(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
         counts = zip(_a_round(ours), _a_round(theirs), strict=True)
-        table.add_row(
-            rule,
-            str(gamma),
-            ", ".join(f"{median(each.tokens_per_s for each in of):.1f}" for of in (ours, theirs)),
-            f"{median(ratios):.3f}",
-            f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-            ", ".join(f"{median(each.beside_ms for each in of):.2f}" for of in (ours, theirs)),
-            f"{median(one.beside_ms - other.beside_ms for one, other in pairs):+.2f}",
-            *(f"{one:.3f}, {other:.3f}" for one, other in counts),
-        )
-    return table
+        tokens, passes, fed = (f"{one:.3f}, {other:.3f}" for one, other in counts)
+        more = median(one.beside_ms - other.beside_ms for one, other in pairs)
+        yield {
+            "rule": rule,
+            "γ": gamma,
+            "tokens/s": ", ".join(f"{median(one.tokens_per_s for one in of):.1f}" for of in both),
+            "ratio": f"{median(ratios):.3f}",
+            "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+            "beside, ms": ", ".join(f"{median(one.beside_ms for one in of):.2f}" for of in both),
+            "more, ms": f"{more:+.2f}",
+            "tokens a round": tokens,
+            "passes a round": passes,
+            "fed tokens a round": fed,
+        }
 
 
 def _options() -> argparse.Namespace:
@@ -202,7 +200,7 @@ def main() -> None:
                     text = checkouts[code].write(code, rule, gamma, max(turn, 0), options.texts)
                     # The first turn is a warm-up.
                     found += [text] * (turn >= 0)
-    Console(width=150).print(_table(found))
+    Console(width=150).print(table_of(_rows(found), "Ours, theirs"))
     keep(options.out, rows=[asdict(each) for each in found])
 
 

@@ -1,4 +1,4 @@
-"""Overlap, block efficiency and the time beside the models, for the embedded pair.
+"""Overlap and block efficiency of the embedded pair.
 
     python -m benchmarks.figures [--tokens 20000]
 
@@ -12,17 +12,16 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import serving
-from benchmarks.measure.texts import PROMPTS, asked, summaries
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import asked, summaries
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair
@@ -72,38 +71,24 @@ def figure_of(verifier: str, gamma: int, texts: Sequence[Timeline]) -> Figure:
     )
 
 
-async def measure(address: str, tokens: int, bar: Progress) -> tuple[list[Figure], list[float]]:
-    """All cases, then single texts for the time beside the models, in milliseconds."""
-    count = -(-tokens // NEW_TOKENS)
-    task = bar.add_task("texts", total=count * len(CASES) + len(PROMPTS))
+async def measure(address: str, tokens: int, bar: Progress) -> list[Figure]:
+    """All cases, each with texts of as many tokens."""
+    seeds = range(-(-tokens // NEW_TOKENS))
+    task = bar.add_task("texts", total=len(seeds) * len(CASES))
+    figures = []
     async with LoadGenerator(address) as generator:
-
-        async def written(
-            verifier: str, gamma: int, texts: int = count, at_once: int = _CONCURRENCY
-        ) -> list[Timeline]:
-            generations = [
-                asked(seed, NEW_TOKENS, verifier=verifier, gamma=gamma) for seed in range(texts)
-            ]
-            return await generator.closed_loop(generations, at_once, lambda _: bar.advance(task))
-
-        figures = [figure_of(*case, await written(*case)) for case in CASES]
-        alone = await written("block", 4, texts=len(PROMPTS), at_once=1)
-    return figures, [1e3 * s for text in alone for s in text.beside_models_s]
+        for rule, gamma in CASES:
+            generations = [asked(seed, NEW_TOKENS, verifier=rule, gamma=gamma) for seed in seeds]
+            texts = await generator.closed_loop(
+                generations, _CONCURRENCY, lambda _: bar.advance(task)
+            )
+            figures.append(figure_of(rule, gamma, texts))
+    return figures
 
 
-def show(console: Console, figures: Sequence[Figure], beside: Sequence[float]) -> None:
+def show(console: Console, figures: Sequence[Figure]) -> None:
     """Print the table."""
-    table = Table("verifier", "gamma", "tokens", "block efficiency", "acceptance", "overlap")
-    for f in figures:
-        table.add_row(
-            f.verifier,
-            str(f.gamma),
-            str(f.tokens),
-            f"{f.block_efficiency:.3f} ± {f.block_efficiency_se:.3f}",
-            f"{f.acceptance:.3f} ± {f.acceptance_se:.3f}",
-            f"{f.overlap:.3f} ± {f.overlap_se:.3f}",
-        )
-    console.print(table)
+    console.print(table_of(map(asdict, figures)))
     for token, block in zip(figures[::2], figures[1::2], strict=True):
         gain = block.block_efficiency / token.block_efficiency
         error = gain * np.hypot(
@@ -111,10 +96,6 @@ def show(console: Console, figures: Sequence[Figure], beside: Sequence[float]) -
             token.block_efficiency_se / token.block_efficiency,
         )
         console.print(f"block over token at gamma {token.gamma}: {gain - 1:+.1%} ± {error:.1%}")
-    console.print(
-        f"time beside the models, one sequence, gamma 4: p50 {median(beside):.2f} ms,"
-        f" p95 {np.percentile(beside, 95):.2f} ms a round ({len(beside)} rounds)"
-    )
 
 
 def main() -> None:
@@ -124,14 +105,9 @@ def main() -> None:
     tokens = parser.parse_args().tokens
     console = Console()
     with serving(Pair()) as stack, Progress(console=console) as bar:
-        figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
-    show(console, figures, beside)
-    p95 = float(np.percentile(beside, 95))
-    keep(
-        RESULTS / "figures.json",
-        figures=[asdict(figure) for figure in figures],
-        beside_the_models_ms={"p50": median(beside), "p95": p95, "rounds": len(beside)},
-    )
+        figures = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
+    show(console, figures)
+    keep(RESULTS / "figures.json", figures=[asdict(figure) for figure in figures])
 
 
 if __name__ == "__main__":

@@ -13,18 +13,17 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries, token_ids
 from benchmarks.measure.vitals import cpu_seconds
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -141,22 +140,17 @@ async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost
     )
 
 
-def _table(found: Sequence[Cost]) -> Table:
-    names = [f"{name}, µs" for name in SERVICES]
-    columns = ("texts", "gamma", *names, "sum, µs", "rounds/s", "tokens/s", "beside, ms", "BE")
-    table = Table(*columns, title="CPU of a text's round")
-    for cost in found:
-        table.add_row(
-            str(cost.texts),
-            str(cost.gamma),
-            *(f"{cost.cpu_us[name]:,.0f}" for name in SERVICES),
-            f"{cost.total_us:,.0f}",
-            f"{cost.rounds_per_s:,.0f}",
-            f"{cost.tokens_per_s:,.0f}",
-            f"{cost.beside_ms:.2f}",
-            f"{cost.block_efficiency:.2f}",
-        )
-    return table
+def _row(cost: Cost) -> dict[str, object]:
+    return {
+        "texts": cost.texts,
+        "gamma": cost.gamma,
+        **{f"{name}, µs": cost.cpu_us[name] for name in SERVICES},
+        "sum, µs": cost.total_us,
+        "rounds/s": cost.rounds_per_s,
+        "tokens/s": cost.tokens_per_s,
+        "beside, ms": cost.beside_ms,
+        "BE": cost.block_efficiency,
+    }
 
 
 def main() -> None:
@@ -184,7 +178,7 @@ def main() -> None:
                         count = max(options.per_client, 8 // texts)
                         found.append(asyncio.run(measure(stack, texts, gamma, count)))
                         console.print(f"[dim]{texts} {gamma} {found[-1].total_us:.0f} µs[/]")
-    console.print(_table(found))
+    console.print(table_of(map(_row, found), "CPU of a text's round"))
     keep(options.out, rows=[asdict(cost) for cost in found])
 
 

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.ratio import ratio
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
 from tandem.drafting.shape import best, expected_tokens
@@ -115,19 +115,13 @@ def calibrate(options: argparse.Namespace) -> None:
     recorder = Recorder(options.drafter, options.target)
     with Progress(console=console) as progress:
         ranks = measure(recorder, options.texts, options.ranks, progress)
-    table = Table("sibling", "kept")
-    for rank in ranks:
-        table.add_row(str(rank.rank), f"{rank.acceptance:.4f} ± {rank.acceptance_se:.4f}")
-    console.print(table)
+    console.print(table_of(map(asdict, ranks)))
     setting = setting_of(ranks)
     sizes = [
         Size(depth, nodes, expected_tokens(best(setting, depth, nodes), setting))
         for depth, nodes in SIZES
     ]
-    table = Table("depth", "nodes", "expected tokens")
-    for size in sizes:
-        table.add_row(str(size.depth), str(size.nodes), f"{size.tokens:.2f}")
-    console.print(table)
+    console.print(table_of(map(asdict, sizes)))
     console.print(f"TANDEM_DRAFTER_ACCEPTANCE={','.join(f'{share:g}' for share in setting)}")
     keep(
         RESULTS / "shapes.json",

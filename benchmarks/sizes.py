@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries
 from benchmarks.simulated.shuffled import SHUFFLED
 from tandem.tools.load.generator import LoadGenerator
@@ -33,6 +33,7 @@ from tandem.tools.local.pair import Pair
 
 _NEW_TOKENS = 160
 _MAX_LENGTH = 512
+_TITLE = "Tokens/s in turn, medians of ratios"
 _PHASES = ("good", "turned bad", "bad", "turned good", "good again")
 
 
@@ -160,43 +161,27 @@ def recovered(address: str, flag: Path, options: argparse.Namespace) -> Iterator
             yield Phase(name, texts, median(ratios), 1 - sizes["0/0"] / sizes.total())
 
 
-def sizes_table(found: Sequence[Found], ways: Sequence[Way]) -> Table:
-    """Medians over turns, and of ratios within a turn."""
-    table = Table(
-        "texts", "way", "tokens/s", "over plain", "auto over it", "tokens a round", "mostly",
-        title="Tokens/s in turn, medians of ratios",
-    )  # fmt: skip
+def medians(found: Sequence[Found], ways: Sequence[Way]) -> Iterator[dict[str, object]]:
+    """A row a way: medians over turns, and of ratios within a turn."""
     at = {(one.way, one.texts, one.turn): one for one in found}
     turns = sorted({one.turn for one in found})
     for texts in sorted({one.texts for one in found}):
         for way in map(str, ways):
             mine = [at[way, texts, turn] for turn in turns]
-            plain, auto = (
-                [at[other, texts, turn].tokens_per_s for turn in turns]
-                for other in ("plain", "auto")
-            )
-            over = [one.tokens_per_s / other for one, other in zip(mine, plain, strict=True)]
-            under = [other / one.tokens_per_s for one, other in zip(mine, auto, strict=True)]
             sizes = sum((Counter(one.sizes) for one in mine), Counter[str]())
-            table.add_row(
-                str(texts),
-                way,
-                f"{median(one.tokens_per_s for one in mine):.0f}",
-                f"{median(over):.2f}",
-                f"{median(under):.2f}",
-                f"{median(one.block_efficiency for one in mine):.2f}",
-                ", ".join(f"{size} ({count})" for size, count in sizes.most_common(3)),
-            )
-    return table
-
-
-def recovery_table(found: Sequence[Phase]) -> Table:
-    """A row a phase."""
-    table = Table("texts", "drafter", "auto over plain", "rounds with a draft")
-    for phase in found:
-        share = f"{phase.drafted:.0%}"
-        table.add_row(str(phase.texts), phase.name, f"{phase.over_plain:.2f}", share)
-    return table
+            speeds = [
+                [at[name, texts, turn].tokens_per_s for name in (way, "plain", "auto")]
+                for turn in turns
+            ]
+            yield {
+                "texts": texts,
+                "way": way,
+                "tokens/s": median(own for own, _, _ in speeds),
+                "over plain": median(own / other for own, other, _ in speeds),
+                "auto over it": median(other / own for own, _, other in speeds),
+                "tokens a round": median(one.block_efficiency for one in mine),
+                "mostly": ", ".join(f"{size} ({n})" for size, n in sizes.most_common(3)),
+            }
 
 
 def main() -> None:
@@ -222,12 +207,12 @@ def main() -> None:
             os.environ[SHUFFLED] = str(flag)  # for the drafter, which takes our environment
             with serving(pair, modules={"drafter": "benchmarks.simulated.shuffled"}) as stack:
                 found = list(recovered(stack.addresses["orchestrator"], flag, options))
-            console.print(recovery_table(found))
+            console.print(table_of(map(asdict, found)))
         else:
             ways = TREES if options.trees else CHAINS
             with serving(pair, {"drafter": {"METHOD": "tree"}} if options.trees else {}) as stack:
                 found = list(in_turn(stack.addresses["orchestrator"], ways, options, console))
-            console.print(sizes_table(found, ways))
+            console.print(table_of(medians(found, ways), _TITLE))
     name = "recovery.json" if options.recovery else "sizes.json"
     keep(options.out or RESULTS / name, rows=[asdict(one) for one in found])
 

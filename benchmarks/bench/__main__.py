@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -120,24 +119,36 @@ def run(plan: Plan, with_sweeps: bool) -> Outcome:
             target = roster.load(plan, _ENGINES, dtype, say)
             folders = checkpoints(plan.shape, say)
             floor = Floor(folders["drafter"], target, dtype, (0, *plan.gammas))
-            turns = Turns(
-                roster, prompts_of(target), say, between=partial(floor.measure, _BARE_ROUNDS)
-            )
+
+            def between() -> None:
+                require_all(roster)
+                floor.measure(_BARE_ROUNDS)
+
+            turns = Turns(roster, prompts_of(target), say, between)
             turns.warm_up(jobs)
             every = {job: roster.ways(job.texts) for job in jobs}
             table = turns.write("table", every, plan.choosing_turns, _TABLE * plan.budget_s)
             choices: Choices = {job: best_gammas(speeds(table[job])) for job in jobs}
             run_off = turns.measure(plan, choices, (1 - _TABLE) * plan.budget_s)
+            require_all(roster)
         finally:
             roster.close()
-    if roster.failures:
-        raise Failure("; ".join(f"{name}: {why}" for name, why in roster.failures.items()))
     findings = None
     if with_sweeps:
         pair = Pair(target, folders["drafter"], dtype=dtype, drafter_dtype="auto")
         with serving(pair) as stack, Progress(console=Console(stderr=True)) as progress:
             findings = sweeps.run_sweeps(plan_of(plan), stack.addresses, progress)
     return Outcome(table, run_off, floor, roster.versions, findings)
+
+
+def require_all(roster: Roster) -> None:
+    """Go on only with everybody.
+
+    Raises:
+        Failure: who has failed.
+    """
+    if roster.failures:
+        raise Failure("; ".join(f"{name}: {why}" for name, why in roster.failures.items()))
 
 
 def plan_of(plan: Plan) -> sweeps.Sweeps:
@@ -188,7 +199,7 @@ def show(outcome: Outcome, rows: list[Row], console: Console) -> None:
         f" {count} texts of {job.new_tokens} tokens a line, medians of texts"
     )
     console.print(report.table(rows))
-    for sentence in (*report.sentences(floor), *map(str, ratios_of(outcome.run_off))):
+    for sentence in (report.sentence(floor), *map(str, ratios_of(outcome.run_off))):
         console.print(sentence)
     for table in outcome.findings.tables() if outcome.findings else ():
         console.print(table)

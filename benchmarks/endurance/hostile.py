@@ -1,4 +1,4 @@
-"""What a hostile caller costs: honest texts, beside bad drafts and floods at their target.
+"""What a hostile caller costs: honest texts, beside a flood at their target.
 
     python -m benchmarks.endurance.hostile [--clients 8] [--texts 4]
 
@@ -12,19 +12,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries
 from benchmarks.measure.vitals import cpu_seconds
-from tandem.common.v1 import common_pb2
 from tandem.rpc.channel import connect
 from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -32,69 +31,7 @@ from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 
-_NEW_TOKENS = 200
-_PROMPT, _GAMMA, _SUPPORT = 16, 4, 256
-
-
-def _draft() -> common_pb2.Draft:
-    """Four tokens with rows of 256, to be spoilt."""
-    ids = np.tile(np.arange(_SUPPORT, dtype="<u4"), _GAMMA)
-    weights = np.tile(np.arange(_SUPPORT, 0, -1, dtype="<u2"), _GAMMA)
-    rows = common_pb2.Rows(sizes=[_SUPPORT] * _GAMMA, ids=ids.tobytes(), weights=weights.tobytes())
-    return common_pb2.Draft(token_ids=[1, 2, 3, 4], rows=rows)
-
-
-def _bad_rows() -> common_pb2.Draft:
-    """A weight of 0 in the last place, which is found beside the batch's verdicts."""
-    draft = _draft()
-    draft.rows.weights = draft.rows.weights[:-2] + b"\0\0"
-    return draft
-
-
-def _bad_sizes() -> common_pb2.Draft:
-    """Refused as it is read."""
-    draft = _draft()
-    draft.rows.sizes[-1] += 1
-    return draft
-
-
-def _opening() -> target_pb2.OpenSequence:
-    return target_pb2.OpenSequence(
-        token_ids=range(1, _PROMPT + 1),
-        sampling=common_pb2.Sampling(seed=1),
-        verifier="block",
-        max_new_tokens=_NEW_TOKENS,
-    )
-
-
-@dataclass
-class Liar:
-    """A stream with one sequence after the other, each of which its first draft ends.
-
-    Attributes:
-        draft: that is sent.
-        sent: drafts so far.
-    """
-
-    draft: common_pb2.Draft
-    sent: int = 0
-
-    async def run(self, stub: Any) -> None:
-        """As fast as it is answered, until cancelled."""
-        call = stub.Verify()
-        while True:
-            self.sent += 1
-            opened = await self._ask(call, open=_opening())
-            assert opened.HasField("opened")
-            step = target_pb2.VerifyStep(round=1, position=_PROMPT + 1, draft=self.draft)
-            answer = await self._ask(call, verify=step)
-            assert not answer.verdict.position, "the draft was taken"
-
-    async def _ask(self, call: Any, **step: Any) -> Any:
-        request = target_pb2.SequenceRequest(sequence=self.sent, **step)
-        await call.write(target_pb2.VerifyRequest(requests=[request]))
-        (answer,) = (await call.read()).responses
-        return answer
+_NEW_TOKENS, _GAMMA = 200, 4
 
 
 @dataclass
@@ -129,16 +66,12 @@ class Flooder:
 
 
 _HONEST = "an honest one"
-# Who is beside the honest ones.
-BESIDE: dict[str, Callable[[], Liar | Flooder] | None] = {
+# Who is beside the honest ones: with what a flood begins each of its sequences.
+BESIDE: dict[str, dict[str, Any] | None] = {
     "nobody": None,
     _HONEST: None,
-    "sizes that do not add up": lambda: Liar(_bad_sizes()),
-    "a weight of 0": lambda: Liar(_bad_rows()),
-    "a flood of steps without an opening": lambda: Flooder(
-        {"verify": target_pb2.VerifyStep(round=1, position=1)}
-    ),
-    "a flood of bad openings": lambda: Flooder({"open": target_pb2.OpenSequence()}),
+    "a flood of steps without an opening": {"verify": target_pb2.VerifyStep(round=1, position=1)},
+    "a flood of bad openings": {"open": target_pb2.OpenSequence()},
 }
 
 
@@ -148,8 +81,8 @@ async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[f
     Raises:
         RuntimeError: an honest text failed.
     """
-    hostile = BESIDE[beside]
-    other = None if hostile is None else hostile()
+    step = BESIDE[beside]
+    other = None if step is None else Flooder(step)
     clients += beside == _HONEST
     process = stack.processes["target"].id
     async with (
@@ -190,13 +123,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=4, help="of each of them in a measurement")
     parser.add_argument("--beside", nargs="+", default=list(BESIDE), choices=list(BESIDE))
     options = parser.parse_args()
-    columns = ("CPU, ms a round", "passes a round", "rounds/s", "ms p50", "p99", "it sent")
-    table = Table("beside them", *columns)
+    heads = ("CPU, ms a round", "passes a round", "rounds/s", "ms p50", "p99", "it sent")
+    rows = []
     with serving(Pair(), {"target": {"ENGINE": "torch"}}) as stack:
         for name in options.beside:
             found = asyncio.run(measure(stack, name, options.clients, options.texts))
-            table.add_row(name, *(f"{value:.2f}" for value in found))
-    Console(width=120).print(table)
+            rows.append({"beside them": name, **dict(zip(heads, found, strict=True))})
+    Console(width=120).print(table_of(rows))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, summaries
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
@@ -131,13 +132,7 @@ def main() -> None:
     )
     with serving(pair) as stack:
         found = asyncio.run(measure(stack.addresses["orchestrator"], options.quiet_seconds))
-    Console().print(
-        f"round of {RUNNING} texts: p50 {found.quiet_p50:.1f} ms, p99 {found.quiet_p99:.1f} ms"
-        f" ({found.quiet_rounds}); beside a prompt of {LONG_PROMPT} tokens: p50"
-        f" {found.busy_p50:.1f} ms, p99 {found.busy_p99:.1f} ms ({found.busy_rounds}):"
-        f" [b]{found.p99_ratio:.2f}x[/]; its first token took"
-        f" {found.long_prompt_ttft_ms / 1e3:.1f} s"
-    )
+    Console(width=120).print(table_of([asdict(found)]))
     name = Path(options.target).name if options.target else "embedded"
     keep(RESULTS / f"interference-{name}.json", options=vars(options), **asdict(found))
 

@@ -23,10 +23,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked, token_ids
 from benchmarks.measure.vitals import vitals_of
 from benchmarks.overhead import save_pair
@@ -134,29 +134,6 @@ def _phase(name: str, stack: Stack, in_words: bool, clients: int, seconds: float
     )
 
 
-def _table(phases: list[Phase]) -> Table:
-    table = Table(
-        "phase", "clients", "tokens/s", "from 5 to 10 s", "texts", "s a text", "refusals",
-        "ms p50", "ms p99", "drafters lost", "others", "MiB",
-    )  # fmt: skip
-    for phase in phases:
-        table.add_row(
-            phase.name,
-            str(phase.clients),
-            f"{phase.goodput:.0f}",
-            f"{phase.early:.0f}",
-            str(phase.texts),
-            f"{phase.text_p50_s:.2f}",
-            str(phase.refusals),
-            f"{phase.refusal_p50_ms:.1f}",
-            f"{phase.refusal_p99_ms:.1f}",
-            str(phase.lost_drafters),
-            ", ".join(f"{count} {code}" for code, count in phase.others.items()) or "-",
-            f"{phase.memory_mib:.0f}",
-        )
-    return table
-
-
 @contextmanager
 def _serving(options: argparse.Namespace) -> Iterator[Stack]:
     """The services, with few places."""
@@ -190,7 +167,7 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="models on simulated devices")
     options = parser.parse_args()
     phases: list[Phase] = []
-    console = Console(width=140)
+    console = Console(width=160)
     with _serving(options) as stack:
         for name, times, seconds in (
             ("warm-up", 1, options.seconds / 4),
@@ -201,7 +178,7 @@ def main() -> None:
             clients = times * options.places
             console.print(f"[dim]{name}: {clients} clients, {seconds:g} s[/]")
             phases.append(_phase(name, stack, not options.simulated, clients, seconds))
-    console.print(_table(phases))
+    console.print(table_of(map(asdict, phases)))
     name = "overload-simulated.json" if options.simulated else "overload.json"
     keep(RESULTS / name, options=vars(options), rows=[asdict(phase) for phase in phases])
 

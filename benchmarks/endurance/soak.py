@@ -22,10 +22,10 @@ from itertools import islice
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
 from benchmarks.measure.vitals import Vitals, vitals_of
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
@@ -222,22 +222,16 @@ def _vitals(stack: Stack) -> dict[str, Vitals]:
     return {name: vitals_of(process.id) for name, process in stack.processes.items()}
 
 
-def _table(growths: list[Growth]) -> Table:
-    slopes, counts = ("bytes a text", "in the second half"), ("descriptors", "threads")
-    table = Table("service", "MiB", "after", *slopes)
-    for name in counts:
-        table.add_column(name)
-        table.add_column("after")
-    for growth in growths:
-        before, after = growth.before, growth.after
-        table.add_row(
-            growth.service,
-            *(f"{each.anonymous_bytes / 2**20:.1f}" for each in (before, after)),
-            f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
-            f"{growth.later_bytes_a_text:.0f} ± {growth.later_error:.0f}",
-            *(str(getattr(each, name)) for name in counts for each in (before, after)),
-        )
-    return table
+def _row(growth: Growth) -> dict[str, object]:
+    pair = (growth.before, growth.after)
+    return {
+        "service": growth.service,
+        "MiB": " to ".join(f"{each.anonymous_bytes / 2**20:.1f}" for each in pair),
+        "bytes a text": f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
+        "in the second half": f"{growth.later_bytes_a_text:.0f} ± {growth.later_error:.0f}",
+        "descriptors": " to ".join(str(each.descriptors) for each in pair),
+        "threads": " to ".join(str(each.threads) for each in pair),
+    }
 
 
 def main() -> None:
@@ -254,8 +248,11 @@ def main() -> None:
     with serving(Pair()) as stack:
         seen, growths, held = asyncio.run(soak(stack, options))
     console = Console(width=120)
+    console.print(table_of(map(_row, growths)))
     ends = ", ".join(f"{count} {end}" for end, count in seen.ends.most_common())
-    console.print(_table(growths), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}")
+    console.print(
+        table_of(map(_row, growths)), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}"
+    )
     keep(
         RESULTS / "soak.json",
         options=vars(options),

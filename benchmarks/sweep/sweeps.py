@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.concurrency import Load, concurrency_sweep
 from benchmarks.sweep.expectation import Expectation, expectations
@@ -85,23 +86,15 @@ class Findings:
     def tables(self) -> list[Table]:
         """One a sweep."""
         positions, rounds = self.support_size[0].positions, self.exact_block_efficiency[0].rounds
+        supports = f"Support size on {positions} recorded positions, gamma 4"
+        expected = f"Exact expected block efficiency on {rounds} recorded rounds, temperature 1"
+        loads = "Load, gamma 4 and plain, temperature 1; latencies from the intended start"
+        delays = "Added network delay, one sequence, temperature 1"
         return [
-            _table(
-                f"Support size on {positions} recorded positions, gamma 4",
-                self.support_size,
-                _SUPPORTS,
-            ),
-            _table(
-                f"Exact expected block efficiency on {rounds} recorded rounds, temperature 1",
-                self.exact_block_efficiency,
-                _EXPECTED,
-            ),
-            _table(
-                "Load, gamma 4 and plain, temperature 1; latencies from the intended start",
-                self.concurrency,
-                _LOADS,
-            ),
-            _table("Added network delay, one sequence, temperature 1", self.network_delay, _DELAYS),
+            _table(supports, self.support_size, _SUPPORTS),
+            _table(expected, self.exact_block_efficiency, _EXPECTED),
+            _table(loads, self.concurrency, _LOADS),
+            _table(delays, self.network_delay, _DELAYS),
         ]
 
 
@@ -134,12 +127,7 @@ async def _served(
 
 def _table(title: str, found: Sequence[_Found], columns: _Columns[_Found]) -> Table:
     """A row each; a column says what it is told to."""
-    table = Table(title=title)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for each in found:
-        table.add_row(*(told(each) for told in columns.values()))
-    return table
+    return table_of(({name: told(each) for name, told in columns.items()} for each in found), title)
 
 
 def _ends(name: str, times: Callable[[_Found], Percentiles | None]) -> _Columns[_Found]:
