@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of each case")
     tokens = parser.parse_args().tokens
-    console = Console()
+    console = Console(width=130)
     with serving(Pair()) as stack, Progress(console=console) as bar:
         figures = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
     show(console, figures)

@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     options = parser.parse_args()
     found: list[Cost] = []
-    console = Console()
+    console = Console(width=130)
     with tempfile.TemporaryDirectory() as scratch:
         models = save_pair(Path(scratch))
         if options.target:

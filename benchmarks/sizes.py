@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--drafter", help="its drafter")
     parser.add_argument("--out", type=Path, help="sizes.json or recovery.json by default")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=130)
     pair = Pair(options.target, options.drafter, max_length=_MAX_LENGTH)
     found: list[Phase] | list[Found]
     with tempfile.TemporaryDirectory() as scratch:

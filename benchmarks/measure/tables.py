@@ -21,5 +21,5 @@ def table_of(rows: Iterable[Mapping[str, object]], title: str | None = None) -> 
 
 def _said(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"
     return "-" if value is None else str(value)
