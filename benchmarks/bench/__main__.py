@@ -40,7 +40,7 @@ from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair
 
 FULL = replace(
-    sizes.FULL, gammas=(2, 4, 8, 16), loads=((1, 128),), choosing_turns=12, budget_s=14 * 60
+    sizes.FULL, gammas=(2, 4, 8, 16), loads=((1, 128),), choosing_turns=12, budget_s=13 * 60
 )
 QUICK = replace(sizes.QUICK, gammas=(4,), loads=((1, 16),), choosing_turns=2, budget_s=45)
 # Of the budget; the rest is for the run-off.

@@ -76,7 +76,8 @@ BESIDE: dict[str, dict[str, Any] | None] = {
 
 
 async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[float]:
-    """Of honest rounds: CPU ms and passes of each, rounds/s, ms p50 and p99; and what was sent.
+    """Of honest rounds: CPU ms and passes of each, rounds/s, ms p50 and p99; and the messages of
+    the flood from its beginning.
 
     Raises:
         RuntimeError: an honest text failed.
@@ -93,9 +94,7 @@ async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[f
 
         async def state() -> np.ndarray:
             info = await stub.GetModelInfo(target_pb2.GetModelInfoRequest())
-            sent = 0 if other is None else other.sent
-            passes = info.stats.forward_passes
-            return np.array([cpu_seconds(process), passes, time.monotonic(), sent])
+            return np.array([cpu_seconds(process), info.stats.forward_passes, time.monotonic()])
 
         async def load(count: int) -> list[Any]:
             generations = [asked(seed, _NEW_TOKENS, gamma=_GAMMA) for seed in range(count)]
@@ -106,10 +105,11 @@ async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[f
         await load(clients)
         before = await state()
         timelines = await load(texts * clients)
-        cpu, passes, seconds, sent = await state() - before
+        cpu, passes, seconds = await state() - before
         if attacking.done():
             attacking.result()  # why it stopped
         attacking.cancel()
+    sent = 0 if other is None else other.sent
     rounds = sum(summary.rounds for summary in summaries(timelines))
     took = np.concatenate([timeline.rounds_s for timeline in timelines])
     p50, p99 = 1000 * np.quantile(took, (0.5, 0.99))
