@@ -248,7 +248,6 @@ def main() -> None:
     with serving(Pair()) as stack:
         seen, growths, held = asyncio.run(soak(stack, options))
     console = Console(width=120)
-    console.print(table_of(map(_row, growths)))
     ends = ", ".join(f"{count} {end}" for end, count in seen.ends.most_common())
     console.print(
         table_of(map(_row, growths)), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}"
