@@ -103,15 +103,14 @@ figures: setup ## Overlap and block efficiency of the embedded pair
 bench: setup ## Tandem beside transformers and the physical limit: one table, within 20 minutes
 	$(BIN)/python -m benchmarks.bench
 
-bench-full: setup ## The same, then sweeps of load, support size and network delay, with plots
+bench-full: setup ## The same, then sweeps of load, support size, recorded rounds and network delay, with plots
 	$(BIN)/python -m benchmarks.bench --sweeps
 
-bench-parts: setup ## One question each: a round's profile, what-if's errors, long prompts, memory, large vocabularies
-	$(BIN)/python -m benchmarks.round_profile
-	$(BIN)/python -m benchmarks.foresight
-	$(BIN)/python -m benchmarks.interference
-	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.large_vocabulary
+bench-parts: setup ## What services bear: long prompts, too many clients, hostile callers, thousands of texts
+	$(BIN)/python -m benchmarks.endurance.interference
+	$(BIN)/python -m benchmarks.endurance.overload
+	$(BIN)/python -m benchmarks.endurance.hostile
+	$(BIN)/python -m benchmarks.endurance.soak
 
 bench-peers: setup ## vLLM, OpenVINO GenAI and transformers beside Tandem; the first run sets them up
 	$(BIN)/python -m benchmarks.peers

@@ -12,35 +12,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import grpc
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.bench import FULL
 from benchmarks.expand import expand
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
-from tandem.common.v1 import common_pb2
+from benchmarks.measure.environment import RESULTS, ROOT, keep
+from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import PROMPTS, asked, summaries
+from benchmarks.peers.plan import FULL
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.report import LoadReport
 from tandem.tools.load.timeline import Timeline
-from tandem.tools.local.pair import embedded
-from tandem.tools.local.process import ROOT
-from tandem.tools.local.stack import StackSettings, running
+from tandem.tools.local.pair import Pair, embedded
 
 _NEW_TOKENS = 128
+_MAX_LENGTH = 512
 _CODES = ("ours", "theirs")
 
 
@@ -57,8 +55,8 @@ class Found:
         beside_ms: a drafted round's wall time less its forward passes, p50; 0 without drafts.
         tokens: that all texts have.
         rounds: of all texts.
-        passes: of each service: model calls.
-        fed: of each service: token positions computed.
+        passes: model calls of drafter and target.
+        fed: token positions that both computed.
     """
 
     code: str
@@ -69,8 +67,8 @@ class Found:
     beside_ms: float
     tokens: int
     rounds: int
-    passes: dict[str, int]
-    fed: dict[str, int]
+    passes: int
+    fed: int
 
 
 class Checkout:
@@ -88,18 +86,16 @@ class Checkout:
         self._drafter = drafter_pb2_grpc.DrafterServiceStub(drafter)
         self._target = target_pb2_grpc.TargetServiceStub(target)
 
-    def _counts(self) -> dict[str, tuple[int, int]]:
-        """Model calls and positions fed since each service's start."""
-        drafter = self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats
-        target = self._target.GetModelInfo(target_pb2.GetModelInfoRequest()).stats
-        return {
-            name: (stats.forward_passes, stats.fed_tokens)
-            for name, stats in (("drafter", drafter), ("target", target))
-        }
+    def _prompt(self, seed: int) -> bytes | None:
+        return None if self._spells else PROMPTS[seed % len(PROMPTS)].encode()
 
-    def _prompt(self, number: int) -> dict[str, Any]:
-        prompt = PROMPTS[number % len(PROMPTS)]
-        return {"prompt": prompt} if self._spells else {"prompt_token_ids": prompt.encode()}
+    def _counts(self) -> tuple[int, int]:
+        """Model calls and positions fed since the start of the drafter and the target, of both."""
+        stats = (
+            self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats,
+            self._target.GetModelInfo(target_pb2.GetModelInfoRequest()).stats,
+        )
+        return sum(one.forward_passes for one in stats), sum(one.fed_tokens for one in stats)
 
     def write(self, code: str, rule: str, gamma: int, turn: int, texts: int) -> Found:
         """So many texts at once; the turn is their seed.
@@ -107,78 +103,57 @@ class Checkout:
         Raises:
             RuntimeError: a text failed.
         """
-        asked = [
-            pb.Generation(
-                **self._prompt(turn * texts + text),
-                sampling=common_pb2.Sampling(temperature=1.0, seed=turn * texts + text),
-                stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-                speculation=pb.Speculation(gamma=gamma, verifier=rule),
-            )
-            for text in range(texts)
+        seeds = range(turn * texts, (turn + 1) * texts)
+        generations = [
+            asked(seed, _NEW_TOKENS, prompt=self._prompt(seed), verifier=rule, gamma=gamma)
+            for seed in seeds
         ]
         before = self._counts()
-        lines = asyncio.run(_written(self._orchestrator, asked))
-        counted = {
-            name: tuple(now - then for now, then in zip(after, before[name], strict=True))
-            for name, after in self._counts().items()
-        }
-        failed = [line.error for line in lines if line.summary is None]
-        if failed:
-            raise RuntimeError(f"{len(failed)} texts failed, the first with {failed[0]}")
-        beside = [s for line in lines for s in line.beside_models_s]
-        took = max(line.ended_s for line in lines) - min(line.asked_s for line in lines)
+        lines = asyncio.run(_written(self._orchestrator, generations))
+        passes, fed = (now - then for now, then in zip(self._counts(), before, strict=True))
+        rounds = sum(summary.rounds for summary in summaries(lines))
+        report = LoadReport.of(lines)
+        beside = report.beside_models.p50 if report.beside_models else 0.0
         tokens = sum(line.tokens for line in lines)
         return Found(
-            code,
-            rule,
-            gamma,
-            turn,
-            tokens / took,
-            median(beside) * 1e3 if beside else 0.0,
-            tokens,
-            sum(line.summary.rounds for line in lines if line.summary),
-            {name: count[0] for name, count in counted.items()},
-            {name: count[1] for name, count in counted.items()},
+            code, rule, gamma, turn, report.tokens_per_s, beside, tokens, rounds, passes, fed
         )
 
 
-async def _written(address: str, asked: Sequence[pb.Generation]) -> list[Timeline]:
+async def _written(address: str, generations: Sequence[pb.Generation]) -> list[Timeline]:
     async with LoadGenerator(address) as generator:
-        return await generator.closed_loop(asked, len(asked))
+        return await generator.closed_loop(generations, len(generations))
 
 
 def _a_round(found: Sequence[Found]) -> list[float]:
     """Tokens, model calls and positions fed, of both services, for one round."""
     rounds = sum(each.rounds for each in found)
-    passes = sum(sum(each.passes.values()) for each in found)
-    fed = sum(sum(each.fed.values()) for each in found)
-    return [sum(each.tokens for each in found) / rounds, passes / rounds, fed / rounds]
+    counts = ((each.tokens, each.passes, each.fed) for each in found)
+    return [sum(column) / rounds for column in zip(*counts, strict=True)]
 
 
-def _table(found: Sequence[Found]) -> Table:
+def _rows(found: Sequence[Found]) -> Iterator[dict[str, object]]:
     """Medians over turns, ratios and differences of neighbours; counts are of all turns."""
-    table = Table(title="Ours, theirs")
-    for column in ("rule", "γ", "tokens/s", "ratio", "range", "beside, ms", "more, ms"):
-        table.add_column(column)
-    for column in ("tokens a round", "passes a round", "fed tokens a round"):
-        table.add_column(column)
     for rule, gamma in dict.fromkeys((each.rule, each.gamma) for each in found):
         mine = [each for each in found if (each.rule, each.gamma) == (rule, gamma)]
-        ours, theirs = ([each for each in mine if each.code == code] for code in _CODES)
+        ours, theirs = both = [[each for each in mine if each.code == code] for code in _CODES]
         pairs = list(zip(ours, theirs, strict=True))
         ratios = sorted(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
         counts = zip(_a_round(ours), _a_round(theirs), strict=True)
-        table.add_row(
-            rule,
-            str(gamma),
-            ", ".join(f"{median(each.tokens_per_s for each in of):.1f}" for of in (ours, theirs)),
-            f"{median(ratios):.3f}",
-            f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
-            ", ".join(f"{median(each.beside_ms for each in of):.2f}" for of in (ours, theirs)),
-            f"{median(one.beside_ms - other.beside_ms for one, other in pairs):+.2f}",
-            *(f"{one:.3f}, {other:.3f}" for one, other in counts),
-        )
-    return table
+        tokens, passes, fed = (f"{one:.3f}, {other:.3f}" for one, other in counts)
+        more = median(one.beside_ms - other.beside_ms for one, other in pairs)
+        yield {
+            "rule": rule,
+            "γ": gamma,
+            "tokens/s": ", ".join(f"{median(one.tokens_per_s for one in of):.1f}" for of in both),
+            "ratio": f"{median(ratios):.3f}",
+            "range": f"{ratios[0]:.2f} to {ratios[-1]:.2f}",
+            "beside, ms": ", ".join(f"{median(one.beside_ms for one in of):.2f}" for of in both),
+            "more, ms": f"{more:+.2f}",
+            "tokens a round": tokens,
+            "passes a round": passes,
+            "fed tokens a round": fed,
+        }
 
 
 def _options() -> argparse.Namespace:
@@ -208,17 +183,11 @@ def main() -> None:
         if not options.target:
             expand(Path(embedded("target")), FULL.shape, Path(scratch))
             models = {"target": Path(scratch), "drafter": Path(embedded("drafter"))}
-        services: dict[str, dict[str, str]] = {
-            name: {"MODEL": str(model.resolve()), "MAX_LENGTH": "512"}
-            for name, model in models.items()
-        }
-        services["orchestrator"] = {}
-        for settings in services.values():
-            settings |= {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "0"}
+        pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
         roots = dict(zip(_CODES, (ROOT, options.other.resolve()), strict=True))
         checkouts = {
             code: Checkout(
-                stacks.enter_context(running(StackSettings(services, root=root))).addresses,
+                stacks.enter_context(serving(pair, root=root)).addresses,
                 spells=(models["target"] / "tokenizer.json").exists(),
             )
             for code, root in roots.items()
@@ -231,9 +200,8 @@ def main() -> None:
                     text = checkouts[code].write(code, rule, gamma, max(turn, 0), options.texts)
                     # The first turn is a warm-up.
                     found += [text] * (turn >= 0)
-    Console(width=150).print(_table(found))
-    rows = [asdict(each) for each in found]
-    options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
+    Console(width=150).print(table_of(_rows(found), "Ours, theirs"))
+    keep(options.out, rows=[asdict(each) for each in found])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Overlap, block efficiency and the time beside the models, for the embedded pair.
+"""Overlap and block efficiency of the embedded pair.
 
     python -m benchmarks.figures [--tokens 20000]
 
@@ -10,47 +10,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import median
+from dataclasses import asdict, dataclass
 
-import grpc
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import serving
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import asked, summaries
+from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.timeline import Timeline
 from tandem.tools.local.pair import Pair
 
 NEW_TOKENS = 250
 CASES = tuple((verifier, gamma) for gamma in (4, 8) for verifier in ("token", "block"))
 _CONCURRENCY = 4
-
-
-@dataclass
-class Sample:
-    """What one text showed.
-
-    Attributes:
-        emitted: tokens of each full-length round, accepted + 1.
-        drafted: tokens drafted in those rounds.
-        overlap_sum: Σ min(p, q) over drafted positions whose context was emitted.
-        overlap_positions: how many.
-        beside_ns: wall time less forward passes, of each drafted round.
-    """
-
-    emitted: list[int] = field(default_factory=list)
-    drafted: int = 0
-    overlap_sum: float = 0.0
-    overlap_positions: int = 0
-    beside_ns: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -68,80 +46,49 @@ class Figure:
     overlap_se: float
 
 
-async def generate(stub: object, seed: int, verifier: str, gamma: int) -> Sample:
-    """One text at temperature 1."""
-    message = pb.Generation(
-        prompt=PROMPTS[seed % len(PROMPTS)],
-        stopping=pb.Stopping(max_new_tokens=NEW_TOKENS, ignore_eos=True),
-        speculation=pb.Speculation(verifier=verifier, gamma=gamma),
-    )
-    message.sampling.seed = seed
-    sample = Sample()
-    # The stub's own type differs between grpcio's sync and async halves.
-    call = stub.Generate(pb.GenerateRequest(generation=message))  # type: ignore[attr-defined]
-    async for event in call:
+def figure_of(verifier: str, gamma: int, texts: Sequence[Timeline]) -> Figure:
+    """Summarise the texts of one case, by their rounds of full length.
+
+    Raises:
+        RuntimeError: a text failed.
+    """
+    found = summaries(texts)
+    emitted, rounds = [], []
+    for text, summary in zip(texts, found, strict=True):
         # A shorter draft is one that the end of the text cut.
-        if event.HasField("round") and event.round.gamma == gamma:
-            sample.emitted.append(len(event.round.tokens))
-            sample.drafted += gamma
-    summary = event.summary
-    sample.overlap_sum = summary.overlap_sum
-    sample.overlap_positions = summary.overlap_positions
-    stages = summary.stages
-    pairs = zip(stages.round_wall_ns, stages.round_model_ns, strict=True)
-    sample.beside_ns = [wall - model for wall, model in pairs]
-    return sample
-
-
-def figure_of(verifier: str, gamma: int, samples: Sequence[Sample]) -> Figure:
-    """Summarise one case."""
-    emitted = [float(sum(s.emitted)) for s in samples]
-    rounds = [float(len(s.emitted)) for s in samples]
+        of_rounds = zip(text.arrivals, summary.gammas, strict=True)
+        full = [tokens for (_, tokens), drafted in of_rounds if drafted == gamma]
+        emitted.append(float(sum(full)))
+        rounds.append(float(len(full)))
     accepted = [e - r for e, r in zip(emitted, rounds, strict=True)]
-    efficiency = ratio(emitted, rounds)
-    acceptance = ratio(accepted, [float(s.drafted) for s in samples])
-    overlap = ratio([s.overlap_sum for s in samples], [float(s.overlap_positions) for s in samples])
-    return Figure(verifier, gamma, len(samples) * NEW_TOKENS, *efficiency, *acceptance, *overlap)
+    return Figure(
+        verifier,
+        gamma,
+        len(texts) * NEW_TOKENS,
+        *ratio(emitted, rounds),
+        *ratio(accepted, [gamma * r for r in rounds]),
+        *ratio([s.overlap_sum for s in found], [float(s.overlap_positions) for s in found]),
+    )
 
 
-async def measure(address: str, tokens: int, bar: Progress) -> tuple[list[Figure], list[float]]:
-    """All cases, then single texts for the time beside the models, in milliseconds."""
-    texts = -(-tokens // NEW_TOKENS)
-    task = bar.add_task("texts", total=texts * len(CASES) + len(PROMPTS))
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        places = asyncio.Semaphore(_CONCURRENCY)
-
-        async def one(seed: int, verifier: str, gamma: int) -> Sample:
-            async with places:
-                sample = await generate(stub, seed, verifier, gamma)
-            bar.advance(task)
-            return sample
-
-        figures = []
-        for verifier, gamma in CASES:
-            samples = await asyncio.gather(*(one(seed, verifier, gamma) for seed in range(texts)))
-            figures.append(figure_of(verifier, gamma, samples))
-        beside: list[float] = []
-        for seed in range(len(PROMPTS)):
-            alone = await one(seed, "block", 4)
-            beside += [nanoseconds / 1e6 for nanoseconds in alone.beside_ns]
-    return figures, beside
+async def measure(address: str, tokens: int, bar: Progress) -> list[Figure]:
+    """All cases, each with texts of as many tokens."""
+    seeds = range(-(-tokens // NEW_TOKENS))
+    task = bar.add_task("texts", total=len(seeds) * len(CASES))
+    figures = []
+    async with LoadGenerator(address) as generator:
+        for rule, gamma in CASES:
+            generations = [asked(seed, NEW_TOKENS, verifier=rule, gamma=gamma) for seed in seeds]
+            texts = await generator.closed_loop(
+                generations, _CONCURRENCY, lambda _: bar.advance(task)
+            )
+            figures.append(figure_of(rule, gamma, texts))
+    return figures
 
 
-def show(console: Console, figures: Sequence[Figure], beside: Sequence[float]) -> None:
+def show(console: Console, figures: Sequence[Figure]) -> None:
     """Print the table."""
-    table = Table("verifier", "gamma", "tokens", "block efficiency", "acceptance", "overlap")
-    for f in figures:
-        table.add_row(
-            f.verifier,
-            str(f.gamma),
-            str(f.tokens),
-            f"{f.block_efficiency:.3f} ± {f.block_efficiency_se:.3f}",
-            f"{f.acceptance:.3f} ± {f.acceptance_se:.3f}",
-            f"{f.overlap:.3f} ± {f.overlap_se:.3f}",
-        )
-    console.print(table)
+    console.print(table_of(map(asdict, figures)))
     for token, block in zip(figures[::2], figures[1::2], strict=True):
         gain = block.block_efficiency / token.block_efficiency
         error = gain * np.hypot(
@@ -149,10 +96,6 @@ def show(console: Console, figures: Sequence[Figure], beside: Sequence[float]) -
             token.block_efficiency_se / token.block_efficiency,
         )
         console.print(f"block over token at gamma {token.gamma}: {gain - 1:+.1%} ± {error:.1%}")
-    console.print(
-        f"time beside the models, one sequence, gamma 4: p50 {median(beside):.2f} ms,"
-        f" p95 {np.percentile(beside, 95):.2f} ms a round ({len(beside)} rounds)"
-    )
 
 
 def main() -> None:
@@ -160,21 +103,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=20_000, help="tokens of each case")
     tokens = parser.parse_args().tokens
-    console = Console()
+    console = Console(width=130)
     with serving(Pair()) as stack, Progress(console=console) as bar:
-        figures, beside = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
-    show(console, figures, beside)
-    RESULTS.mkdir(exist_ok=True)
-    result = {
-        "environment": describe(),
-        "figures": [asdict(figure) for figure in figures],
-        "beside_the_models_ms": {
-            "p50": median(beside),
-            "p95": float(np.percentile(beside, 95)),
-            "rounds": len(beside),
-        },
-    }
-    (RESULTS / "figures.json").write_text(json.dumps(result, indent=2) + "\n")
+        figures = asyncio.run(measure(stack.addresses["orchestrator"], tokens, bar))
+    show(console, figures)
+    keep(RESULTS / "figures.json", figures=[asdict(figure) for figure in figures])
 
 
 if __name__ == "__main__":

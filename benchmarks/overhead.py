@@ -11,36 +11,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.measure.environment import RESULTS, describe
-from tandem.common.v1 import common_pb2
+from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import asked, summaries, token_ids
+from benchmarks.measure.vitals import cpu_seconds
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.generator import LoadGenerator
-from tandem.tools.load.timeline import Timeline
-from tandem.tools.local.process import ROOT
-from tandem.tools.local.stack import StackSettings, running
+from tandem.tools.local.pair import Pair
+from tandem.tools.local.stack import Stack
 
 SERVICES = ("drafter", "target", "orchestrator")
 _VOCAB_SIZE = 4096
 _NEW_TOKENS = 200
+_MAX_LENGTH = 512
 # The drafter has the target's weights and this share of noise, which keeps an overlap of 0.69.
 _NOISE = 0.05
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -108,106 +104,53 @@ def save_pair(folder: Path) -> dict[str, Path]:
     return paths
 
 
-@contextmanager
-def serving(
-    root: Path, models: Mapping[str, Path | str], **more: dict[str, str]
-) -> Iterator[tuple[str, dict[str, int]]]:
-    """The services of a checkout: the orchestrator's address, and the process ids.
-
-    Args:
-        root: of the checkout.
-        models: of drafter and target.
-        more: settings of a service, without their prefix.
-    """
-    services: dict[str, dict[str, str]] = {
-        name: {"MODEL": str(model), "MAX_LENGTH": "512"} | more.get(name, {})
-        for name, model in models.items()
-    }
-    services["orchestrator"] = {}
-    for settings in services.values():
-        settings |= {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "0"}
-    with running(StackSettings(services, root=root)) as stack:
-        ids = {name: process.id for name, process in stack.processes.items()}
-        yield stack.addresses["orchestrator"], ids
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-
-
 def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]:
     return [
-        pb.Generation(
-            prompt_token_ids=[1 + (seed * 7 + i) % 2000 for i in range(8)],
-            sampling=common_pb2.Sampling(temperature=1.0, seed=seed),
-            stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-            speculation=pb.Speculation(gamma=gamma),
-        )
+        asked(seed, _NEW_TOKENS, prompt=token_ids(seed, 8), gamma=gamma)
         for seed in range(first_seed, first_seed + count)
     ]
 
 
-async def measure(
-    where: Endpoint | str, pids: dict[str, int], texts: int, gamma: int, per_client: int
-) -> Cost:
-    """A closed loop of so many clients, after a warm-up."""
-    async with LoadGenerator(where) as generator:
+async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost:
+    """A closed loop of so many clients, after a warm-up.
+
+    Raises:
+        RuntimeError: a text failed.
+    """
+
+    def spent() -> dict[str, float]:
+        return {name: cpu_seconds(process.id) for name, process in stack.processes.items()}
+
+    async with LoadGenerator(stack.addresses["orchestrator"]) as generator:
         await generator.closed_loop(_generations(texts, gamma, 10_000), texts)
-        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
-        started = time.perf_counter()
+        before, started = spent(), time.perf_counter()
         timelines = await generator.closed_loop(_generations(texts * per_client, gamma, 0), texts)
-        wall = time.perf_counter() - started
-        spent = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
-    return _cost(timelines, texts, gamma, wall, spent)
-
-
-def _cost(
-    timelines: Sequence[Timeline], texts: int, gamma: int, wall_s: float, spent: dict[str, float]
-) -> Cost:
-    failed = [timeline.error for timeline in timelines if timeline.summary is None]
-    if failed:
-        raise RuntimeError(f"{len(failed)} texts failed, the first with {failed[0]}")
-    summaries = [timeline.summary for timeline in timelines if timeline.summary is not None]
-    rounds = sum(summary.rounds - 1 for summary in summaries)
+        wall, after = time.perf_counter() - started, spent()
+    found = summaries(timelines)
+    rounds = sum(summary.rounds - 1 for summary in found)
     beside = [s for timeline in timelines for s in timeline.beside_models_s]
     return Cost(
         texts,
         gamma,
         rounds,
-        wall_s,
-        {name: seconds / rounds * 1e6 for name, seconds in spent.items()},
+        wall,
+        {name: (after[name] - before[name]) / rounds * 1e6 for name in SERVICES},
         median(beside) * 1e3 if beside else 0.0,
-        sum(summary.new_tokens - 1 for summary in summaries) / rounds,
+        sum(summary.new_tokens - 1 for summary in found) / rounds,
     )
 
 
-def _table(found: Sequence[Cost]) -> Table:
-    names = [f"{name}, µs" for name in SERVICES]
-    columns = (
-        "texts",
-        "gamma",
-        *names,
-        "sum, µs",
-        "rounds/s",
-        "tokens/s",
-        "beside, ms",
-        "BE",
-    )
-    table = Table(*columns, title="CPU of a text's round")
-    for cost in found:
-        table.add_row(
-            str(cost.texts),
-            str(cost.gamma),
-            *(f"{cost.cpu_us[name]:,.0f}" for name in SERVICES),
-            f"{cost.total_us:,.0f}",
-            f"{cost.rounds_per_s:,.0f}",
-            f"{cost.tokens_per_s:,.0f}",
-            f"{cost.beside_ms:.2f}",
-            f"{cost.block_efficiency:.2f}",
-        )
-    return table
+def _row(cost: Cost) -> dict[str, object]:
+    return {
+        "texts": cost.texts,
+        "gamma": cost.gamma,
+        **{f"{name}, µs": cost.cpu_us[name] for name in SERVICES},
+        "sum, µs": cost.total_us,
+        "rounds/s": cost.rounds_per_s,
+        "tokens/s": cost.tokens_per_s,
+        "beside, ms": cost.beside_ms,
+        "BE": cost.block_efficiency,
+    }
 
 
 def main() -> None:
@@ -222,21 +165,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     options = parser.parse_args()
     found: list[Cost] = []
-    console = Console()
+    console = Console(width=130)
     with tempfile.TemporaryDirectory() as scratch:
         models = save_pair(Path(scratch))
         if options.target:
-            models = {"target": options.target.resolve(), "drafter": options.drafter.resolve()}
+            models = {"target": options.target, "drafter": options.drafter}
+        pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
         for _ in range(options.repeats):
-            with serving(ROOT, models) as (address, pids):
+            with serving(pair) as stack:
                 for gamma in options.gammas:
                     for texts in options.texts:
                         count = max(options.per_client, 8 // texts)
-                        found.append(asyncio.run(measure(address, pids, texts, gamma, count)))
+                        found.append(asyncio.run(measure(stack, texts, gamma, count)))
                         console.print(f"[dim]{texts} {gamma} {found[-1].total_us:.0f} µs[/]")
-    console.print(_table(found))
-    rows = [asdict(cost) for cost in found]
-    options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
+    console.print(table_of(map(_row, found), "CPU of a text's round"))
+    keep(options.out, rows=[asdict(cost) for cost in found])
 
 
 if __name__ == "__main__":

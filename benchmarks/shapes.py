@@ -10,19 +10,18 @@ some sizes are then expected to keep.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.ratio import ratio
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
 from tandem.drafting.shape import best, expected_tokens
 from tandem.speculation.proposal import Proposal
@@ -116,28 +115,21 @@ def calibrate(options: argparse.Namespace) -> None:
     recorder = Recorder(options.drafter, options.target)
     with Progress(console=console) as progress:
         ranks = measure(recorder, options.texts, options.ranks, progress)
-    table = Table("sibling", "kept")
-    for rank in ranks:
-        table.add_row(str(rank.rank), f"{rank.acceptance:.4f} ± {rank.acceptance_se:.4f}")
-    console.print(table)
+    console.print(table_of(map(asdict, ranks)))
     setting = setting_of(ranks)
     sizes = [
         Size(depth, nodes, expected_tokens(best(setting, depth, nodes), setting))
         for depth, nodes in SIZES
     ]
-    table = Table("depth", "nodes", "expected tokens")
-    for size in sizes:
-        table.add_row(str(size.depth), str(size.nodes), f"{size.tokens:.2f}")
-    console.print(table)
+    console.print(table_of(map(asdict, sizes)))
     console.print(f"TANDEM_DRAFTER_ACCEPTANCE={','.join(f'{share:g}' for share in setting)}")
-    result = {
-        "environment": describe(),
-        "texts": options.texts,
-        "ranks": [asdict(rank) for rank in ranks],
-        "setting": setting,
-        "sizes": [asdict(size) for size in sizes],
-    }
-    (RESULTS / "shapes.json").write_text(json.dumps(result, indent=2) + "\n")
+    keep(
+        RESULTS / "shapes.json",
+        texts=options.texts,
+        ranks=[asdict(rank) for rank in ranks],
+        setting=setting,
+        sizes=[asdict(size) for size in sizes],
+    )
 
 
 def main() -> None:

@@ -1,34 +1,40 @@
 """Sizes that follow what they earn, beside fixed ones: tokens/s of the embedded pair, in turn.
 
     python -m benchmarks.sizes [--texts 1 8 32] [--turns 5] [--trees]
+    python -m benchmarks.sizes --recovery [--texts 1 8]
 
 Each turn asks every way for the same prompts and lengths, so many at a time. With --trees the
-drafter makes trees, and 8 and 16 nodes at depth 4 are ways too.
+drafter makes trees, and 8 and 16 nodes at depth 4 are ways too. With --recovery the drafter turns
+bad in mid-run and good again, and texts whose sizes are left open are written in turn with texts
+without drafts; the first texts behind a change are told apart, since they have to find out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import os
+import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
-from benchmarks.overhead import serving
-from tandem.common.v1 import common_pb2
-from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from benchmarks.measure.environment import RESULTS, keep
+from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import asked, summaries
+from benchmarks.simulated.shuffled import SHUFFLED
 from tandem.tools.load.generator import LoadGenerator
-from tandem.tools.local.pair import embedded
-from tandem.tools.local.process import ROOT
+from tandem.tools.local.pair import Pair
 
 _NEW_TOKENS = 160
+_MAX_LENGTH = 512
+_TITLE = "Tokens/s in turn, medians of ratios"
+_PHASES = ("good", "turned bad", "bad", "turned good", "good again")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Way:
 
 
 AUTO, PLAIN = Way(None), Way(0)
+CHAINS = (PLAIN, Way(2), Way(4), Way(8), AUTO)
+TREES = (PLAIN, Way(2, 2), Way(4, 4), Way(8, 8), Way(4, 8), Way(4, 16), AUTO)
 
 
 @dataclass(frozen=True)
@@ -70,104 +78,143 @@ class Found:
     sizes: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Texts while the drafter was good or bad.
+
+    Attributes:
+        name: one of good, turned bad, bad, turned good, good again.
+        texts: at once.
+        over_plain: tokens/s over those without drafts, median of the turns.
+        drafted: share of rounds with a draft.
+    """
+
+    name: str
+    texts: int
+    over_plain: float
+    drafted: float
+
+
 async def measure(
-    address: str, way: Way, texts: int, turn: int, count: int, temperature: float
+    address: str, way: Way, texts: int, turn: int, count: int, temperature: float = 1.0
 ) -> Found:
-    """A closed loop of so many clients."""
-    speculation = pb.Speculation(gamma=way.gamma, max_nodes=way.nodes)
-    asked = [
-        pb.Generation(
-            prompt=PROMPTS[number % len(PROMPTS)],
-            sampling=common_pb2.Sampling(temperature=temperature, seed=1000 * (turn + 1) + number),
-            stopping=pb.Stopping(max_new_tokens=_NEW_TOKENS, ignore_eos=True),
-            speculation=speculation,
-        )
-        for number in range(count)
-    ]
+    """A closed loop of so many clients.
+
+    Raises:
+        RuntimeError: a text failed.
+    """
+    seeds = range(1000 * (turn + 1), 1000 * (turn + 1) + count)
     loop = asyncio.get_running_loop()
     async with LoadGenerator(address) as generator:
         began = loop.time()
-        timelines = await generator.closed_loop(asked, texts)
+        timelines = await generator.closed_loop(
+            [
+                asked(seed, _NEW_TOKENS, temperature, gamma=way.gamma, max_nodes=way.nodes)
+                for seed in seeds
+            ],
+            texts,
+        )
         wall = loop.time() - began
-    summaries = [timeline.summary for timeline in timelines if timeline.summary is not None]
-    if len(summaries) < count:
-        raise RuntimeError(f"{count - len(summaries)} texts failed")
+    found = summaries(timelines)
     sizes = Counter(
         f"{gamma}/{nodes}"
-        for summary in summaries
+        for summary in found
         for gamma, nodes in zip(summary.gammas[1:], summary.nodes[1:], strict=True)
     )
-    tokens = sum(summary.new_tokens for summary in summaries)
-    rounds = sum(summary.rounds - 1 for summary in summaries)
+    tokens = sum(summary.new_tokens for summary in found)
+    rounds = sum(summary.rounds - 1 for summary in found)
     return Found(
         str(way), texts, turn, tokens / wall, (tokens - count) / rounds, dict(sizes.most_common(8))
     )
 
 
-def _table(found: list[Found], ways: list[Way]) -> Table:
-    table = Table(
-        "texts", "way", "tokens/s", "over plain", "auto over it", "tokens a round", "mostly",
-        title="Tokens/s in turn, medians of ratios",
-    )  # fmt: skip
+def in_turn(
+    address: str, ways: Sequence[Way], options: argparse.Namespace, console: Console
+) -> Iterator[Found]:
+    """All ways at each number of texts; another one begins in every other turn."""
+    for texts in options.texts:
+        for turn in range(-1, options.turns):  # the first one warms up, and auto learns
+            for way in ways if turn % 2 else ways[::-1]:
+                count = options.count * texts
+                one = asyncio.run(measure(address, way, texts, turn, count, options.temperature))
+                console.print(f"[dim]{texts} texts, {way}: {one.tokens_per_s:.0f} tokens/s[/]")
+                if turn >= 0:
+                    yield one
+
+
+def recovered(address: str, flag: Path, options: argparse.Namespace) -> Iterator[Phase]:
+    """Open sizes over plain decoding in each phase; the drafter is bad while the flag exists."""
+    for texts in options.texts:
+        for name in _PHASES:
+            if name == "turned bad":
+                flag.touch()
+            elif name == "turned good":
+                flag.unlink()
+            ratios, sizes = [], Counter[str]()
+            for turn in range(1 if name.startswith("turned") else options.turns):
+                auto, plain = (
+                    asyncio.run(measure(address, way, texts, turn, 2 * texts))
+                    for way in (AUTO, PLAIN)
+                )
+                ratios.append(auto.tokens_per_s / plain.tokens_per_s)
+                sizes.update(auto.sizes)
+            yield Phase(name, texts, median(ratios), 1 - sizes["0/0"] / sizes.total())
+
+
+def medians(found: Sequence[Found], ways: Sequence[Way]) -> Iterator[dict[str, object]]:
+    """A row a way: medians over turns, and of ratios within a turn."""
     at = {(one.way, one.texts, one.turn): one for one in found}
     turns = sorted({one.turn for one in found})
     for texts in sorted({one.texts for one in found}):
         for way in map(str, ways):
             mine = [at[way, texts, turn] for turn in turns]
-            plain, auto = (
-                [at[other, texts, turn].tokens_per_s for turn in turns]
-                for other in ("plain", "auto")
-            )
-            over = [one.tokens_per_s / other for one, other in zip(mine, plain, strict=True)]
-            under = [other / one.tokens_per_s for one, other in zip(mine, auto, strict=True)]
-            sizes = sum((Counter(one.sizes) for one in mine), Counter())
-            table.add_row(
-                str(texts),
-                way,
-                f"{median(one.tokens_per_s for one in mine):.0f}",
-                f"{median(over):.2f}",
-                f"{median(under):.2f}",
-                f"{median(one.block_efficiency for one in mine):.2f}",
-                ", ".join(f"{size} ({count})" for size, count in sizes.most_common(3)),
-            )
-    return table
+            sizes = sum((Counter(one.sizes) for one in mine), Counter[str]())
+            speeds = [
+                [at[name, texts, turn].tokens_per_s for name in (way, "plain", "auto")]
+                for turn in turns
+            ]
+            yield {
+                "texts": texts,
+                "way": way,
+                "tokens/s": median(own for own, _, _ in speeds),
+                "over plain": median(own / other for own, other, _ in speeds),
+                "auto over it": median(other / own for own, _, other in speeds),
+                "tokens a round": median(one.block_efficiency for one in mine),
+                "mostly": ", ".join(f"{size} ({n})" for size, n in sizes.most_common(3)),
+            }
 
 
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5, help="or of each phase of --recovery")
     parser.add_argument("--count", type=int, default=6, help="texts of one client in a turn")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--trees", action="store_true", help="the drafter makes trees")
-    parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
-    parser.add_argument("--drafter", type=Path, help="its drafter")
-    parser.add_argument("--out", type=Path, default=RESULTS / "sizes.json")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--trees", action="store_true", help="the drafter makes trees")
+    kind.add_argument("--recovery", action="store_true", help="the drafter turns bad and good")
+    parser.add_argument("--target", help="a target of your own; needs --drafter")
+    parser.add_argument("--drafter", help="its drafter")
+    parser.add_argument("--out", type=Path, help="sizes.json or recovery.json by default")
     options = parser.parse_args()
-    ways = [PLAIN, Way(2), Way(4), Way(8), AUTO]
-    if options.trees:
-        ways = [PLAIN, Way(2, 2), Way(4, 4), Way(8, 8), Way(4, 8), Way(4, 16), AUTO]
-    models: dict[str, Path | str] = {name: embedded(name) for name in ("target", "drafter")}
-    if options.target:
-        models = {"target": options.target.resolve(), "drafter": options.drafter.resolve()}
-    drafter = {"METHOD": "tree"} if options.trees else {}
-    found: list[Found] = []
-    console = Console()
-    with serving(ROOT, models, drafter=drafter) as (address, _):
-        for texts in options.texts:
-            for turn in range(-1, options.turns):  # the first one warms up, and auto learns
-                for way in ways if turn % 2 else ways[::-1]:
-                    count = options.count * texts
-                    one = asyncio.run(
-                        measure(address, way, texts, turn, count, options.temperature)
-                    )
-                    console.print(f"[dim]{texts} texts, {way}: {one.tokens_per_s:.0f} tokens/s[/]")
-                    if turn >= 0:
-                        found.append(one)
-    console.print(_table(found, ways))
-    rows = [asdict(one) for one in found]
-    options.out.write_text(json.dumps({**describe(), "rows": rows}, indent=2) + "\n")
+    console = Console(width=130)
+    pair = Pair(options.target, options.drafter, max_length=_MAX_LENGTH)
+    found: list[Phase] | list[Found]
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.recovery:
+            flag = Path(scratch) / "shuffled"
+            os.environ[SHUFFLED] = str(flag)  # for the drafter, which takes our environment
+            with serving(pair, modules={"drafter": "benchmarks.simulated.shuffled"}) as stack:
+                found = list(recovered(stack.addresses["orchestrator"], flag, options))
+            console.print(table_of(map(asdict, found)))
+        else:
+            ways = TREES if options.trees else CHAINS
+            with serving(pair, {"drafter": {"METHOD": "tree"}} if options.trees else {}) as stack:
+                found = list(in_turn(stack.addresses["orchestrator"], ways, options, console))
+            console.print(table_of(medians(found, ways), _TITLE))
+    name = "recovery.json" if options.recovery else "sizes.json"
+    keep(options.out or RESULTS / name, rows=[asdict(one) for one in found])
 
 
 if __name__ == "__main__":

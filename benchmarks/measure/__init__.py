@@ -1,5 +1,5 @@
 """What every benchmark is made of.
 
-Running `services`, the `prompts` they continue, the standard error of a `ratio`, and the
-`environment` that each result is filed with.
+Running `services`, the `texts` that they write, the `vitals` of a process, the standard error of a
+`ratio`, `tables`, and the `environment` that each result is filed with.
 """

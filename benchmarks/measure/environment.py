@@ -1,12 +1,14 @@
-"""Where a figure was measured."""
+"""Where a figure was measured, and where it is kept."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,6 +25,12 @@ def describe() -> dict[str, str]:
         "memory": os.environ.get("GLIBC_TUNABLES", ""),
         **{name: version(name) for name in packages},
     }
+
+
+def keep(path: Path, **found: Any) -> None:
+    """Write what was found as JSON, with the environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"environment": describe(), **found}, indent=2) + "\n")
 
 
 def _processor() -> str:
@@ -43,3 +51,8 @@ def _commit() -> str:
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
+
+
+def target_dtype() -> str:
+    """What a large target is computed in here: a processor without units for it has no bfloat16."""
+    return "bfloat16" if "bf16" in _processor() else "float32"

@@ -9,41 +9,34 @@ from pathlib import Path
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack, StackSettings, running
 
-# Nothing runs any more when a benchmark stops its services.
-_ENDING = {"DRAIN_SECONDS": "2"}
+_OURS = {
+    "LISTEN": "127.0.0.1:0",
+    # Nothing runs any more when a benchmark stops its services.
+    "DRAIN_SECONDS": "2",
+}
 
 
 @contextmanager
-def serving(pair: Pair, **trace_files: Path) -> Iterator[Stack]:
-    """Start the services and end them.
+def serving(
+    pair: Pair,
+    more: Mapping[str, Mapping[str, str]] | None = None,
+    *,
+    root: Path | None = None,
+    modules: Mapping[str, str] | None = None,
+) -> Iterator[Stack]:
+    """Start the services, wait until they look for nothing faster any more, and end them.
 
     Args:
         pair: to serve.
-        trace_files: where a service writes its spans, by its name.
+        more: settings of a service, by its name, without their prefix.
+        root: of another checkout, whose services then run.
+        modules: to run instead of a service's own, by its name.
 
     Raises:
         Failure: a service cannot start.
     """
-    services = _settings(pair)
-    for name, path in trace_files.items():
-        services[name]["TRACE_FILE"] = str(path)
-    with running(StackSettings(services)) as stack:
+    services: dict[str, dict[str, str]] = {"orchestrator": {}, **pair.settings()}
+    for name, settings in services.items():
+        services[name] = {**_OURS, **settings, **(more or {}).get(name, {})}
+    with running(StackSettings(services, modules=modules or {}, root=root)) as stack:
         yield stack
-
-
-@contextmanager
-def drafting(pair: Pair, drafter: Mapping[str, str]) -> Iterator[Stack]:
-    """The same with more settings of the drafter, without their prefix.
-
-    Raises:
-        Failure: a service cannot start.
-    """
-    services = _settings(pair)
-    services["drafter"] |= drafter
-    with running(StackSettings(services)) as stack:
-        yield stack
-
-
-def _settings(pair: Pair) -> dict[str, dict[str, str]]:
-    services = {"orchestrator": {"LISTEN": "127.0.0.1:0"}, **pair.settings()}
-    return {name: {**settings, **_ENDING} for name, settings in services.items()}

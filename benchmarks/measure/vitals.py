@@ -1,10 +1,12 @@
-"""What the kernel says of a process: memory, descriptors, threads."""
+"""What the kernel says of a process: memory, descriptors, threads, CPU time."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -13,11 +15,13 @@ class Vitals:
 
     Attributes:
         anonymous_bytes: resident memory that no file backs: heaps, stacks, tensors.
+        resident_bytes: all that is resident.
         descriptors: open ones.
         threads: as many.
     """
 
     anonymous_bytes: int
+    resident_bytes: int
     descriptors: int
     threads: int
 
@@ -33,6 +37,17 @@ def vitals_of(process: int) -> Vitals:
     said = dict(line.split(":", 1) for line in lines)
     return Vitals(
         int(said["RssAnon"].split()[0]) * 1024,
+        int(said["VmRSS"].split()[0]) * 1024,
         len(os.listdir(folder / "fd")),
         int(said["Threads"]),
     )
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process and all its threads.
+
+    Raises:
+        FileNotFoundError: it has ended.
+    """
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

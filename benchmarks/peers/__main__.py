@@ -9,34 +9,25 @@ Engines are set up in .cache/peers, load the same pair, and write the same texts
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from tokenizers import Tokenizer
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, keep, target_dtype
 from benchmarks.peers import report
-from benchmarks.peers.installation import install
+from benchmarks.peers.installation import prompts_of
 from benchmarks.peers.law import Law, compare
-from benchmarks.peers.models import checkpoints, converted
 from benchmarks.peers.plan import FULL, QUICK, Plan
-from benchmarks.peers.roster import ENGINES, TANDEM, Engine, Roster, named
+from benchmarks.peers.roster import ENGINES, Engine, Roster, Say, named, telling
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
-from benchmarks.peers.worker import EngineFailed
-
-Say = Callable[[str], None]
 
 # Of the budget; what is left is for the laws.
 _CHOOSING, _MEASURING = 0.25, 0.45
-# Whose plain sampling all others' is held against: the first of these that takes part.
-_REFERENCES = ("transformers", TANDEM)
 # Wide enough for the tables.
 _WIDTH = 140
 
@@ -52,8 +43,6 @@ class Outcome:
         measured: texts by job and way.
         laws: by engine.
         law_gammas: the draft length of each.
-        plain_laws: of each engine and `reference`, both without drafts.
-        reference: the engine whose plain sampling the others' is compared with.
     """
 
     roster: Roster
@@ -62,43 +51,16 @@ class Outcome:
     measured: Found
     laws: dict[str, Law]
     law_gammas: dict[str, int]
-    plain_laws: dict[str, Law]
-    reference: str
-
-
-def load_all(plan: Plan, engines: tuple[Engine, ...], dtype: str, roster: Roster, say: Say) -> str:
-    """Set up and load everyone that can be; returns the target's folder."""
-    folders = checkpoints(plan.shape, say)
-    for engine in engines:
-        own = folders
-        try:
-            if engine.environment:
-                install(engine.environment, plan.setup_s, say)
-            if engine.converts:
-                own = converted(folders, say)
-        except EngineFailed as failure:
-            roster.failures[engine.name] = str(failure)
-            continue
-        roster.start(engine, own, plan.gammas, dtype, say)
-    return folders["target"]
 
 
 def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcome:
     """Everything, with all workers ended in the end."""
     roster = Roster()
     try:
-        target = load_all(plan, engines, dtype, roster, say)
-        for name, failure in roster.failures.items():
-            say(f"{name} takes no part: {failure}")
+        target = roster.load(plan, engines, dtype, say)
         return contest(plan, roster, prompts_of(target), say)
     finally:
         roster.close()
-
-
-def prompts_of(target: str) -> list[tuple[int, ...]]:
-    """Token ids of what is continued."""
-    tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
-    return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
 
 
 def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say) -> Outcome:
@@ -107,7 +69,7 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
     turns.warm_up(jobs)
     choosing, choices = turns.choose(plan, jobs, plan.budget_s * _CHOOSING)
     roster.keep(
-        way for way in roster.workers if not way.gamma or way.gamma in _chosen(choices, way.engine)
+        way for way in roster.workers if not way.gamma or way.gamma in _chosen(choices, way.family)
     )
     measured = turns.measure(plan, choices, plan.budget_s * _MEASURING)
     gammas = law_gammas(choices, roster)
@@ -118,18 +80,11 @@ def contest(plan: Plan, roster: Roster, prompts: list[tuple[int, ...]], say: Say
         for engine, own in samples.items()
         if all(own.values())
     }
-    plain = {engine: own[0] for engine, own in samples.items() if own[0]}
-    reference = next((name for name in _REFERENCES if name in plain), "")
-    beside = {
-        engine: compare(own, plain[reference])
-        for engine, own in plain.items()
-        if reference not in ("", engine)
-    }
-    return Outcome(roster, choosing, choices, measured, laws, gammas, beside, reference)
+    return Outcome(roster, choosing, choices, measured, laws, gammas)
 
 
-def _chosen(choices: Choices, engine: str) -> set[int]:
-    return {best[engine] for best in choices.values() if engine in best}
+def _chosen(choices: Choices, family: str) -> set[int]:
+    return {best[family] for best in choices.values() if family in best}
 
 
 def law_gammas(choices: Choices, roster: Roster) -> dict[str, int]:
@@ -150,8 +105,7 @@ def show(plan: Plan, outcome: Outcome, console: Console) -> None:
     for section in report.sections(outcome.measured, outcome.laws):
         console.print(report.table(section))
     laws, gammas = outcome.laws, outcome.law_gammas
-    console.print(report.law_table(laws, outcome.plain_laws, gammas, plan.law_tokens))
-    console.print(f"The reference of plain sampling is {outcome.reference or 'nobody'}.")
+    console.print(report.law_table(laws, gammas, plan.law_tokens))
     for name, reason in outcome.roster.failures.items():
         console.print(f"{name} took no part, or left: {reason}", markup=False)
 
@@ -160,23 +114,16 @@ def as_json(plan: Plan, dtype: str, outcome: Outcome) -> dict[str, Any]:
     """What goes into the JSON file."""
     roster = outcome.roster
     return {
-        "environment": describe(),
         "versions": roster.versions,
         "plan": asdict(plan),
         "dtype": dtype,
         "failures": roster.failures,
-        "idle_cores": roster.idle,
         "draft_lengths": [{**asdict(job), "best": best} for job, best in outcome.choices.items()],
         "summary": [asdict(section) for section in report.sections(outcome.measured, outcome.laws)],
         "laws": {
             engine: {"gamma": outcome.law_gammas[engine], "p": law.p, "holds": law.holds}
             | asdict(law)
             for engine, law in outcome.laws.items()
-        },
-        "reference": outcome.reference,
-        "plain_laws": {
-            engine: {"p": law.p, "holds": law.holds} | asdict(law)
-            for engine, law in outcome.plain_laws.items()
         },
         "choosing": report.as_json(outcome.choosing),
         "measured": report.as_json(outcome.measured),
@@ -214,17 +161,13 @@ def main() -> None:
     """Measure, print, and write the file."""
     options = _options()
     plan, console = plan_of(options), Console(record=True, width=_WIDTH)
-    # A processor without units for bfloat16 is faster in float32.
-    dtype = options.dtype or ("bfloat16" if "bf16" in describe()["machine"] else "float32")
+    dtype = options.dtype or target_dtype()
     load_before = os.getloadavg()
-    told = Console(stderr=True)
-    with told.status("starting") as status:
-        say = status.update if told.is_terminal else told.print
+    with telling() as say:
         outcome = run(plan, tuple(options.engines), dtype, say)
     show(plan, outcome, console)
     found = {"note": options.note, "load_average": [load_before, os.getloadavg()]}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found | as_json(plan, dtype, outcome), indent=2) + "\n")
+    keep(options.out, **found, **as_json(plan, dtype, outcome))
     options.out.with_suffix(".txt").write_text(console.export_text())
     console.print(f"written to {options.out}")
 

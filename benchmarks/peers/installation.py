@@ -1,4 +1,8 @@
-"""Environments of the engines' own, in .cache/peers: made once, anew when their pins change."""
+"""What engines need, in .cache/peers: environments of their own, and the pair that all run.
+
+An environment is made once, and anew when its pins change. The pair is the embedded drafter and
+the expanded target, which OpenVINO GenAI gets converted.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from benchmarks.peers.worker import ROOT, EngineFailed
+from tokenizers import Tokenizer
+
+from benchmarks.expand import Shape, expand
+from benchmarks.measure.environment import ROOT
+from benchmarks.measure.texts import PROMPTS
+from benchmarks.peers.worker import EngineFailed
+from tandem.tools.local.pair import embedded
 
 CACHE = ROOT / ".cache" / "peers"
 _TOLD_LINES = 3
+_CONVERSION_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -111,3 +122,44 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
             lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
             said = " / ".join([line for line in lines if line][-_TOLD_LINES:])
             raise EngineFailed(f"{Path(command[0]).name} failed: {said}") from error
+
+
+def checkpoints(shape: Shape, say: Callable[[str], None]) -> dict[str, str]:
+    """Folders of target and drafter; the target is expanded once for a shape."""
+    target = CACHE / "models" / ("target-" + "-".join(map(str, astuple(shape))))
+    if not target.is_dir():
+        say("expanding the target")
+        unfinished = target.with_name(f"{target.name}.new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        expand(Path(embedded("target")), shape, unfinished)
+        unfinished.rename(target)
+    return {"target": str(target), "drafter": embedded("drafter")}
+
+
+def converted(folders: dict[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """The same for OpenVINO GenAI, weights in float16; needs its environment.
+
+    Raises:
+        EngineFailed: a checkpoint cannot be converted.
+    """
+    found: dict[str, str] = {}
+    for role, source in folders.items():
+        out = OPENVINO.folder / Path(source).name
+        found[role] = str(out)
+        if out.is_dir():
+            continue
+        say(f"converting the {role} for OpenVINO")
+        unfinished = out.with_name(f"{out.name}.new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        command = [OPENVINO.program("optimum-cli"), "export", "openvino", "--model", source]
+        command += ["--task", "text-generation-with-past", "--weight-format", "fp16"]
+        log = OPENVINO.folder / "convert.log"
+        run_logged([*command, str(unfinished)], log, _CONVERSION_SECONDS)
+        unfinished.rename(out)
+    return found
+
+
+def prompts_of(target: str) -> list[tuple[int, ...]]:
+    """Token ids of what is continued, by the tokenizer of a checkpoint's folder."""
+    tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
+    return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]

@@ -1,8 +1,8 @@
 """What a worker is asked and what it answers: JSON, a line each, on its standard streams.
 
     load      target, drafter, gammas, dtype       ok, versions
-    generate  prompts, seeds, gamma, temperature,  ok, texts, seconds
-              new_tokens
+    generate  prompts, seeds, gamma, temperature,  ok, texts, seconds, timelines
+              new_tokens, rule
     quit                                           nothing: it ends, as it does at the end of input
 
 Whatever fails is answered by `error`, a line of text. This file is read by environments that have
@@ -47,6 +47,7 @@ class Generate:
         gamma: draft length; 0 for none.
         temperature: 0 takes the likeliest token; nothing is truncated.
         new_tokens: of each, past any end of text.
+        rule: one of the engine's ways to draft; empty for its usual one.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -54,10 +55,14 @@ class Generate:
     gamma: int
     temperature: float
     new_tokens: int
+    rule: str = ""
 
 
 class Engine(Protocol):
-    """What a worker wraps."""
+    """What a worker wraps.
+
+    One that knows when tokens came has `timelines` too: of the last texts, as JSON.
+    """
 
     def load(self, load: Load) -> dict[str, str]:
         """Get ready; returns versions by package."""
@@ -122,4 +127,5 @@ def _answer(engine: Engine, ask: Load | Generate) -> dict[str, Any]:
     started = time.perf_counter()
     texts = engine.generate(ask)
     seconds = time.perf_counter() - started
-    return {"ok": True, "texts": [[int(i) for i in text] for text in texts], "seconds": seconds}
+    answer = {"ok": True, "texts": [[int(i) for i in text] for text in texts], "seconds": seconds}
+    return answer | {"timelines": getattr(engine, "timelines", [])}

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.measure.tables import table_of
 from benchmarks.peers.law import Law, common_start
 from benchmarks.peers.roster import TANDEM
 from benchmarks.peers.spread import Spread, ratios
@@ -126,34 +127,27 @@ def table(section: Section) -> Table:
     return shown
 
 
-def law_table(
-    laws: Mapping[str, Law], plain: Mapping[str, Law], gammas: Mapping[str, int], tokens: int
-) -> Table:
-    """Plain against speculative sampling, and plain against another engine's plain.
+def law_table(laws: Mapping[str, Law], gammas: Mapping[str, int], tokens: int) -> Table:
+    """Plain against speculative sampling.
 
     Args:
         laws: of each engine with drafts and without.
-        plain: of each engine and the reference, both without drafts. Their passes round
-            differently, so in bfloat16 a small p there need not mean a mistake.
         gammas: draft lengths by engine.
         tokens: of each text.
     """
-    shown = Table(title=f"sampling with and without drafts, texts of {tokens} tokens")
-    for name in ("engine", "drafts of", "texts", "worst table", "chi-square", "p of all", "law"):
-        shown.add_column(name)
-    shown.add_column("p, plain beside the reference")
-    for engine, law in laws.items():
-        shown.add_row(
-            engine,
-            str(gammas[engine]),
-            " + ".join(map(str, law.texts)),
-            law.worst.what,
-            f"{law.worst.statistic:,.0f} on {law.worst.degrees}",
-            f"{law.p:.2g}",
-            "the same" if law.holds else "ANOTHER",
-            f"{plain[engine].p:.2g}" if engine in plain else "-",
-        )
-    return shown
+    rows = (
+        {
+            "engine": engine,
+            "drafts of": gammas[engine],
+            "texts": " + ".join(map(str, law.texts)),
+            "worst table": law.worst.what,
+            "chi-square": f"{law.worst.statistic:,.0f} on {law.worst.degrees}",
+            "p of all": law.p,
+            "law": "the same" if law.holds else "ANOTHER",
+        }
+        for engine, law in laws.items()
+    )
+    return table_of(rows, f"sampling with and without drafts, texts of {tokens} tokens")
 
 
 def as_json(found: Found) -> list[dict[str, Any]]:

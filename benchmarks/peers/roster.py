@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.peers.installation import CACHE, OPENVINO, VLLM, Environment
+from rich.console import Console
+
+from benchmarks.peers.installation import (
+    CACHE,
+    OPENVINO,
+    VLLM,
+    Environment,
+    checkpoints,
+    converted,
+    install,
+)
+from benchmarks.peers.plan import Plan
 from benchmarks.peers.protocol import Generate, Load
 from benchmarks.peers.way import Measurement, Way
 from benchmarks.peers.worker import EngineFailed, Worker
+from tandem.tools.load.timeline import Timeline
 
 TANDEM = "Tandem"
 _WORKERS = "benchmarks.peers.workers"
 _LOAD_SECONDS = 600.0
 _ASK_SECONDS = 300.0
-_IDLE_SECONDS = 0.5
-# Cores that a worker may keep busy while another computes.
-_SPINS = 0.02
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,9 @@ class Engine:
         apart: whether each draft length needs a process of its own.
         batches_drafts: whether it drafts for several texts at once.
         converts: whether it reads a conversion of the checkpoints.
-        pausable: whether its processes may be stopped while others compute.
+        pausable: whether its process may be stopped while others compute.
+        rules: ways to draft that are compared; an empty one is the engine's usual one.
+        own: a rule that has a draft length of its own, and that length.
     """
 
     name: str
@@ -42,6 +55,8 @@ class Engine:
     batches_drafts: bool = True
     converts: bool = False
     pausable: bool = True
+    rules: tuple[str, ...] = ("",)
+    own: tuple[tuple[str, int], ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -49,12 +64,21 @@ class Engine:
         python = self.environment.python if self.environment else sys.executable
         return [python, "-m", self.module]
 
+    def ways(self, gammas: Iterable[int]) -> list[Way]:
+        """Its ways at draft lengths; length 0 has no rule."""
+        lengths = list(gammas)
+        found = [Way(self.name, gamma, rule) for gamma in lengths if gamma for rule in self.rules]
+        own = [Way(self.name, gamma, rule) for rule, gamma in self.own]
+        return [Way(self.name, 0)] * (0 in lengths) + found + own
 
+
+SERVICES = Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False)
+TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False)
 ENGINES = (
-    Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False),
+    SERVICES,
     Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
     Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True),
-    Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False),
+    TRANSFORMERS,
 )
 
 
@@ -67,14 +91,30 @@ class Roster:
         engines: by name, of those that run.
         versions: by engine.
         failures: why an engine, or one way of it, takes no part.
-        idle: cores that a worker of an engine kept busy while idle, at most.
     """
 
     workers: dict[Way, Worker] = field(default_factory=dict)
     engines: dict[str, Engine] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    idle: dict[str, float] = field(default_factory=dict)
+
+    def load(self, plan: Plan, engines: Sequence[Engine], dtype: str, say: Say) -> str:
+        """Set up and load every engine that can be; returns the target's folder."""
+        folders = checkpoints(plan.shape, say)
+        for engine in engines:
+            own = folders
+            try:
+                if engine.environment:
+                    install(engine.environment, plan.setup_s, say)
+                if engine.converts:
+                    own = converted(folders, say)
+            except EngineFailed as failure:
+                self.failures[engine.name] = str(failure)
+                continue
+            self.start(engine, own, plan.gammas, dtype, say)
+        for name, reason in self.failures.items():
+            say(f"{name} takes no part: {reason}")
+        return folders["target"]
 
     def start(
         self,
@@ -82,18 +122,18 @@ class Roster:
         folders: Mapping[str, str],
         gammas: Sequence[int],
         dtype: str,
-        say: Callable[[str], None],
+        say: Say,
     ) -> None:
         """Load an engine for plain decoding and for drafts of each length; a failure is noted."""
         every = (0, *gammas)
         self.engines[engine.name] = engine
         for own in [(gamma,) for gamma in every] if engine.apart else [every]:
-            ways = [Way(engine.name, gamma) for gamma in own]
+            ways = engine.ways(own)
             say(f"loading {ways[0] if engine.apart else engine.name}")
             log = CACHE / "logs" / f"{engine.module.rpartition('.')[2]}-{own[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             try:
-                worker = Worker(engine.command, log, _settings())
+                worker = Worker(engine.command, log, _settings(), pauses=engine.pausable)
             except OSError as error:
                 self.failures[engine.name] = str(error)
                 return
@@ -113,6 +153,7 @@ class Roster:
         try:
             found = self.workers[way].ask(ask, _ASK_SECONDS)
             texts = tuple(tuple(text) for text in found["texts"])
+            timelines = tuple(map(Timeline.from_json, found["timelines"]))
             if len(texts) != len(ask.prompts) or min(map(len, texts)) < ask.new_tokens:
                 raise EngineFailed("it wrote less than it was asked for")
         except EngineFailed as failure:
@@ -120,7 +161,7 @@ class Roster:
             return None
         wanted = tuple(text[: ask.new_tokens] for text in texts)
         surplus = sum(map(len, texts)) - sum(map(len, wanted))
-        return Measurement(turn, found["seconds"], wanted, surplus)
+        return Measurement(turn, found["seconds"], wanted, surplus, timelines)
 
     def _leave(self, way: Way, reason: str) -> None:
         """A way's worker ends, with all ways that it stands for."""
@@ -140,15 +181,6 @@ class Roster:
             worker.quit()
         self.workers = {way: w for way, w in self.workers.items() if way in kept}
 
-    def calm(self) -> None:
-        """See who spins while idle, and from now on stop those between their texts."""
-        for way, worker in self.workers.items():
-            if way.engine not in self.idle or self.engines[way.engine].apart:
-                share = worker.idle_share(_IDLE_SECONDS)
-                self.idle[way.engine] = max(share, self.idle.get(way.engine, 0.0))
-                worker.pauses = share > _SPINS and self.engines[way.engine].pausable
-                worker.rest()
-
     def ways(self, texts: int) -> list[Way]:
         """All that can write so many texts at once."""
         return sorted(
@@ -166,6 +198,14 @@ def _settings() -> dict[str, str]:
     """Of every worker: where vLLM keeps what it compiled, and no look at the network."""
     kept = {"VLLM_CACHE_ROOT": str(CACHE / "vllm" / "compiled"), "HF_HUB_OFFLINE": "1"}
     return {name: os.environ.get(name, value) for name, value in kept.items()}
+
+
+@contextmanager
+def telling() -> Iterator[Say]:
+    """Tell people what is done: in one line of a terminal, else line by line."""
+    told = Console(stderr=True)
+    with told.status("starting") as status:
+        yield status.update if told.is_terminal else told.print
 
 
 def named(name: str) -> Engine:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.peers.choice import best_gammas
 from benchmarks.peers.plan import Plan
 from benchmarks.peers.protocol import Generate
-from benchmarks.peers.roster import Roster
+from benchmarks.peers.roster import Roster, Say
+from benchmarks.peers.spread import best_gammas
 from benchmarks.peers.way import Job, Measurement, Way
 
 Found = dict[Job, dict[Way, list[Measurement]]]
-Say = Callable[[str], None]
+Choices = dict[Job, dict[str, int]]
+"""The best draft length of each family, by job."""
 
 _WARM_TOKENS = 24
 # Seeds of turns that choose, of those that are measured, and of samples without and with drafts.
@@ -33,57 +34,73 @@ class Turns:
         roster: whose engines write.
         prompts: token ids of what is continued.
         say: is told what comes next.
+        between: is called before each turn: what is measured beside.
     """
 
-    def __init__(self, roster: Roster, prompts: Sequence[tuple[int, ...]], say: Say) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        prompts: Sequence[tuple[int, ...]],
+        say: Say,
+        between: Callable[[], object] = lambda: None,
+    ) -> None:
         self._roster = roster
         self._prompts = prompts
         self._say = say
+        self._between = between
 
     def warm_up(self, jobs: Sequence[Job]) -> None:
-        """Every way once for every job, in short; then see who spins."""
+        """Every way once for every job, in short."""
         for job in jobs:
             short = Job(job.temperature, job.texts, min(job.new_tokens, _WARM_TOKENS))
             self._say(f"warming up: {short}")
             for way in self._roster.ways(job.texts):
                 self._roster.generate(way, self._ask(short, way, 0, 0))
-        self._roster.calm()
 
     def choose(self, plan: Plan, jobs: Sequence[Job], budget_s: float) -> tuple[Found, Choices]:
-        """Each engine's best draft length for each job, and what it was chosen by."""
+        """Each family's best draft length for each job, and what it was chosen by."""
         drafted = {job: [w for w in self._roster.ways(job.texts) if w.gamma] for job in jobs}
         if len(plan.gammas) == 1:
-            return {}, {job: {way.engine: way.gamma for way in drafted[job]} for job in jobs}
-        found = self._run("choosing", drafted, plan.choosing_turns, budget_s, _CHOOSING_SEED)
+            return {}, {job: {way.family: way.gamma for way in drafted[job]} for job in jobs}
+        found = self.write("choosing", drafted, plan.choosing_turns, budget_s, _CHOOSING_SEED)
         return found, {job: best_gammas(speeds(found[job])) for job in jobs}
 
     def measure(self, plan: Plan, choices: Choices, budget_s: float) -> Found:
-        """Every engine without drafts and at its best draft length."""
+        """Every engine without drafts, and every family at its best draft length."""
         ways = {
             job: [
                 way
                 for way in self._roster.ways(job.texts)
-                if way.gamma in (0, best.get(way.engine))
+                if way.gamma in (0, best.get(way.family))
             ]
             for job, best in choices.items()
         }
-        return self._run("measuring", ways, plan.turns, budget_s, _MEASURED_SEED)
+        return self.write("measuring", ways, plan.turns, budget_s, _MEASURED_SEED)
 
-    def _run(
+    def write(
         self,
         what: str,
         ways: Mapping[Job, Sequence[Way]],
         turns: int,
         budget_s: float,
-        first_seed: int,
+        first_seed: int = _CHOOSING_SEED,
     ) -> Found:
-        """Turn by turn; a further one starts only if it is likely to end within the time."""
+        """The ways of each job, turn by turn.
+
+        Args:
+            what: people are told is done.
+            ways: that write, by job.
+            turns: at most.
+            budget_s: a further turn starts only if it is likely to end within this time.
+            first_seed: of the first turn's texts.
+        """
         found: Found = {job: {way: [] for way in own} for job, own in ways.items()}
         started = time.perf_counter()
         for turn in range(turns):
             spent = time.perf_counter() - started
             if turn and spent * (turn + 1) / turn > budget_s:
                 break
+            self._between()
             for job, own in ways.items():
                 self._say(f"{what}, turn {turn + 1} of at most {turns}: {job}")
                 # Somebody else is first each time.
@@ -102,6 +119,7 @@ class Turns:
             gamma=way.gamma,
             temperature=job.temperature,
             new_tokens=job.new_tokens,
+            rule=way.rule,
         )
 
     def sample(
@@ -142,9 +160,6 @@ class Turns:
                 return False
             own[gamma] += written.texts
         return True
-
-
-Choices = dict[Job, dict[str, int]]
 
 
 def speeds(ways: Mapping[Way, Sequence[Measurement]]) -> dict[Way, dict[int, float]]:

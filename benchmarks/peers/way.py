@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.tools.load.timeline import Timeline
+
 
 @dataclass(frozen=True, order=True)
 class Way:
-    """An engine at a draft length; 0 is without drafts."""
+    """An engine at a draft length.
+
+    Attributes:
+        engine: by name.
+        gamma: draft length; 0 is without drafts.
+        rule: which of the engine's ways to draft, where it has several.
+    """
 
     engine: str
     gamma: int
+    rule: str = ""
+
+    @property
+    def family(self) -> str:
+        """The engine and its rule, of which there is a best draft length."""
+        return f"{self.engine} {self.rule}".strip()
 
     def __str__(self) -> str:
-        return f"{self.engine}, drafts of {self.gamma}" if self.gamma else f"{self.engine}, plain"
+        return f"{self.family}, drafts of {self.gamma}" if self.gamma else f"{self.engine}, plain"
 
 
 @dataclass(frozen=True, order=True)
@@ -44,12 +58,14 @@ class Measurement:
         seconds: by the engine's own process.
         texts: token ids, cut to what was asked for.
         surplus: tokens beyond that, of all texts together; they count for nothing.
+        timelines: of each text, from an engine that tells when its tokens came.
     """
 
     turn: int
     seconds: float
     texts: tuple[tuple[int, ...], ...]
     surplus: int = 0
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:

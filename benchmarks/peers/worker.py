@@ -9,15 +9,13 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.environment import ROOT
 from benchmarks.peers.protocol import Generate, Load, line_of
 
-ROOT = Path(__file__).resolve().parents[2]
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _QUIT_SECONDS = 30.0
 _CLOSING_SECONDS = 1.0
 _TOLD_LINES = 3
@@ -34,12 +32,18 @@ class Worker:
         command: what to run.
         log: gets its standard error, from the start.
         settings: of its environment, beside ours.
+        pauses: it is stopped between what it is asked, so that it takes no core from others.
     """
 
     def __init__(
-        self, command: list[str], log: Path, settings: Mapping[str, str] | None = None
+        self,
+        command: list[str],
+        log: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        pauses: bool = False,
     ) -> None:
-        self._log = log
+        self._log, self._pauses = log, pauses
         # Another environment must not look for packages where ours does.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("w") as errors:
@@ -56,7 +60,6 @@ class Worker:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.pauses = False
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -64,8 +67,13 @@ class Worker:
             self._lines.put(line)
         self._lines.put(None)
 
+    @property
+    def id(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def ask(self, ask: Load | Generate, timeout_s: float) -> dict[str, Any]:
-        """What it answers. A paused worker is woken for it and paused again.
+        """What it answers. A stopped worker is woken for it and stopped again.
 
         Raises:
             EngineFailed: an error, an end or no answer in time; after the latter two it is ended.
@@ -74,7 +82,8 @@ class Worker:
         try:
             found = self._answer(line_of(ask), timeout_s)
         finally:
-            self.rest()
+            if self._pauses:
+                self._signal(signal.SIGSTOP)
         if error := found.get("error"):
             raise EngineFailed(error)
         return found
@@ -99,21 +108,6 @@ class Worker:
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
         return " / ".join([line.strip() for line in lines if line.strip()][-_TOLD_LINES:])
-
-    def cpu_seconds(self) -> float:
-        """CPU time that the process and all that it started have taken so far."""
-        return sum(_cpu_seconds(pid) for pid in _family(self._process.pid))
-
-    def rest(self) -> None:
-        """Stop computing until the next ask, if it pauses."""
-        if self.pauses:
-            self._signal(signal.SIGSTOP)
-
-    def idle_share(self, seconds: float) -> float:
-        """Cores that it keeps busy while it is asked for nothing."""
-        before, started = self.cpu_seconds(), time.perf_counter()
-        time.sleep(seconds)
-        return (self.cpu_seconds() - before) / (time.perf_counter() - started)
 
     def quit(self) -> None:
         """End it in order, or else at once."""
@@ -145,30 +139,3 @@ class Worker:
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
             os.killpg(self._process.pid, number)
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _family(ancestor: int) -> set[int]:
-    """The ids of a process and of all below it."""
-    parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int(_stat(int(folder.name))[1])
-        except OSError:  # it has just ended
-            continue
-    found, fresh = {ancestor}, {ancestor}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return found
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = _stat(pid)
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

@@ -1,5 +1,5 @@
-"""Services whose passes take as long as a device is said to take: real in all else.
+"""Services that are real but for their passes, run instead of a service's own module.
 
-`device` makes a pass last, `target` and `drafter` are the services with it, and `fleet` runs
-several of them behind one orchestrator.
+`device` makes a pass last as long as a device is said to take; `target` and `drafter` are the
+services with it. `shuffled` is a drafter that turns bad.
 """

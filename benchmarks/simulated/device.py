@@ -11,14 +11,21 @@ from torch import Tensor
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 
-# Of a pass, and of each of its rows beside; milliseconds.
-PASS_VARIABLE, ROW_VARIABLE = "SIMULATED_PASS_MS", "SIMULATED_ROW_MS"
+
+def variables(service: str, a_pass_ms: float, a_row_ms: float) -> dict[str, str]:
+    """The environment of a service on such a device.
+
+    Args:
+        service: its name.
+        a_pass_ms: what a pass takes in any case.
+        a_row_ms: and for each of its rows beside.
+    """
+    return {_variable(service): f"{a_pass_ms},{a_row_ms}"}
 
 
-def simulate() -> None:
+def simulate(service: str) -> None:
     """Make every pass of this process last: computed as ever, then waited for, as for a GPU."""
-    a_pass = float(os.environ[PASS_VARIABLE]) / 1e3
-    a_row = float(os.environ[ROW_VARIABLE]) / 1e3
+    a_pass, a_row = (float(ms) / 1e3 for ms in os.environ[_variable(service)].split(","))
     compute = Decoder.forward
 
     def forward(self: Decoder, feeds: Sequence[Feed]) -> Tensor:
@@ -29,3 +36,7 @@ def simulate() -> None:
         return logits
 
     Decoder.forward = forward  # type: ignore[method-assign]
+
+
+def _variable(service: str) -> str:
+    return f"SIMULATED_{service.upper()}_MS"

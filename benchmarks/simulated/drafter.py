@@ -6,5 +6,5 @@ from benchmarks.simulated.device import simulate
 from drafter_svc.__main__ import main
 
 if __name__ == "__main__":
-    simulate()
+    simulate("drafter")
     main()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 from rich.progress import Progress
 
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.texts import PROMPTS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.load.generator import LoadGenerator

@@ -46,16 +46,13 @@ def draw(sweeps: Mapping[str, Points], stem: Path) -> list[Path]:
 
 
 def _concurrency(points: Points, left: Axes, right: Axes) -> None:
-    for method in _distinct(points, "method"):
-        for loop, style in (("closed", "o-"), ("open", "s--")):
-            mine = [p for p in points if (p["method"], p["loop"]) == (method, loop)]
-            clients = [p["concurrency"] for p in mine]
-            label = f"{method}, {loop} loop"
-            left.plot(clients, [p["report"]["tokens_per_s"] for p in mine], style, label=label)
-            right.plot(clients, [_time(p, "ttft", "p99") for p in mine], style, label=label)
+    for method, loop in dict.fromkeys((p["method"], p["loop"]) for p in points):
+        mine = [p for p in points if (p["method"], p["loop"]) == (method, loop)]
+        style = "o-" if loop == "closed" else "s--"
+        _lines(mine, "concurrency", f"{method}, {loop} loop", ("ttft", "p99"), left, right, style)
     _label(left, "clients (open loop: 0.7 of their rate)", "tokens/s")
     _label(right, "clients (open loop: 0.7 of their rate)", "p99 TTFT, ms")
-    levels = _distinct(points, "concurrency")
+    levels = list(dict.fromkeys(p["concurrency"] for p in points))
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(levels, [str(level) for level in levels])
@@ -85,24 +82,28 @@ def _block_efficiency(points: Points, left: Axes, right: Axes) -> None:
 
 
 def _network_delay(points: Points, left: Axes, right: Axes) -> None:
-    for gamma in _distinct(points, "gamma"):
+    for gamma in dict.fromkeys(p["gamma"] for p in points):
         mine = [p for p in points if p["gamma"] == gamma]
-        delays = [p["delay_ms"] for p in mine]
-        label = f"gamma {gamma}"
-        left.plot(delays, [p["report"]["tokens_per_s"] for p in mine], "o-", label=label)
-        right.plot(delays, [_time(p, "round", "p50") for p in mine], "o-", label=label)
+        _lines(mine, "delay_ms", f"gamma {gamma}", ("round", "p50"), left, right)
     _label(left, "delay a hop, ms", "tokens/s")
     _label(right, "delay a hop, ms", "p50 of a round, ms")
 
 
-def _time(point: Mapping[str, Any], name: str, percentile: str) -> float:
-    """Milliseconds; a gap in the line where every text failed."""
-    times = point["report"][name]
-    return float(times[percentile]) if times else float("nan")
-
-
-def _distinct(points: Points, key: str) -> list[Any]:
-    return list(dict.fromkeys(p[key] for p in points))
+def _lines(
+    points: Points,
+    x: str,
+    label: str,
+    time: tuple[str, str],
+    left: Axes,
+    right: Axes,
+    style: str = "o-",
+) -> None:
+    """Tokens/s, and a percentile of a time; a gap where every text failed."""
+    name, percentile = time
+    reports = [p["report"] for p in points]
+    times = [each[name][percentile] if each[name] else float("nan") for each in reports]
+    for axes, y in ((left, [each["tokens_per_s"] for each in reports]), (right, times)):
+        axes.plot([p[x] for p in points], y, style, label=label)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

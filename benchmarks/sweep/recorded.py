@@ -15,8 +15,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.sweep.branching import Grown, Node, grow
-
 
 @dataclass(frozen=True)
 class Texts:
@@ -96,17 +94,6 @@ class Recorder:
         whole = torch.cat((contexts, tokens), 1)
         logits = self._target(whole, logits_to_keep=gamma + 1).logits
         return Rounds(tokens, q, logits.softmax(-1))
-
-    def grow(self, contexts: Tensor, nodes: Sequence[Node], others: Sequence[Any] = ()) -> Grown:
-        """Nodes behind each context.
-
-        Args:
-            contexts: [S, L] tokens.
-            nodes: of model 0, the drafter, and of others, from 1 on.
-            others: more drafters, loaded.
-        """
-        drafters = [self._drafter, *others]
-        return grow(drafters, self._target, contexts, nodes, self._generator)
 
     @torch.inference_mode()
     def rows(self, texts: Texts) -> tuple[Tensor, Tensor]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.concurrency import Load, concurrency_sweep
 from benchmarks.sweep.expectation import Expectation, expectations
 from benchmarks.sweep.network_delay import Delayed, delay_sweep
@@ -18,6 +19,10 @@ from benchmarks.sweep.recorded import Recorder
 from benchmarks.sweep.support_size import SupportSize, support_sizes
 from tandem.tools.load.timeline import Percentiles
 from tandem.tools.local.pair import embedded
+
+_Found = TypeVar("_Found")
+# Told of each finding, by the column's head.
+_Columns = Mapping[str, Callable[[_Found], str]]
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,16 @@ class Findings:
 
     def tables(self) -> list[Table]:
         """One a sweep."""
+        positions, rounds = self.support_size[0].positions, self.exact_block_efficiency[0].rounds
+        supports = f"Support size on {positions} recorded positions, gamma 4"
+        expected = f"Exact expected block efficiency on {rounds} recorded rounds, temperature 1"
+        loads = "Load, gamma 4 and plain, temperature 1; latencies from the intended start"
+        delays = "Added network delay, one sequence, temperature 1"
         return [
-            _supports(self.support_size),
-            _expected(self.exact_block_efficiency),
-            _loads(self.concurrency),
-            _delays(self.network_delay),
+            _table(supports, self.support_size, _SUPPORTS),
+            _table(expected, self.exact_block_efficiency, _EXPECTED),
+            _table(loads, self.concurrency, _LOADS),
+            _table(delays, self.network_delay, _DELAYS),
         ]
 
 
@@ -115,88 +125,53 @@ async def _served(
     return loads, delays
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(*columns, title=title)
-    for column in table.columns:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _table(title: str, found: Sequence[_Found], columns: _Columns[_Found]) -> Table:
+    """A row each; a column says what it is told to."""
+    return table_of(({name: told(each) for name, told in columns.items()} for each in found), title)
 
 
-def _supports(found: Sequence[SupportSize]) -> Table:
-    return _table(
-        f"Support size on {found[0].positions} recorded positions, gamma 4",
-        ("support", "overlap", "overlap lost", "bytes a round"),
-        (
-            (
-                str(each.support or "full"),
-                f"{each.overlap:.4f}",
-                f"{each.overlap_lost:.3%}",
-                f"{each.bytes_a_round:.0f}",
-            )
-            for each in found
-        ),
-    )
+def _ends(name: str, times: Callable[[_Found], Percentiles | None]) -> _Columns[_Found]:
+    """Two columns, p50 and p99."""
+
+    def at(percentile: str) -> Callable[[_Found], str]:
+        def told(each: _Found) -> str:
+            found = times(each)
+            return f"{getattr(found, percentile):.1f}" if found else "-"
+
+        return told
+
+    return {f"{name} p50": at("p50"), f"{name} p99": at("p99")}
 
 
-def _expected(found: Sequence[Expectation]) -> Table:
-    return _table(
-        f"Exact expected block efficiency on {found[0].rounds} recorded rounds, temperature 1",
-        ("gamma", "token", "block", "block / token"),
-        (
-            (
-                str(each.gamma),
-                f"{each.token:.4f} ± {each.token_se:.4f}",
-                f"{each.block:.4f} ± {each.block_se:.4f}",
-                f"{each.block_to_token:.4f} ± {each.block_to_token_se:.4f}",
-            )
-            for each in found
-        ),
-    )
-
-
-def _loads(found: Sequence[Load]) -> Table:
-    return _table(
-        "Load, gamma 4 and plain, temperature 1; latencies from the intended start",
-        ("loop", "verifier", "clients", "texts/s asked", "tokens/s", "target passes\na round",
-         "TTFT p50", "p99", "TPOT p50", "p99", "round p50", "p99", "errors"),
-        (
-            (
-                each.loop,
-                each.method,
-                str(each.concurrency),
-                "-" if each.rate is None else f"{each.rate:.2f}",
-                f"{each.report.tokens_per_s:.1f}",
-                f"{each.passes_per_round:.2f}",
-                *_ends(each.report.ttft),
-                *_ends(each.report.tpot),
-                *_ends(each.report.round),
-                str(sum(each.report.errors.values())),
-            )
-            for each in found
-        ),
-    )  # fmt: skip
-
-
-def _delays(found: Sequence[Delayed]) -> Table:
-    return _table(
-        "Added network delay, one sequence, temperature 1",
-        ("delay a hop, ms", "verifier", "gamma", "tokens/s", "TPOT p50", "p99",
-         "round p50", "p99"),
-        (
-            (
-                f"{each.delay_ms:g}",
-                each.method,
-                str(each.gamma),
-                f"{each.report.tokens_per_s:.1f}",
-                *_ends(each.report.tpot),
-                *_ends(each.report.round),
-            )
-            for each in found
-        ),
-    )  # fmt: skip
-
-
-def _ends(times: Percentiles | None) -> tuple[str, str]:
-    return (f"{times.p50:.1f}", f"{times.p99:.1f}") if times else ("-", "-")
+_SUPPORTS: _Columns[SupportSize] = {
+    "support": lambda each: str(each.support or "full"),
+    "overlap": lambda each: f"{each.overlap:.4f}",
+    "overlap lost": lambda each: f"{each.overlap_lost:.3%}",
+    "bytes a round": lambda each: f"{each.bytes_a_round:.0f}",
+}
+_EXPECTED: _Columns[Expectation] = {
+    "gamma": lambda each: str(each.gamma),
+    "token": lambda each: f"{each.token:.4f} ± {each.token_se:.4f}",
+    "block": lambda each: f"{each.block:.4f} ± {each.block_se:.4f}",
+    "block / token": lambda each: f"{each.block_to_token:.4f} ± {each.block_to_token_se:.4f}",
+}
+_LOADS: _Columns[Load] = {
+    "loop": lambda each: each.loop,
+    "verifier": lambda each: each.method,
+    "clients": lambda each: str(each.concurrency),
+    "texts/s asked": lambda each: "-" if each.rate is None else f"{each.rate:.2f}",
+    "tokens/s": lambda each: f"{each.report.tokens_per_s:.1f}",
+    "target passes\na round": lambda each: f"{each.passes_per_round:.2f}",
+    **_ends("TTFT", lambda each: each.report.ttft),
+    **_ends("TPOT", lambda each: each.report.tpot),
+    **_ends("round", lambda each: each.report.round),
+    "errors": lambda each: str(sum(each.report.errors.values())),
+}
+_DELAYS: _Columns[Delayed] = {
+    "delay a hop, ms": lambda each: f"{each.delay_ms:g}",
+    "verifier": lambda each: each.method,
+    "gamma": lambda each: str(each.gamma),
+    "tokens/s": lambda each: f"{each.report.tokens_per_s:.1f}",
+    **_ends("TPOT", lambda each: each.report.tpot),
+    **_ends("round", lambda each: each.report.round),
+}

@@ -22,7 +22,7 @@ from tandem.settings import MIB, ModelSettings
 _log = structlog.get_logger(__name__)
 
 # With 32, the slowest rounds of eight texts take 1.8 times as long beside a long prompt on a
-# CPU; with 64 it is 2.8 (benchmarks/interference.py).
+# CPU; with 64 it is 2.8 (benchmarks/endurance/interference.py).
 _CPU_CHUNK = 32
 _DEVICE_CHUNK = 512
 _CHUNKS_ALONE = 4

@@ -1,4 +1,4 @@
 """One engine each, behind the protocol; run in that engine's own environment.
 
-Nothing here but `tandem_services` may import Tandem or what it needs.
+`tandem_services` and `transformers_pair` run in ours; no other may import Tandem.
 """

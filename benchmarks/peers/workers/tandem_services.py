@@ -1,69 +1,75 @@
-"""Tandem's three services, asked over gRPC like by any client; drafts by block verification."""
+"""Tandem's three services, asked over gRPC like by any client."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Any
 
-import grpc
-
 from benchmarks.measure.services import serving
+from benchmarks.measure.texts import asked
 from benchmarks.peers.protocol import Generate, Load, serve
-from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
 
-_RULE = "block"
+_USUAL_RULE = "block"
 _TEXT_SECONDS = 300.0
 
 
 class TandemServices:
-    """Running services and a channel to them."""
+    """Running services and a connection to them.
+
+    Attributes:
+        timelines: of the last texts, for the protocol.
+    """
 
     def __init__(self) -> None:
         self._open = ExitStack()
+        self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
-        """Start the services; the drafter computes in float32, its default on a CPU."""
+        """Start the services; the drafter has the dtype that it finds fastest."""
         pair = Pair(load.target, load.drafter, dtype=load.dtype, drafter_dtype="auto")
         stack = self._open.enter_context(serving(pair))
         self._loop = self._open.enter_context(asyncio.Runner())
-        self._stub: Any = self._loop.run(self._connected(stack.addresses["orchestrator"]))
+        generator = LoadGenerator(stack.addresses["orchestrator"], _TEXT_SECONDS)
+        self._generator = self._loop.run(generator.__aenter__())
+        self._open.callback(lambda: self._loop.run(generator.__aexit__(None, None, None)))
         return {name: version(name) for name in ("tandem-llm", "torch", "openvino")}
-
-    async def _connected(self, address: str) -> Any:
-        channel = grpc.aio.insecure_channel(address, options=list(CLIENT_OPTIONS))
-        self._open.callback(lambda: self._loop.run(channel.close()))
-        return orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
     def generate(self, generate: Generate) -> list[list[int]]:
         """A stream a text, all at once."""
         return self._loop.run(self._texts(generate))
 
     async def _texts(self, generate: Generate) -> list[list[int]]:
-        asks = zip(generate.prompts, generate.seeds, strict=True)
-        return await asyncio.gather(*(self._text(generate, *ask) for ask in asks))
-
-    async def _text(self, generate: Generate, prompt: tuple[int, ...], seed: int) -> list[int]:
-        generation = pb.Generation(
-            prompt_token_ids=prompt,
-            sampling=common_pb2.Sampling(temperature=generate.temperature, seed=seed),
-            stopping=pb.Stopping(max_new_tokens=generate.new_tokens, ignore_eos=True),
-            speculation=pb.Speculation(verifier=_RULE, gamma=generate.gamma),
+        texts: list[list[int]] = [[] for _ in generate.prompts]
+        timelines = await asyncio.gather(
+            *(
+                self._generator.text(_asked(generate, number), seen=_into(text))
+                for number, text in enumerate(texts)
+            )
         )
-        request = pb.GenerateRequest(generation=generation)
-        ids: list[int] = []
-        async for event in self._stub.Generate(request, timeout=_TEXT_SECONDS):
-            ids += [token.id for token in event.round.tokens]
-        return ids
+        if failed := [timeline.error for timeline in timelines if timeline.error]:
+            raise RuntimeError(failed[0])
+        self.timelines = [timeline.as_json() for timeline in timelines]
+        return texts
 
     def close(self) -> None:
         """Stop the services."""
         self._open.close()
+
+
+def _asked(ask: Generate, number: int) -> pb.Generation:
+    prompt, rule = ask.prompts[number], ask.rule or _USUAL_RULE
+    size = {"verifier": rule, "gamma": ask.gamma}
+    return asked(ask.seeds[number], ask.new_tokens, ask.temperature, prompt, **size)
+
+
+def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
+    return lambda event: text.extend(token.id for token in event.round.tokens)
 
 
 if __name__ == "__main__":

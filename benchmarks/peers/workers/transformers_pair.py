@@ -11,22 +11,50 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.generation import BaseStreamer
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from benchmarks.peers.protocol import Generate, Load, serve
+from tandem.tools.load.timeline import Timeline
 
 _PAD = 0
 # Texts that a target's dtype is chosen by, for each draft length and in turn with the other's.
 _TRIALS = 5
 _TRIAL = Generate(((1, 2, 3, 4),), (0,), 0, 1.0, 24)
+# This rule is assisted generation as it comes in transformers 5: it stops drafting at a token that
+# is less likely than this.
+_DEFAULTS, _DEFAULT_CONFIDENCE = "defaults", 0.4
+
+
+class _Arrivals(BaseStreamer):  # type: ignore[misc]
+    """Notes when the tokens of one text come; the first call hands the prompt back."""
+
+    def __init__(self) -> None:
+        self.times: list[tuple[float, int]] = []
+        self._prompt_seen = False
+
+    def put(self, value: Tensor) -> None:
+        if self._prompt_seen:
+            self.times.append((time.perf_counter(), value.numel()))
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is buffered."""
 
 
 class TransformersPair:
     """The pair; the drafter in float32, which is the faster one for its small matrices.
 
     The target's dtype is the faster one, alike for all draft lengths: its law is one.
+
+    Attributes:
+        timelines: of the last texts, for the protocol; empty for a batch, which is not streamed.
     """
+
+    def __init__(self) -> None:
+        self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
         """Load both."""
@@ -56,12 +84,14 @@ class TransformersPair:
     def generate(self, generate: Generate) -> list[list[int]]:
         """One batch; with drafts, one after the other."""
         torch.manual_seed(generate.seeds[0])
+        self.timelines = []
         if not generate.gamma:
             return self._batch(generate.prompts, generate)
         config = self._drafter.generation_config
         config.num_assistant_tokens = generate.gamma
         config.num_assistant_tokens_schedule = "constant"
-        config.assistant_confidence_threshold = 0.0
+        own = generate.rule == _DEFAULTS
+        config.assistant_confidence_threshold = _DEFAULT_CONFIDENCE if own else 0.0
         return [self._batch([ids], generate)[0] for ids in generate.prompts]
 
     def _batch(self, prompts: Sequence[Sequence[int]], generate: Generate) -> list[list[int]]:
@@ -73,13 +103,19 @@ class TransformersPair:
         padding = [longest - len(ids) for ids in prompts]
         padded = [[_PAD] * n + list(ids) for n, ids in zip(padding, prompts, strict=True)]
         mask = [[0] * n + [1] * (longest - n) for n in padding]
+        arrivals = _Arrivals() if len(prompts) == 1 else None
+        started = time.perf_counter()
         found: Any = self._target.generate(
             input_ids=torch.tensor(padded),
             attention_mask=torch.tensor(mask),
             max_new_tokens=generate.new_tokens,
             assistant_model=self._drafter if generate.gamma else None,
+            streamer=arrivals,
             **sampling,
         )
+        if arrivals is not None:
+            timeline = Timeline(started, started, tuple(arrivals.times), time.perf_counter())
+            self.timelines.append(timeline.as_json())
         texts: list[list[int]] = found[:, longest:].tolist()
         return texts
 

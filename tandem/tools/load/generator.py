@@ -20,6 +20,8 @@ from tandem.tools.load.timeline import Timeline
 
 # A status may carry pages, and every text of a load its own.
 _LONGEST_ERROR = 240
+# Where a refusal says when to come again.
+_PUSHBACK = "grpc-retry-pushback-ms"
 
 
 class LoadGenerator:
@@ -48,30 +50,45 @@ class LoadGenerator:
     ) -> None:
         await self._channel.close()
 
-    async def text(self, generation: pb.Generation, intended_s: float | None = None) -> Timeline:
+    async def text(
+        self,
+        generation: pb.Generation,
+        intended_s: float | None = None,
+        timeout_s: float | None = None,
+        seen: Callable[[pb.GenerateResponse], object] = lambda event: None,
+    ) -> Timeline:
         """One text; a call that fails is a timeline with an error.
 
         Args:
             generation: what to ask for.
             intended_s: when it was due, by time.perf_counter(); now by default.
+            timeout_s: how long this text may take, where it is not as long as any other.
+            seen: is handed each message as it comes; what it raises cancels the call and is
+                raised here.
         """
         arrivals: list[tuple[float, int]] = []
-        summary, error = None, ""
+        summary, error, retry = None, "", None
         asked = time.perf_counter()
-        request = pb.GenerateRequest(generation=generation)
+        call = self._stub.Generate(
+            pb.GenerateRequest(generation=generation),
+            timeout=self._timeout_s if timeout_s is None else timeout_s,
+            metadata=self._place.metadata,
+        )
         try:
-            call = self._stub.Generate(
-                request, timeout=self._timeout_s, metadata=self._place.metadata
-            )
             async for event in call:
+                seen(event)
                 if event.HasField("round"):
                     arrivals.append((time.perf_counter(), len(event.round.tokens)))
                 else:
                     summary = event.summary
         except grpc.aio.AioRpcError as failed:
             error = _cut(sentence(failed.code(), failed.details()))
+            told = dict(failed.trailing_metadata() or ()).get(_PUSHBACK)
+            retry = None if told is None else float(told) / 1e3
+        finally:
+            call.cancel()
         due = asked if intended_s is None else intended_s
-        return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary)
+        return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary, retry)
 
     async def closed_loop(
         self,

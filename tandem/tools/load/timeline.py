@@ -25,6 +25,7 @@ class Timeline:
         ended_s: when its last message came, or its error.
         error: status and details of a failed call; empty otherwise.
         summary: Tandem's last message; None for an error, or another system.
+        retry_s: how long the error says to wait before the next call, if it does; not in the JSON.
     """
 
     intended_s: float
@@ -33,6 +34,7 @@ class Timeline:
     ended_s: float
     error: str = ""
     summary: pb.Summary | None = None
+    retry_s: float | None = None
 
     @property
     def tokens(self) -> int:

@@ -38,8 +38,9 @@ def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     assert {"machine", "torch", "commit"} <= set(found["environment"])
     names = {row["name"] for row in found["rows"]}
     assert {
-        "transformers generate",
+        "transformers",
         "transformers assisted",
+        "transformers defaults",
         "Tandem",
         "Tandem token",
         "Tandem block",
@@ -51,11 +52,10 @@ def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     block = next(row for row in found["rows"] if row["name"] == "Tandem block")
     assert block["round"]["p50"] <= block["round"]["p99"]
     assert 1 <= block["block_efficiency"] <= 1 + block["gamma"]
-    assert {(r["temperature"], r["other"]["system"]) for r in found["run_off"]} == {
-        (temperature, f"transformers {other}")
-        for temperature in (0, 1)
-        for other in ("generate", "assisted", "assisted, defaults")
+    assert {(r["temperature"], r["other"]["rule"]) for r in found["run_off"]} == {
+        (temperature, rule) for temperature in (0, 1) for rule in ("", "assisted", "defaults")
     }
+    assert {r["other"]["engine"] for r in found["run_off"]} == {"transformers"}
     assert all(found["sweeps"].values())
     assert not any(load["report"]["errors"] for load in found["sweeps"]["concurrency"])
     delayed = [p for p in found["sweeps"]["network_delay"] if p["delay_ms"] == 5]

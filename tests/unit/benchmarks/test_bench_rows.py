@@ -7,11 +7,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from benchmarks.contest import report
-from benchmarks.contest.floor import BareRound, Floor
-from benchmarks.contest.method import Method, System
-from benchmarks.contest.row import Row, floors, measured
-from benchmarks.contest.run_off import ratios
+from benchmarks.bench import report
+from benchmarks.bench.__main__ import ratios_of, rows_of
+from benchmarks.bench.floor import BareRound, Floor
+from benchmarks.bench.row import DEFAULTS, Row, floors, measured
+from benchmarks.peers.way import Job, Measurement, Way
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.timeline import Timeline
 
@@ -20,7 +20,7 @@ from tandem.tools.load.timeline import Timeline
 def floor() -> Floor:
     """One that measured 10 ms for a plain round and 16 ms at gamma 4."""
     bare = Floor.__new__(Floor)
-    bare.dtype, bare.target_bytes = "float32", 20_000_000
+    bare.dtype, bare.target_bytes, bare.bandwidth = "float32", 20_000_000, 4e9
     bare.rounds = {0: BareRound([0.0], [0.010]), 4: BareRound([0.004], [0.012])}
     return bare
 
@@ -45,7 +45,7 @@ DRAFTED = text(
         stages=pb.Stages(round_wall_ns=[20_000_000] * 2, round_model_ns=[19_000_000] * 2),
     ),
 )
-BLOCK = Method(System.TANDEM, "float32", 4, "block")
+BLOCK = Way("Tandem", 4, "block")
 
 
 def test_a_row_of_tandem(floor: Floor) -> None:
@@ -66,7 +66,7 @@ def test_a_row_of_tandem(floor: Floor) -> None:
 def test_a_row_of_transformers(floor: Floor) -> None:
     plain = text([(0.02, 1)] * 10)
     drafted = text([(0.03, 3), (0.03, 5), (0.03, 2)])
-    assisted = Method(System.ASSISTED, "bfloat16", 4)
+    assisted = Way("transformers", 4, "assisted")
     row = measured(assisted, 0.0, [drafted], [plain], floor)
     assert row.target_calls == 3
     assert row.block_efficiency == pytest.approx(10 / 3)
@@ -75,14 +75,12 @@ def test_a_row_of_transformers(floor: Floor) -> None:
     assert row.beside_models is None
     assert row.bytes_per_token is None
     assert row.round_to_floor is None
-    own = Method(System.ASSISTED_DEFAULTS, "bfloat16", None)
+    own = Way("transformers", 20, DEFAULTS)
     assert measured(own, 0.0, [drafted], [plain], floor).acceptance is None
 
 
 def test_floors(floor: Floor) -> None:
-    speeds = {
-        (row.name, row.gamma): row.tokens_per_s for row in floors(floor, 4e9, {0: 1, 4: 3.2}, 1.0)
-    }
+    speeds = {(row.name, row.gamma): row.tokens_per_s for row in floors(floor, {0: 1, 4: 3.2}, 1.0)}
     assert speeds == {
         ("floor in process", 0): pytest.approx(100),
         ("floor in process", 4): pytest.approx(200),
@@ -93,37 +91,53 @@ def test_floors(floor: Floor) -> None:
 
 def test_the_table_has_transformers_at_its_best_only(floor: Floor) -> None:
     rows = [
-        Row(System.ASSISTED, dtype, gamma, 0.0, tokens_per_s)
-        for dtype, gamma, tokens_per_s in (("float32", 2, 10.0), ("bfloat16", 4, 12.0))
+        Row("transformers assisted", gamma, 0.0, tokens_per_s)
+        for gamma, tokens_per_s in ((2, 10.5), (4, 12.5))
     ]
-    rows += [Row("Tandem block", "float32", gamma, 0.0, 15.0 + gamma) for gamma in (2, 4)]
+    rows += [Row("Tandem block", gamma, 0.0, 15.0 + gamma) for gamma in (2, 4)]
     assert report.shown(rows) == rows[1:]
     console = Console(width=190, file=StringIO(), record=True)
     console.print(report.table(rows))
     text = console.export_text()
-    assert "12.0" in text
-    assert "10.0" not in text
+    assert "12.5" in text
+    assert "10.5" not in text
 
 
-def test_the_run_off_compares_the_best_with_the_best() -> None:
-    two, four = (Method(System.TANDEM, "float32", gamma, "block") for gamma in (2, 4))
-    assisted = [Method(System.ASSISTED, "bfloat16", gamma) for gamma in (4, 8)]
-    own, plain = Method(System.ASSISTED_DEFAULTS, "float32", None), Method(System.GENERATE, "x")
-    speeds = {
-        two: [10.0, 11.0, 30.0],
-        four: [15.0, 16.0, 24.0],  # the better median
-        assisted[0]: [10.0, 8.0, 12.0],
-        assisted[1]: [5.0, 9.0, 99.0],
-        own: [15.0, 16.0, 24.0],
-        plain: [1.0, 1.0, 1.0],
+def test_a_table_has_every_way_and_the_floors_at_its_block_efficiency(floor: Floor) -> None:
+    job, plain = Job(1.0, 1, 10), text([(0.02, 1)] * 10)
+    ways = {
+        Way("Tandem", 0): PLAIN,
+        BLOCK: DRAFTED,
+        Way("transformers", 0): plain,
+        Way("transformers", 4, "assisted"): text([(0.03, 3), (0.03, 7)]),
     }
-    found = ratios(1.0, list(speeds), {(method, 1.0): own for method, own in speeds.items()})
+    found = {
+        way: [Measurement(0, 1.0, ((0,) * 10,), timelines=(own,))] for way, own in ways.items()
+    }
+    rows = rows_of({job: found}, floor)
+    assert [row.name for row in rows[:4]] == [way.family for way in ways]
+    speeds = {(row.name, row.gamma): row.tokens_per_s for row in rows[4:]}
+    assert speeds["floor in process", 4] == pytest.approx(4.5 / 0.016)
+    assert [row.to_plain for row in rows[2:4]] == pytest.approx([1, 0.2 / 0.06])
+
+
+def test_the_run_off_has_block_over_every_way_of_transformers() -> None:
+    speeds = {
+        BLOCK: [15.0, 16.0, 24.0],
+        Way("Tandem", 4, "token"): [99.0, 99.0, 99.0],
+        Way("transformers", 4, "assisted"): [10.0, 8.0, 12.0],
+        Way("transformers", 20, DEFAULTS): [15.0, 16.0, 24.0],
+        Way("transformers", 0): [1.0, 1.0, 1.0],
+    }
+    ways = {
+        way: [Measurement(turn, 10 / speed, ((0,) * 10,)) for turn, speed in enumerate(own)]
+        for way, own in speeds.items()
+    }
+    found = list(ratios_of({Job(1.0, 1, 10): ways}))
     assert [(ratio.block, ratio.other) for ratio in found] == [
-        (four, assisted[0]),
-        (four, own),
-        (four, plain),
+        (BLOCK, way) for way in speeds if way.engine == "transformers"
     ]
-    assert found[0].ratios == (1.5, 2.0, 2.0)
+    assert (found[0].ratio.low, found[0].ratio.median, found[0].ratio.high) == (1.5, 2.0, 2.0)
     sentence = str(found[0])
-    assert "Tandem block (gamma 4, float32) is 2.00 x transformers assisted (gamma 4" in sentence
+    assert "Tandem block, drafts of 4 is 2.00 x transformers assisted, drafts of 4" in sentence
     assert "16.0 and 10.0 tokens/s; 3 texts each" in sentence

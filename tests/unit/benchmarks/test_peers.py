@@ -6,6 +6,7 @@ import io
 import json
 import random
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +14,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.measure.vitals import cpu_seconds
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import installation, report
 from benchmarks.peers import roster as rosters
-from benchmarks.peers.choice import best_gammas
 from benchmarks.peers.installation import Environment, install, run_logged
 from benchmarks.peers.law import Law, common_start, compare, two_sample
 from benchmarks.peers.plan import QUICK
 from benchmarks.peers.protocol import Generate, Load, answer_all, ask_of, line_of
 from benchmarks.peers.roster import Engine, Roster, named
-from benchmarks.peers.spread import Spread, ratios
+from benchmarks.peers.spread import Spread, best_gammas, ratios
 from benchmarks.peers.turns import Turns, jobs_of
 from benchmarks.peers.way import Job, Measurement, Way
 from benchmarks.peers.worker import EngineFailed, Worker
@@ -153,14 +154,17 @@ class TestWorker:
         with pytest.raises(EngineFailed, match="within"):
             worker.ask(Load("hang", "", (0,), "float32"), 0.5)
 
-    def test_one_that_spins_is_stopped_between_asks(self, worker: Worker) -> None:
-        worker.ask(Load("spin", "", (0,), "float32"), 30)
-        assert worker.idle_share(0.5) > 0.05
-        worker.pauses = True
-        worker.rest()
-        assert worker.idle_share(0.5) < 0.05
-        assert worker.ask(ASK, 30)["texts"]
-        assert worker.idle_share(0.5) < 0.05
+    def test_one_that_spins_is_stopped_between_asks(self, tmp_path: Path) -> None:
+        spinning = Worker(FAKE, tmp_path / "log", pauses=True)
+        try:
+            spinning.ask(Load("spin", "", (0,), "float32"), 30)
+            for _ in range(2):
+                before = cpu_seconds(spinning.id)
+                time.sleep(0.5)
+                assert cpu_seconds(spinning.id) - before < 0.03
+                assert spinning.ask(ASK, 30)["texts"]
+        finally:
+            spinning.quit()
 
 
 class TestInstallation:
@@ -198,7 +202,6 @@ class TestRoster:
     def test_a_whole_contest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One engine is right, one skewed with drafts, one crashes, one fails midway."""
         monkeypatch.setattr(rosters, "CACHE", tmp_path)
-        monkeypatch.setattr(rosters, "_IDLE_SECONDS", 0.05)
         roster, said = Roster(), list[str]()
         for name, target in (("Tandem", ""), ("skewed", "skewed"), ("gone", "crash")):
             engine, folders = fake(name, target)
@@ -213,8 +216,6 @@ class TestRoster:
         assert set(roster.failures) == {"gone", "late, drafts of 8"}
         assert outcome.laws["Tandem"].holds
         assert not outcome.laws["skewed"].holds
-        assert outcome.reference == "Tandem"
-        assert set(outcome.plain_laws) == {"skewed", "late"}
         assert set(outcome.measured) == set(jobs_of(plan))
         assert all(best["late"] == 4 for best in outcome.choices.values())
         console = Console(record=True, width=160, file=io.StringIO())
@@ -223,7 +224,6 @@ class TestRoster:
         assert "NO, another law" in text
         assert "late, drafts of 8 took no part" in text
         found = json.loads(json.dumps(command.as_json(plan, "float32", outcome)))
-        assert {"machine", "commit"} <= set(found["environment"])
         assert len(found["measured"]) == sum(map(len, outcome.measured.values()))
 
     def test_names(self) -> None:

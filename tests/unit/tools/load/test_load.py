@@ -23,7 +23,9 @@ class SlowService(LoadGenerator):
         self.seconds = seconds
         self.busy = self.most_busy = 0
 
-    async def text(self, generation: pb.Generation, intended_s: float | None = None) -> Timeline:
+    async def text(
+        self, generation: pb.Generation, intended_s: float | None = None, *_: Any, **__: Any
+    ) -> Timeline:
         asked = time.perf_counter()
         self.busy += 1
         self.most_busy = max(self.busy, self.most_busy)

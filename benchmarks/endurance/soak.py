@@ -1,6 +1,7 @@
 """Thousands of short texts, some given up or late: whether all are right and all comes back.
 
-    python -m benchmarks.soak [--texts 20000] [--clients 16] [--cancelled 0.1] [--late 0.05]
+    python -m benchmarks.endurance.soak [--texts 20000] [--clients 16] [--cancelled 0.1]
+                                        [--late 0.05]
 
 Each text is one of a few whose tokens are known, since it was made alone before; a share of the
 clients cancel within their text, others have a deadline that ends most of theirs. Exit code 1 if
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 from collections import Counter
@@ -19,21 +19,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 
-import grpc
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.measure.environment import RESULTS, describe
-from benchmarks.measure.prompts import PROMPTS
+from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
+from benchmarks.measure.tables import table_of
+from benchmarks.measure.texts import asked
 from benchmarks.measure.vitals import Vitals, vitals_of
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from tandem.tools.load.client import Client
+from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 
@@ -44,6 +44,10 @@ _BETWEEN = 200
 # A text takes about 0.2 s beside fifteen others.
 _LATE_SECONDS = (0.001, 0.1)
 _IDLE_SECONDS = 10.0
+
+
+class GivenUp(Exception):
+    """A client wants no more of its text."""
 
 
 @dataclass
@@ -62,9 +66,8 @@ class Seen:
 
     def take(self, stack: Stack) -> None:
         """Sample the services."""
-        done = sum(self.ends.values())
-        for name, process in stack.processes.items():
-            self.samples.setdefault(name, []).append((done, vitals_of(process.id)))
+        for name, vitals in _vitals(stack).items():
+            self.samples.setdefault(name, []).append((self.ends.total(), vitals))
 
 
 @dataclass(frozen=True)
@@ -92,14 +95,8 @@ class Growth:
 
 def generation(seed: int) -> pb.Generation:
     """One of the known texts: both rules, three temperatures, chains of each length."""
-    message = pb.Generation(
-        prompt=PROMPTS[seed % len(PROMPTS)],
-        stopping=pb.Stopping(max_new_tokens=4 + seed % 29, ignore_eos=True),
-        speculation=pb.Speculation(gamma=seed % 7, verifier=("block", "token")[seed % 2]),
-    )
-    message.sampling.seed = seed
-    message.sampling.temperature = (0.0, 0.7, 1.0)[seed % 3]
-    return message
+    rule, temperature = ("block", "token")[seed % 2], (0.0, 0.7, 1.0)[seed % 3]
+    return asked(seed, 4 + seed % 29, temperature, gamma=seed % 7, verifier=rule)
 
 
 class Clients:
@@ -116,56 +113,47 @@ class Clients:
         self._address, self._seen = address, seen
         self._cancelled, self._late = cancelled, late
         self._random = random.Random(15)
-        self.known: list[list[int]] = []
-
-    async def learn(self) -> None:
-        """Make each known text alone."""
-        async with connect(self._address) as channel:
-            stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            for seed in range(_KNOWN):
-                request = pb.CompleteRequest(generation=generation(seed))
-                self.known.append(list((await stub.Complete(request, timeout=60)).token_ids))
+        with Client(address) as alone:
+            self._known = [
+                list(alone.complete(generation(seed), 60).token_ids) for seed in range(_KNOWN)
+            ]
 
     async def run(self, texts: Iterator[int], clients: int, after_each: Callable[[], None]) -> None:
         """Until there are no texts left."""
 
         async def work() -> None:
-            async with connect(self._address) as channel:
-                stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            async with LoadGenerator(self._address, 60) as generator:
                 for text in texts:
-                    self._seen.ends[await self._one(stub, text % _KNOWN)] += 1
+                    self._seen.ends[await self._one(generator, text % _KNOWN)] += 1
                     after_each()
 
         await asyncio.gather(*(work() for _ in range(clients)))
 
-    async def _one(
-        self, stub: orchestrator_pb2_grpc.OrchestratorServiceAsyncStub, seed: int
-    ) -> str:
+    async def _one(self, generator: LoadGenerator, seed: int) -> str:
+        """A text, which is looked at; how it ended."""
         drawn = self._random.random()
         gives_up = drawn < self._cancelled
         is_late = not gives_up and drawn < self._cancelled + self._late
-        call = stub.Generate(
-            pb.GenerateRequest(generation=generation(seed)),
-            timeout=self._random.uniform(*_LATE_SECONDS) if is_late else 60,
-        )
+        deadline = self._random.uniform(*_LATE_SECONDS) if is_late else None
         # Before its first message, or behind one of them.
         left = self._random.randrange(4) if gives_up else None
+        patience = self._random.uniform(0, 0.02) if left == 0 else None
         got: list[int] = []
-        end = "whole"
-        try:
+
+        def seen(event: pb.GenerateResponse) -> None:
+            nonlocal left
+            got.extend(token.id for token in event.round.tokens)
+            left = None if left is None else left - 1
             if left == 0:
-                await asyncio.sleep(self._random.uniform(0, 0.02))
-                call.cancel()
-            async for reply in call:
-                got += (token.id for token in reply.round.tokens)
-                left = None if left is None else left - 1
-                if left == 0:
-                    call.cancel()
-        except asyncio.CancelledError:
+                raise GivenUp
+
+        try:
+            async with asyncio.timeout(patience):
+                text = await generator.text(generation(seed), timeout_s=deadline, seen=seen)
+            end = text.error.partition(":")[0] or "whole"
+        except (GivenUp, TimeoutError):
             end = "cancelled"
-        except grpc.aio.AioRpcError as error:
-            end = error.code().name
-        known = self.known[seed]
+        known = self._known[seed]
         if got != (known if end == "whole" else known[: len(got)]):
             self._seen.wrong.append(seed)
         return end
@@ -173,23 +161,19 @@ class Clients:
 
 async def left_open(addresses: dict[str, str]) -> int:
     """Sequences and texts that the services hold, once they had time to see that all have ended."""
-    async with (
-        connect(addresses["drafter"]) as drafter,
-        connect(addresses["target"]) as target,
-        connect(addresses["orchestrator"]) as orchestrator,
-    ):
+    async with connect(addresses["drafter"]) as drafter, connect(addresses["target"]) as target:
         drafts = drafter_pb2_grpc.DrafterServiceStub(drafter)
         verdicts = target_pb2_grpc.TargetServiceStub(target)
-        texts = orchestrator_pb2_grpc.OrchestratorServiceStub(orchestrator)
-        for _ in range(int(_IDLE_SECONDS / 0.1)):
-            draft = await drafts.GetModelInfo(drafter_pb2.GetModelInfoRequest())
-            verdict = await verdicts.GetModelInfo(target_pb2.GetModelInfoRequest())
-            text = await texts.GetModelInfo(pb.GetModelInfoRequest())
-            held = draft.stats.open_sequences + verdict.stats.open_sequences + text.active_requests
-            if not held:
-                break
-            await asyncio.sleep(0.1)
-        return held
+        with Client(addresses["orchestrator"]) as texts:
+            for _ in range(int(_IDLE_SECONDS / 0.1)):
+                draft = await drafts.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+                verdict = await verdicts.GetModelInfo(target_pb2.GetModelInfoRequest())
+                held = draft.stats.open_sequences + verdict.stats.open_sequences
+                held += texts.info().active_requests
+                if not held:
+                    break
+                await asyncio.sleep(0.1)
+    return held
 
 
 def slope_of(samples: list[tuple[int, Vitals]]) -> tuple[float, float]:
@@ -205,23 +189,22 @@ async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Gr
     """Warm up, run all texts, and look at what is left."""
     seen = Seen()
     clients = Clients(stack.addresses["orchestrator"], seen, options.cancelled, options.late)
-    texts = iter(range(_WARM_UP + options.texts))
+    texts = iter(range(options.warm_up + options.texts))
     with Progress() as progress:
-        task = progress.add_task("texts", total=_WARM_UP + options.texts)
+        task = progress.add_task("texts", total=options.warm_up + options.texts)
 
         def after_each() -> None:
             progress.advance(task)
-            if sum(seen.ends.values()) % _BETWEEN == 0:
+            if seen.ends.total() % _BETWEEN == 0:
                 seen.take(stack)
 
-        await clients.learn()
-        await clients.run(islice(texts, _WARM_UP), options.clients, after_each)
+        await clients.run(islice(texts, options.warm_up), options.clients, after_each)
         await left_open(stack.addresses)
         seen.samples.clear()
-        before = {name: vitals_of(process.id) for name, process in stack.processes.items()}
+        before = _vitals(stack)
         await clients.run(texts, options.clients, after_each)
         held = await left_open(stack.addresses)
-    after = {name: vitals_of(process.id) for name, process in stack.processes.items()}
+    after = _vitals(stack)
     growths = [
         Growth(
             name,
@@ -235,60 +218,52 @@ async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Gr
     return seen, growths, held
 
 
-def _table(growths: list[Growth]) -> Table:
-    table = Table(
-        "service",
-        "MiB",
-        "after",
-        "bytes a text",
-        "in the second half",
-        "descriptors",
-        "after",
-        "threads",
-        "after",
-    )
-    for growth in growths:
-        before, after = growth.before, growth.after
-        table.add_row(
-            growth.service,
-            f"{before.anonymous_bytes / 2**20:.1f}",
-            f"{after.anonymous_bytes / 2**20:.1f}",
-            f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
-            f"{growth.later_bytes_a_text:.0f} ± {growth.later_error:.0f}",
-            *(str(n) for n in (before.descriptors, after.descriptors)),
-            *(str(n) for n in (before.threads, after.threads)),
-        )
-    return table
+def _vitals(stack: Stack) -> dict[str, Vitals]:
+    return {name: vitals_of(process.id) for name, process in stack.processes.items()}
+
+
+def _row(growth: Growth) -> dict[str, object]:
+    pair = (growth.before, growth.after)
+    return {
+        "service": growth.service,
+        "MiB": " to ".join(f"{each.anonymous_bytes / 2**20:.1f}" for each in pair),
+        "bytes a text": f"{growth.bytes_a_text:.0f} ± {growth.error:.0f}",
+        "in the second half": f"{growth.later_bytes_a_text:.0f} ± {growth.later_error:.0f}",
+        "descriptors": " to ".join(str(each.descriptors) for each in pair),
+        "threads": " to ".join(str(each.threads) for each in pair),
+    }
 
 
 def main() -> None:
     """Soak, print and write benchmarks/results/soak.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--texts", type=int, default=20_000, help="behind the warm-up")
+    parser.add_argument("--warm-up", type=int, default=_WARM_UP, help="texts before")
     parser.add_argument("--clients", type=int, default=16, help="at once")
     parser.add_argument("--cancelled", type=float, default=0.1, help="share that is given up")
     parser.add_argument("--late", type=float, default=0.05, help="share with a short deadline")
     options = parser.parse_args()
+    if options.texts < 6 * _BETWEEN:
+        parser.error(f"--texts must be at least {6 * _BETWEEN}, for a slope of the second half")
     with serving(Pair()) as stack:
-        stack.settle()
         seen, growths, held = asyncio.run(soak(stack, options))
     console = Console(width=120)
     ends = ", ".join(f"{count} {end}" for end, count in seen.ends.most_common())
-    console.print(_table(growths), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}")
-    RESULTS.mkdir(exist_ok=True)
-    result = {
-        "environment": describe(),
-        "options": vars(options),
-        "ends": seen.ends,
-        "wrong": seen.wrong,
-        "left_open": held,
-        "growth": [asdict(growth) for growth in growths],
-        "anonymous_bytes": {
+    console.print(
+        table_of(map(_row, growths)), f"{ends}; wrong: {len(seen.wrong)}; left open: {held}"
+    )
+    keep(
+        RESULTS / "soak.json",
+        options=vars(options),
+        ends=seen.ends,
+        wrong=seen.wrong,
+        left_open=held,
+        growth=[asdict(growth) for growth in growths],
+        anonymous_bytes={
             name: [(done, vitals.anonymous_bytes) for done, vitals in samples]
             for name, samples in seen.samples.items()
         },
-    }
-    (RESULTS / "soak.json").write_text(json.dumps(result, indent=2) + "\n")
+    )
     sys.exit(1 if seen.wrong or held else 0)
 
 

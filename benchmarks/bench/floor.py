@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ _CONTEXT = 64
 _CACHE_TOKENS = 1024
 # Beyond every cache, so that a copy measures the memory.
 _COPIED_BYTES = 2**29
+_COPIES = 3
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class Floor:
 
     Attributes:
         dtype: the target's; the drafter's is the fastest.
+        bandwidth: bytes a second, read and written, of the fastest copy of `measure`.
         rounds: by gamma; each call of `measure` adds to them.
         target_bytes: of the target's weights.
+        target_parameters: as many.
 
     Args:
         drafter: folder of its checkpoint.
@@ -55,11 +59,13 @@ class Floor:
 
     def __init__(self, drafter: str, target: str, dtype: str, gammas: Sequence[int]) -> None:
         self.dtype = dtype
+        self.bandwidth = 0.0
         self.rounds = {gamma: BareRound() for gamma in gammas}
         self._drafter = _fastest(drafter, "auto", drafts=True)
         self._target = _fastest(target, dtype)
         size = getattr(torch, dtype).itemsize
-        self.target_bytes = self._target.parameters * size
+        self.target_parameters = self._target.parameters
+        self.target_bytes = self.target_parameters * size
         self._drafter_cache = self._prefilled(self._drafter)
         self._target_cache = self._prefilled(self._target)
 
@@ -72,7 +78,8 @@ class Floor:
 
     @torch.inference_mode()
     def measure(self, repeats: int) -> None:
-        """Time rounds of every gamma, taking turns."""
+        """Time rounds of every gamma, taking turns, and copy memory."""
+        self.bandwidth = max(self.bandwidth, copy_bandwidth())
         for _ in range(repeats):
             for gamma, times in self.rounds.items():
                 started = time.perf_counter()
@@ -86,30 +93,23 @@ class Floor:
                 self._drafter_cache.rollback(_CONTEXT)
                 self._target_cache.rollback(_CONTEXT)
 
+    def as_json(self) -> dict[str, Any]:
+        """For json.dumps: what was measured, and the target's size."""
+        names = ("dtype", "bandwidth", "target_parameters", "target_bytes")
+        rounds = {str(gamma): asdict(times) for gamma, times in self.rounds.items()}
+        return {name: getattr(self, name) for name in names} | {"rounds": rounds}
 
-def copy_bandwidth(repeats: int = 3) -> float:
+
+def copy_bandwidth() -> float:
     """Bytes a second, read and written, of the fastest of a few large copies on all cores."""
     source = torch.ones(_COPIED_BYTES // 4)
     copy = torch.empty_like(source)
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(_COPIES):
         started = time.perf_counter()
         copy.copy_(source)
         best = min(best, time.perf_counter() - started)
     return 2 * _COPIED_BYTES / best
-
-
-def faster(floors: Sequence[Floor], gamma: int, repeats: int) -> Floor:
-    """The pair whose rounds are shorter, taking turns; the target's dtype for this machine.
-
-    What was measured for the choice is forgotten: figures come from between the texts.
-    """
-    for _ in range(repeats):
-        for floor in floors:
-            floor.measure(1)
-    chosen = min(floors, key=lambda floor: floor.rounds[gamma].round_s)
-    chosen.rounds = {gamma: BareRound() for gamma in chosen.rounds}
-    return chosen
 
 
 def _fastest(model: str, dtype: str, drafts: bool = False) -> Decoder:

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from benchmarks.contest.floor import Floor
-from benchmarks.contest.method import Method, System
+from benchmarks.bench.floor import Floor
 from benchmarks.measure.ratio import ratio
+from benchmarks.peers.roster import TANDEM
+from benchmarks.peers.way import Way
+from tandem.tools.load.report import LoadReport
 from tandem.tools.load.timeline import Percentiles, Timeline
+
+# The rule of assisted generation as it comes: it drafts as far as it is confident.
+DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True)
@@ -18,11 +23,10 @@ class Row:
 
     Attributes:
         name: of the method.
-        dtype: of both models.
-        gamma: draft length; None where transformers chooses.
+        gamma: draft length, at most where transformers stops on its own.
         temperature: of all texts.
         tokens_per_s: median over texts.
-        speeds: tokens a second of each text, in the order of the repeats.
+        speeds: tokens a second of each text, in the order of the turns.
         ttft_ms: median time to first token.
         tpot_ms: median time per output token.
         round: of all texts' rounds.
@@ -38,8 +42,7 @@ class Row:
     """
 
     name: str
-    dtype: str
-    gamma: int | None
+    gamma: int
     temperature: float
     tokens_per_s: float
     speeds: tuple[float, ...] = ()
@@ -58,42 +61,42 @@ class Row:
 
 
 def measured(
-    method: Method,
+    way: Way,
     temperature: float,
     texts: Sequence[Timeline],
     plain: Sequence[Timeline],
     floor: Floor,
 ) -> Row:
-    """What a method's texts showed.
+    """What the texts of a way showed.
 
     Args:
-        method: that wrote them.
+        way: that wrote them.
         temperature: of all of them.
-        texts: in the order of the repeats.
+        texts: in the order of the turns.
         plain: the same texts by the same system, undrafted.
         floor: of the dtype that Tandem serves in.
     """
     speeds = tuple(_speed(text) for text in texts)
     pairs = zip(speeds, plain, strict=True)
-    rounds = Percentiles.of([s for text in texts for s in text.rounds_s])
-    efficiency, error, acceptance = _speculation(method, texts)
-    bare = floor.rounds.get(method.gamma or 0) if method.system is System.TANDEM else None
+    report = LoadReport.of(texts)
+    rounds = report.round
+    efficiency, error, acceptance = _speculation(way, texts)
+    bare = floor.rounds.get(way.gamma) if way.engine == TANDEM else None
     return Row(
-        name=str(method),
-        dtype=method.dtype,
-        gamma=method.gamma,
+        name=way.family,
+        gamma=way.gamma,
         temperature=temperature,
         tokens_per_s=median(speeds),
         speeds=speeds,
         ttft_ms=median(text.time_to_first_token_s for text in texts) * 1e3,
         tpot_ms=median(text.time_per_output_token_s for text in texts) * 1e3,
         round=rounds,
-        beside_models=Percentiles.of([s for text in texts for s in text.beside_models_s]),
+        beside_models=report.beside_models,
         target_calls=mean(_target_calls(text) for text in texts),
         acceptance=acceptance,
         block_efficiency=efficiency,
         block_efficiency_se=error,
-        bytes_per_token=_bytes_per_token(texts),
+        bytes_per_token=report.bytes_per_token if texts[0].summary else None,
         to_plain=median(speed / _speed(base) for speed, base in pairs),
         predicted_to_plain=(
             efficiency * floor.rounds[0].round_s / bare.round_s if bare and efficiency else None
@@ -102,14 +105,11 @@ def measured(
     )
 
 
-def floors(
-    floor: Floor, bandwidth: float, efficiency: dict[int, float], temperature: float
-) -> list[Row]:
+def floors(floor: Floor, efficiency: dict[int, float], temperature: float) -> list[Row]:
     """The in-process floor and the bandwidth floor at each gamma.
 
     Args:
         floor: measured bare rounds.
-        bandwidth: bytes a second.
         efficiency: tokens a round by gamma, of the block verifier.
         temperature: at which that was.
     """
@@ -119,10 +119,9 @@ def floors(
         for name, seconds in (
             ("floor in process", times.round_s),
             # The drafter's weights stay in the cache; the target's have to be read once.
-            ("floor of bandwidth", floor.target_bytes / bandwidth),
+            ("floor of bandwidth", floor.target_bytes / floor.bandwidth),
         ):
-            row = Row(name, floor.dtype, gamma, temperature, tokens / seconds)
-            rows.append(row)
+            rows.append(Row(name, gamma, temperature, tokens / seconds))
     return sorted(rows, key=lambda row: row.name, reverse=True)
 
 
@@ -136,10 +135,10 @@ def _target_calls(text: Timeline) -> int:
 
 
 def _speculation(
-    method: Method, texts: Sequence[Timeline]
+    way: Way, texts: Sequence[Timeline]
 ) -> tuple[float | None, float | None, float | None]:
     """Block efficiency, its standard error, and acceptance."""
-    if method.is_plain:
+    if not way.gamma:
         return None, None, None
     summaries = [text.summary for text in texts if text.summary is not None]
     if summaries:
@@ -147,15 +146,11 @@ def _speculation(
         accepted = [float(s.accepted_tokens) for s in summaries]
         drafted = sum(s.drafted_tokens for s in summaries)
     else:
-        # transformers says how many tokens a call brought, not how many it drafted.
+        # transformers says how many tokens a call brought, not how many it drafted; with a rule of
+        # its own, that is not gamma.
         rounds = [float(len(text.arrivals)) for text in texts]
         accepted = [float(text.tokens - len(text.arrivals)) for text in texts]
-        drafted = (method.gamma or 0) * int(sum(rounds))
+        drafted = 0 if way.rule == DEFAULTS else way.gamma * int(sum(rounds))
     emitted = [a + r for a, r in zip(accepted, rounds, strict=True)]
     efficiency, error = ratio(emitted, rounds) if len(texts) > 1 else (emitted[0] / rounds[0], None)
     return efficiency, error, sum(accepted) / drafted if drafted else None
-
-
-def _bytes_per_token(texts: Sequence[Timeline]) -> float | None:
-    sent = [text.summary.draft_bytes for text in texts if text.summary is not None]
-    return sum(sent) / sum(text.tokens for text in texts) if sent else None
