@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from orchestrator.front.queue import QueueLimits, TextQueue
-from orchestrator.replicas.room import TargetRoom
+from orchestrator.replicas.capacity import TargetCapacity
 from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
 
@@ -25,7 +25,7 @@ class PromptEncoder:
 
     def __init__(self, codec: TextCodec, at_once: int, limits: QueueLimits) -> None:
         self._codec = codec
-        room = TargetRoom(at_once)
+        room = TargetCapacity(at_once)
         self._queue = TextQueue(lambda: room, limits)
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="encode")
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from orchestrator.replicas.room import TargetRoom
+from orchestrator.replicas.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
 
 # A wait may turn out to be so many times as long as was expected when the text was let in.
@@ -68,7 +68,7 @@ class TextQueue:
 
     def __init__(
         self,
-        room: Callable[[], TargetRoom],
+        room: Callable[[], TargetCapacity],
         limits: QueueLimits,
         make_room: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,

@@ -11,7 +11,7 @@ import structlog
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.front.validation import Validator, request_id_of
-from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.peers_of_text import PeersOfText
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
@@ -164,7 +164,7 @@ class Texts:
         """A session over leased replicas, and what came of it."""
         settings, rule, capabilities = self._settings, generation.rule, validator.capabilities
         model = capabilities.target
-        with AssignedReplicas(
+        with PeersOfText(
             self._pool,
             capabilities,
             record.remaining,

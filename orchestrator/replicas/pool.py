@@ -16,11 +16,11 @@ import structlog
 from orchestrator.peers.clients import DrafterClient, TargetClient, dialers_of
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.agreement import Agreement, agree
+from orchestrator.replicas.capacity import TargetCapacity
 from orchestrator.replicas.compatibility import Capabilities, Law, capabilities_of, law_of
 from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.replica import Replica
-from orchestrator.replicas.room import TargetRoom
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable
@@ -198,14 +198,14 @@ class ReplicaPool:
         return sorted(fresh, key=_order)
 
     @property
-    def room(self) -> TargetRoom:
+    def room(self) -> TargetCapacity:
         """What the targets of the offer can hold for us; without any a text is not held up, since
         whoever makes it knows better what to wait for."""
         targets = self._agreed.targets
         if not targets:
-            return TargetRoom(sys.maxsize)
+            return TargetCapacity(sys.maxsize)
         tokens = [target.reply.info.cache_tokens or math.inf for target in targets]
-        return TargetRoom(sum(target.slots for target in targets), sum(tokens), max(tokens))
+        return TargetCapacity(sum(target.slots for target in targets), sum(tokens), max(tokens))
 
     async def next_target(
         self, capabilities: Capabilities, left: Left, seconds: float

@@ -18,7 +18,7 @@ from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.memory import cache_size, free_memory
+from tandem.inference.kv.size import cache_size, free_memory
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes

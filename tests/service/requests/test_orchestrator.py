@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.replicas.assignment import AssignedReplicas
+from orchestrator.replicas.peers_of_text import PeersOfText
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.text.record import TextRecord
@@ -80,7 +80,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         pool = ReplicaPool(settings)
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
-        peers = AssignedReplicas(pool, pool.capabilities, None, budget, 0.0, TextRecord())
+        peers = PeersOfText(pool, pool.capabilities, None, budget, 0.0, TextRecord())
         drafter = pool.pick_drafter("")
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None

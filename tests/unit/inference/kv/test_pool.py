@@ -109,7 +109,7 @@ def test_a_resized_pool_has_the_same_layers_at_once() -> None:
 
 
 def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.inference.kv.memory.free_memory", lambda _: 2**30)
+    monkeypatch.setattr("tandem.inference.kv.size.free_memory", lambda _: 2**30)
     numbers = r"10000000 tokens takes 1\.2 GiB, cpu has 1\.0 GiB free; lower CACHE_TOKENS"
     with pytest.raises(StartupError, match=numbers):
         Decoder(random_llama(1), "large", cache_tokens=10_000_000)
@@ -117,6 +117,6 @@ def test_a_cache_that_memory_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_the_cache_is_sized_to_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # One layer of two heads of 8, keys and values, float32: 128 bytes a position.
-    monkeypatch.setattr("tandem.inference.kv.memory.free_memory", lambda _: 2 * 128 * 50)
+    monkeypatch.setattr("tandem.inference.kv.size.free_memory", lambda _: 2 * 128 * 50)
     assert Decoder(random_llama(1), "small", at_most=1000).pool.positions == 50
     assert Decoder(random_llama(1), "small", at_most=20).pool.positions == 20

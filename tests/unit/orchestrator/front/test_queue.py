@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from orchestrator.front.queue import QueueLimits, TextQueue
-from orchestrator.replicas.room import TargetRoom
+from orchestrator.replicas.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
 
 
@@ -16,7 +16,7 @@ from tandem.errors import DeadlineExceeded, Exhausted
 class Desk:
     """Places over a room that tests change, and texts that begin and end when they say."""
 
-    room: TargetRoom = field(default_factory=lambda: TargetRoom(1))
+    room: TargetCapacity = field(default_factory=lambda: TargetCapacity(1))
     waiting: int = 8
     seconds: float = 5.0
     of_client: int = 0
@@ -67,7 +67,7 @@ async def fail(text: asyncio.Task[None], kind: type[Exception], sentence: str) -
 
 
 async def test_places_are_taken_and_given_back() -> None:
-    desk = Desk(TargetRoom(2))
+    desk = Desk(TargetCapacity(2))
     texts = [desk.text(name) for name in "abc"]
     await start(*texts)
     assert desk.began == ["a", "b"]
@@ -102,7 +102,7 @@ async def test_the_first_deadline_is_first() -> None:
 
 
 async def test_the_client_with_the_fewest_texts_is_first() -> None:
-    desk = Desk(TargetRoom(2))
+    desk = Desk(TargetCapacity(2))
     texts = [desk.text(f"greedy {number}", "greedy") for number in range(4)]
     await settle()
     texts += [desk.text("modest 0", "modest"), desk.text("modest 1", "modest")]
@@ -163,7 +163,7 @@ async def test_a_deadline_that_cannot_be_kept_is_refused_at_once() -> None:
 
 
 async def test_tokens_are_room_as_well() -> None:
-    desk = Desk(TargetRoom(8, 100))
+    desk = Desk(TargetCapacity(8, 100))
     texts = [desk.text("a", tokens=60), desk.text("b", tokens=60), desk.text("c", tokens=30)]
     await start(*texts)
     assert desk.began == ["a"]  # a small one does not pass by a large one for ever
@@ -176,7 +176,7 @@ async def test_tokens_are_room_as_well() -> None:
 
 async def test_a_text_that_no_target_could_hold_holds_nobody_up() -> None:
     """The target that it goes to refuses it, in its own words."""
-    desk = Desk(TargetRoom(8, 200, 100))
+    desk = Desk(TargetCapacity(8, 200, 100))
     texts = [desk.text("a", tokens=60), desk.text("never", tokens=201), desk.text("b", tokens=60)]
     await start(*texts)
     assert desk.began == ["a", "never"]
@@ -188,7 +188,7 @@ async def test_a_text_that_no_target_could_hold_holds_nobody_up() -> None:
 
 
 async def test_a_client_may_have_so_many() -> None:
-    desk = Desk(TargetRoom(8), of_client=2)
+    desk = Desk(TargetCapacity(8), of_client=2)
     texts = [desk.text("a", "one"), desk.text("b", "one"), desk.text("c", "other")]
     await start(*texts)
     await fail(desk.text("d", "one"), Exhausted, "2 texts of yours .* a client may have 2")
@@ -251,10 +251,10 @@ async def test_a_wait_is_bounded_whatever_was_expected() -> None:
 
 
 async def test_room_that_others_make_is_seen() -> None:
-    desk = Desk(TargetRoom(0))
+    desk = Desk(TargetCapacity(0))
     text = desk.text("text")
     await start(text)
-    desk.room = TargetRoom(1)
+    desk.room = TargetCapacity(1)
     async with asyncio.timeout(5):
         await desk.beginning.wait()
     await desk.end("text")
@@ -262,7 +262,7 @@ async def test_room_that_others_make_is_seen() -> None:
 
 
 async def test_none_may_wait_for_tokens_where_none_may_wait() -> None:
-    desk = Desk(TargetRoom(2, tokens=10), waiting=0)
+    desk = Desk(TargetCapacity(2, tokens=10), waiting=0)
     first = desk.text("first", tokens=8)
     await asyncio.sleep(0)
     with pytest.raises(Exhausted, match="every place is taken, and none may wait"):

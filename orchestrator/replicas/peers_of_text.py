@@ -22,7 +22,7 @@ from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Un
 _MOST_REPLACEMENTS = 16
 
 
-class AssignedReplicas:
+class PeersOfText:
     """Makes sequences on the replicas with the fewest texts; use it as a context manager.
 
     Args:

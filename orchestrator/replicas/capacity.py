@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRoom:
+class TargetCapacity:
     """What the targets can hold for us, besides what others have open there.
 
     Attributes:
