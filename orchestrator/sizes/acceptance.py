@@ -103,7 +103,7 @@ class AcceptanceEstimate:
         first: list[float] = []
         for at in range(depth):
             own = self._first[min(at, _DEEPEST - 1)]
-            # All texts' own is for a depth that is seldom drafted what it is for the one before.
+            # A depth that is seldom drafted takes the estimate of the depth before it.
             fill, weight = (first[-1] if first else own.value), max(_QUICK - own.count, 0)
             if behind is not None:
                 fill, weight = behind.first[at], _OTHERS

@@ -48,7 +48,8 @@ class AdaptiveSize:
         self._has_drafter = self._drew = False  # as far as is known; in the last round
         self._ranked = -_RANK_EVERY, -1  # in which round, under which load
         self._rounds = 0
-        # Plain rounds that are still to be as the last one, whether one is on, how many passed.
+        # Plain rounds that repeat the last choice: how many are left, whether one is under way, and
+        # how many have passed.
         self._same, self._unheard, self._passed = 0, False, 0
         self._untold = 0  # rounds
         self._choice = SizeChoice(PLAIN)

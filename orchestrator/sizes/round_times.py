@@ -58,9 +58,9 @@ class LoadTimes:
             size: of its draft.
             wall_ns: that it took.
             weight: in rounds of each text.
-            home: whether it was in no trial. What makes a size slower that has been in use for
-                long, another process or a warm chip, does so to all sizes: else the one that was
-                left in a bad moment would be remembered by it.
+            home: whether it was in no trial. Slow-downs that the size itself does not cause
+                (another process, a hot chip) affect all sizes: when the mean of the size in use
+                changes, the remembered means of the others are scaled with it.
         """
         mean = self.walls.setdefault(size, Mean())
         self._rounds += weight

@@ -24,13 +24,13 @@ _AT_START, _SAVED = 8, 16
 _CREDIT, _OWED = 0.5, 16
 # Rounds of before may last so many times as long as expected, and slow those beside them.
 _SETTLES = 2
-# A trial ends when it took so many times as long as it should: texts may have ended, or wait; so
-# many rounds of the best size later where drafters may have to be opened for it. It ends where so
-# many times as many texts are being made: what all should try is not what all do.
+# A trial times out after _PATIENCE times its expected duration, since texts may have ended or may
+# wait; where drafters have to be opened first, _OPENING rounds of the best size later. It also ends
+# when _MORE times as many texts are being made: its texts are no longer the whole load.
 _PATIENCE, _OPENING, _MORE = 4, 64, 1.25
-# A trial may have met a bad moment: a size that was seen in few rounds is believed for as many
-# times this, and the others so long, in rounds of each text. Plain decoding is due by the last one,
-# whatever was lost before.
+# A trial may have met a bad moment, so what it found ages, in rounds of each text: a size seen in
+# few rounds is believed for _BELIEVED times as many, any other for _STALE. Plain decoding is tried
+# again after _DUE at the latest, whatever trials have cost before.
 _BELIEVED, _STALE, _DUE = 8, 128, 256
 
 
@@ -194,8 +194,8 @@ _FEW = 4
 class RoundMix:
     """The plain and the drafted rounds of all texts.
 
-    A plain round beside drafts waits for their passes. Had it been counted, plain decoding would
-    seem to be slow and all texts would draft, however much faster they all were without.
+    A plain round beside drafted ones waits for their passes, so its time says nothing of plain
+    decoding. If it were learnt from, plain decoding would seem slow, and every text would draft.
 
     Args:
         clock: in nanoseconds.

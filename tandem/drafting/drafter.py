@@ -121,7 +121,7 @@ class Setting:
     description: str
 
 
-class Recipe(BaseModel):
+class Recipe(BaseModel, ABC):
     """What a drafter of one method is made of: the method's name, and its keys.
 
     A TOML file has a value for each key that it does not leave to the default. The built-in
@@ -150,6 +150,7 @@ class Recipe(BaseModel):
         """Most tokens of a tree that it drafts; 0 where it drafts chains."""
         return 0
 
+    @abstractmethod
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
         """A drafter.
 
@@ -157,7 +158,6 @@ class Recipe(BaseModel):
             scorers: one for each of `checkpoints`, in their order.
             truncation: of their distributions.
         """
-        raise NotImplementedError
 
     @classmethod
     def built_in_keys(cls) -> type[BaseModel]:

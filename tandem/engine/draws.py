@@ -238,8 +238,8 @@ Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int6
 def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
     """The draft of a tree; None where its first distribution was not finite.
 
-    A draw of which its earlier siblings left nothing is none, and nothing is behind it: whether
-    there is one follows from what was drawn before. So it is behind a row that is not finite.
+    If earlier siblings used up a row, nothing is drawn there and its subtree is empty; so it is
+    behind a row that is not finite. Both follow from what was drawn before, so neither is a choice.
 
     Args:
         host: the ask.

@@ -3,7 +3,7 @@
 What comes out is the structure alone. Weights are inputs, so that it is the same graph for
 every checkpoint of one configuration and can be kept on disk without them. A paged attention
 cannot be written to a file by OpenVINO 2026.4, so a mark stands where each belongs, with its
-numbers in its name; `openvino_graph.py` puts weights and attention in.
+numbers in its name; `graph.py` puts weights and attention in.
 """
 
 from __future__ import annotations

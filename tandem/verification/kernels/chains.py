@@ -272,7 +272,7 @@ def decide_trees(
     """Verdicts of one rule for several drafts.
 
     Args:
-        decide: the rule's kernel, of `fused_tree.py`.
+        decide: the rule's kernel, of `trees.py`.
         p: [R, V] processed rows of the target.
         starts: each draft's first row; it has one more than nodes that are no twins.
         drafts: checked.

@@ -6,7 +6,7 @@ levels leaves (p - shift q)+ / mass. All of V is added up once a row, for what l
 level takes as many steps as the drafter's row has entries. Differences of differences decide
 here, so they are float64.
 
-Nothing compiled is shared with `fused.py`: numba compiles a kernel anew when its own file has
+Nothing compiled is shared with `chains.py`: numba compiles a kernel anew when its own file has
 changed, and would not see that the file of one that it calls has.
 """
 

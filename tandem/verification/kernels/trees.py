@@ -1,6 +1,6 @@
 """Verdicts on trees on a CPU, one kernel a draft: `recursive.py` and `traversal.py`.
 
-As `fused.py` for chains, of which nothing compiled is shared (see `fused_greedy.py`): each follows
+As `chains.py` for chains, of which nothing compiled is shared (see `greedy_block.py`): each follows
 its rule's file in float32, place by place instead of by depth and rank; only sums are added up in
 another order. A place's law takes one buffer, a row of q another, which is zeros before and after.
 """
