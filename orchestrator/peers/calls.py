@@ -257,7 +257,7 @@ class VerifyCall:
         """See `Target`."""
         with self._record.stage("verify_wait"):
             decided = await self._verify(round_, position, drafted)
-        self._record.times.add_round(drafted, decided)
+        self._record.times.add_decided(decided.times, drafted.times if drafted else None)
         return decided
 
     async def _verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.text.contracts import Decided, Drafted
 from tandem.telemetry.stages import ENGINE_STAGES, GATHER, QUEUE, StageClock, StageTimes, busy_of
 
 
@@ -118,13 +117,11 @@ class TextTimes(StageClock):
         """A draft is asked for."""
         self._round_started_ns = time.perf_counter_ns()
 
-    def add_round(self, drafted: Drafted | None, decided: Decided) -> None:
+    def add_decided(self, verify: StageTimes, draft: StageTimes | None) -> None:
         """Book a round's verdict, and its draft if it had one."""
-        verify = decided.times
         self._add_step("verify", verify)
-        if drafted is None:
+        if draft is None:
             return
-        draft = drafted.times
         self._add_step("draft", draft)
         self.round_wall_ns.append(time.perf_counter_ns() - self._round_started_ns)
         self.round_model_ns.append(draft.forward_ns + verify.forward_ns)

@@ -91,7 +91,7 @@ class Verdicts(Answers):
         times = TextTimes()
         for _ in range(3):
             times.start_round()
-            times.add_round(drafted, decided)
+            times.add_decided(decided.times, drafted.times)
         _stages_to(times)
         everyone = Adaptation(lambda: 1)
         policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
