@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import connect
+from tandem.rpc.channel import connect, connect_blocking
 from tandem.rpc.security.access import Caller, caller
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, ServerTls, server_tls
@@ -85,18 +85,37 @@ class Server:
         """The statuses of a call of each kind, and of reflection; None is OK."""
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         credentials = tls.credentials() if tls else None
+        options: dict[str, Any] = {"metadata": metadata, "timeout": 10}
+
+        def streamed() -> list[grpc.StatusCode | None]:
+            """By the blocking client: grpc.aio overwrites a status that comes amid a write."""
+            with connect_blocking(f"127.0.0.1:{self.port}", credentials, name) as channel:
+                verify: Any = target_pb2_grpc.TargetServiceStub(channel).Verify
+                stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+                asked = reflection_pb2.ServerReflectionRequest(list_services="")
+                calls = (
+                    verify(iter([target_pb2.VerifyRequest()]), **options),
+                    stub.ServerReflectionInfo(iter([asked]), **options),
+                )
+                return [_status_of_stream(call) for call in calls]
+
         async with connect(f"127.0.0.1:{self.port}", credentials, name) as channel:
             stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            verify: Any = target_pb2_grpc.TargetServiceStub(channel).Verify
-            asked = reflection_pb2.ServerReflectionRequest(list_services="")
-            reflect: Any = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-            options: dict[str, Any] = {"metadata": metadata, "timeout": 10}
             return [
                 await status_of(stub.Complete(pb.CompleteRequest(), **options)),
                 await status_of(stub.Generate(pb.GenerateRequest(), **options)),
-                await status_of(verify(iter([target_pb2.VerifyRequest()]), **options)),
-                await status_of(reflect(iter([asked]), **options)),
+                *await asyncio.to_thread(streamed),
             ]
+
+
+def _status_of_stream(call: Any) -> grpc.StatusCode | None:
+    try:
+        for _ in call:
+            pass
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return None
 
 
 async def status_of(call: Any) -> grpc.StatusCode | None:
