@@ -35,8 +35,8 @@ def read_recipe(path: Path) -> Recipe:
         return recipe_from(tomllib.loads(text.decode()))
     except FileNotFoundError as error:
         raise StartupError(
-            f"cannot read the recipe {path}: {error.strerror}, and none of that name is built in;"
-            f" those are {', '.join(METHODS)}"
+            f"the recipe {path} is neither built in ({', '.join(METHODS)}) nor a file:"
+            f" {error.strerror}"
         ) from None
     except OSError as error:
         raise StartupError(f"cannot read the recipe {path}: {error.strerror}") from None

@@ -193,6 +193,9 @@ async def _count(
 
 def _run_laws(console: Console, texts: int, only: Sequence[str], store: Path) -> bool:
     cases = [case for case in CASES if all(word in f"{case}, {case.drafter}" for word in only)]
+    if not cases:
+        known = ", ".join(METHODS)
+        raise SystemExit(f"--only {' '.join(only)}: no case has these words; methods are {known}")
     counted: dict[str, list[int]] = json.loads(store.read_text()) if store.exists() else {}
     table = Table("case", "texts", "p-value", "verdict")
     sound = True

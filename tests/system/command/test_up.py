@@ -217,8 +217,8 @@ def test_up_with_a_recipe(tmp_path: Path) -> None:
     [
         (
             ["--recipe", "trees", "--drafter", "models/drafter"],
-            "cannot read the recipe trees: No such file or directory, and none of that name is"
-            " built in; those are model, tree, chains, forest, lookup",
+            "the recipe trees is neither built in (model, tree, chains, forest, lookup) nor a file:"
+            " No such file or directory",
         ),
         (["--recipe", "tree", "--drafter", "none"], "there is no drafter"),
     ],

@@ -38,6 +38,8 @@ def test_no_row_is_of_another_method() -> None:
 
 def test_help_names_every_method() -> None:
     shown = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"}).stdout
-    # Where it stands nothing of drafting is imported, so that help is instant.
-    text = f"What drafts: {', '.join(METHODS)}, or a TOML file."
-    assert text in shown, f"write into tandem/tools/cli/commands/up.py, for --recipe: {text}"
+    names = ", ".join(METHODS)
+    line = f'_RECIPES = "{names}"'
+    assert f"What drafts: {names}, or a TOML file." in shown, (
+        f"write into tandem/tools/cli/commands/up.py: {line}"
+    )

@@ -101,7 +101,10 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
-        (None, "No such file or directory, and none of that name is built in; those are model, "),
+        (
+            None,
+            "is neither built in (model, tree, chains, forest, lookup) nor a file: No such file",
+        ),
     ],
 )
 def test_a_service_exits_with_2_and_one_line(

@@ -72,11 +72,13 @@ _MaxLength = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+# As in tandem/drafting/methods.py, which takes longer to import than help may: a test compares.
+_RECIPES = "model, tree, chains, forest, lookup"
 _Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
-        help="What drafts: model, tree, chains, forest, lookup, or a TOML file. Default model.",
+        help=f"What drafts: {_RECIPES}, or a TOML file. Default model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
