@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Never
+from typing import Any
 
 import grpc
 import pytest
@@ -24,12 +24,6 @@ class Service(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
-    async def Complete(self, request: pb.CompleteRequest, context: _Context) -> Never:
-        raise NotImplementedError
-
-    async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: _Context) -> Never:
-        raise NotImplementedError
-
     async def Generate(
         self, request: pb.GenerateRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
@@ -47,7 +41,8 @@ class Service(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 @pytest.fixture
 async def service() -> AsyncIterator[tuple[Service, str]]:
-    server, servicer = grpc.aio.server(), Service()
+    server = grpc.aio.server()
+    servicer = Service()  # type: ignore[abstract]  # the call that is asked
     orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
