@@ -125,6 +125,9 @@ def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
         "MODEL": str(folder / "drafter"),
         "DRAFT_SUPPORT": SUPPORTS[rows],
         "DRAFT_MASS": "1.0",
+        # A text that leaves its drafter early gives the slot back a moment later: with as many
+        # slots as texts, another one may find the drafter full.
+        "MAX_SEQUENCES": str(2 * _CONCURRENCY),
     }
     if method == "forest":
         recipe = folder / "forest.toml"

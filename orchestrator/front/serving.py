@@ -89,7 +89,7 @@ class Serving:
                 _log.error("the pair cannot be served as configured", reason=str(error))
                 await self._changed.wait()
             except TandemError as error:
-                # Who failed may serve all the same, so that no news of it need ever come.
+                # Who failed may serve all the same, so that no change may ever come.
                 _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
@@ -156,7 +156,7 @@ class Serving:
         else:
             self._texts.validator.encoder.close()
             self._texts.validator = validator
-        self._renew()  # the offer may have changed meanwhile
+        self._renew()  # what is offered may have changed meanwhile
 
     def _watch(self, texts: Texts) -> None:
         if self._metering is not None:

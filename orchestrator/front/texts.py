@@ -34,8 +34,8 @@ class Texts:
 
     Attributes:
         active: texts being made, or waiting for their slots.
-        queue: on targets, and who waits for them.
-        validator: of the pair, now; a text keeps those that it began with.
+        queue: of texts that wait for a slot on a target.
+        validator: of the pair, now; a text keeps the one that it began with.
 
     Args:
         settings: limits and waits.
@@ -161,7 +161,7 @@ class Texts:
         validator: Validator,
         record: TextRecord,
     ) -> AsyncGenerator[Round | Summary, None]:
-        """A session over leased replicas, and what came of it."""
+        """A session over the text's replicas, and what came of it."""
         settings, rule, capabilities = self._settings, generation.rule, validator.capabilities
         model = capabilities.target
         with PeersOfText(

@@ -106,7 +106,7 @@ class DraftCall:
     async def draft(
         self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
     ) -> Drafted:
-        """See `Drafter`."""
+        """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
             drafted = await self._draft(round_, position, new_token_ids, size, exact)
         self._record.times.drafted_tokens += len(drafted.token_ids)
@@ -215,7 +215,7 @@ class VerifyCall:
     async def open(
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
     ) -> Decided | None:
-        """See `Target`."""
+        """See `TextTarget`."""
         with self._record.stage("open_wait"):
             decided = await self._open(prompt, verifier, size, carry)
         if decided is not None:
@@ -254,7 +254,7 @@ class VerifyCall:
         return Decided(0, 0, opened.token_id, (), _times_of(self._call, opened), _carry_of(opened))
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
-        """See `Target`."""
+        """See `TextTarget`."""
         with self._record.stage("verify_wait"):
             decided = await self._verify(round_, position, drafted)
         self._record.times.add_decided(decided.times, drafted.times if drafted else None)

@@ -121,10 +121,10 @@ class Peer(ABC):
     async def _renewed(
         self, change: asyncio.Task[bool | None], seconds: float
     ) -> tuple[HealthWatch, bool | None] | None:
-        """Wait for news, and meanwhile move to a newer connection when it is time to.
+        """Wait for a change, and meanwhile move to a newer connection when it is time to.
 
         Returns:
-            The watch on such a connection, with its first answer; None when there are news.
+            The watch on such a connection, with its first answer; None when there is a change.
 
         Raises:
             TandemError: the present one is over, and the peer has not answered on a newer one.
@@ -157,7 +157,7 @@ class Peer(ABC):
         return None
 
     async def _is_done(self, change: asyncio.Task[bool | None], until: float) -> bool:
-        """Wait for news until a time, but where credentials may change, look after them now and
+        """Wait for a change until a time, but where credentials may change, look after them now and
         then."""
         left = max(until - time.monotonic(), 0.0)
         timeout = min(left, _LOOK_SECONDS) if self._dialer.renews else left

@@ -234,7 +234,7 @@ class Capabilities:
         return self.law, None if self.drafter is None else self.drafter.fingerprint
 
     def takes(self, reply: target_pb2.GetModelInfoResponse) -> bool:
-        """Whether a target can go on with any text of this offer."""
+        """Whether a target can go on with any text that began with these."""
         kept = (getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS)
         return law_of(reply) == self.law and all(kept)
 

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Notifier:
-    """Told to all who wait at that moment."""
+    """Wakes all who wait at that moment."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -23,7 +23,7 @@ class Notifier:
                 waiting.set_result(None)
 
     async def wait_for(self, look: Callable[[], T | None], seconds: float) -> T | None:
-        """What a look finds, now or after some news; None where that takes too long.
+        """What a look finds, now or after a change; None where that takes too long.
 
         Args:
             look: finds it; may raise.

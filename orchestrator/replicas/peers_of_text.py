@@ -29,7 +29,7 @@ class PeersOfText:
         pool: picks them.
         capabilities: that the text counts on.
         remaining: seconds until the caller's deadline; None for none.
-        budget: allows moves to other targets.
+        budget: allows changes to other targets.
         failover_seconds: to wait for a target.
         record: the text's.
     """
@@ -73,7 +73,7 @@ class PeersOfText:
             self._targets.__exit__(kind, error, traceback)
 
     async def target(self) -> TextTarget:
-        """See `Peers`."""
+        """See `TextPeers`."""
         self._budget.note_text()
         replica = await self._pool.next_target(
             self._capabilities, self._left, self._failover_seconds
@@ -83,7 +83,7 @@ class PeersOfText:
         return self._target_on(replica)
 
     async def next_target(self, lost: TandemError) -> TextTarget:
-        """See `Peers`."""
+        """See `TextPeers`."""
         assert self._target is not None
         seconds = 0.0  # one without room is no reason to wait for others
         if isinstance(lost, Unavailable):
@@ -122,7 +122,7 @@ class PeersOfText:
         )
 
     def drafter(self) -> TextDrafter | None:
-        """See `Peers`."""
+        """See `TextPeers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
         replica = self._drafting = self._pool.pick_drafter(zone)
         if replica is None or self._capabilities.drafter is None:

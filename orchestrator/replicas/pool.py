@@ -48,7 +48,7 @@ class ReplicaPool:
 
     Args:
         settings: name the services.
-        changed: called when the offer is another, or is there no more.
+        changed: called when what is offered is another, or is there no more.
 
     Raises:
         StartupError: an address is malformed, or may not be spoken to as the settings say.
@@ -199,8 +199,8 @@ class ReplicaPool:
 
     @property
     def room(self) -> TargetCapacity:
-        """What the targets of the offer can hold for us; without any a text is not held up, since
-        whoever makes it knows better what to wait for."""
+        """What the targets can hold for us; without any target no text is held up, since whoever
+        makes it knows better what to wait for."""
         targets = self._agreed.targets
         if not targets:
             return TargetCapacity(sys.maxsize)

@@ -61,7 +61,7 @@ class Trial:
     members: WeakSet[object] = field(default_factory=WeakSet)
 
     def join(self, text: object) -> bool:
-        """Take part in it, where there is a place."""
+        """Take part in it, where there is a slot."""
         if len(self.members) < self.slots:
             self.members.add(text)
         return text in self.members

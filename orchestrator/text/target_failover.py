@@ -18,7 +18,7 @@ class TargetWithFailover:
     """Has drafts decided, as long as there is a target.
 
     A target that cannot be reached is left, and the next one opens with all that was emitted and
-    the carry of the last verdict; so is one that has no place when it opens. What the lost one
+    the carry of the last verdict; so is one that has no slot when it opens. What the lost one
     may have decided was never seen: its round counts for nothing, and its number is not used
     again. A target that fails with anything else is not replaced, since that may be the draft's
     fault, and a draft that is left out for what it holds would bias the text.

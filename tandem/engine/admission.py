@@ -1,4 +1,4 @@
-"""Who gets a place and room in the KV pool, and who has to wait for it."""
+"""Who gets a slot and room in the KV pool, and who has to wait for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AdmissionLimits:
 
     Attributes:
         max_sequences: open at once.
-        max_waiting: that wait for a place or for room.
+        max_waiting: that wait for a slot or for room.
         wait_seconds: that each of them waits at most.
     """
 
@@ -48,7 +48,7 @@ class Admission:
 
     Attributes:
         make_room: called now and then while somebody waits, to have one sequence end that does
-            not use its place, if there is any.
+            not use its slot, if there is any.
 
     Args:
         pools: a sequence gets a part of each of them, or waits; none where it needs no memory.
@@ -72,16 +72,16 @@ class Admission:
 
     @property
     def open_sequences(self) -> int:
-        """Sequences that hold a place now."""
+        """Sequences that hold a slot now."""
         return len(self._open)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for a place, or for room."""
+        """Sequences that wait for a slot, or for room."""
         return len(self._waiting)
 
     async def admit(self, sequence: AdmittedSequence, capacity: int) -> None:
-        """Give a sequence a place and `capacity` positions of each pool, or wait for them; beside
+        """Give a sequence a slot and `capacity` positions of each pool, or wait for them; beside
         them positions for the nodes of its drafts.
 
         Raises:
@@ -128,7 +128,7 @@ class Admission:
             self.admit_waiting()
 
     def release(self, sequence: AdmittedSequence) -> bool:
-        """Give the place back; its memory stays reserved until `reclaim`. False if it had none."""
+        """Give the slot back; its memory stays reserved until `reclaim`. False if it had none."""
         if sequence not in self._open:
             return False
         self._open.discard(sequence)

@@ -90,7 +90,7 @@ class Engine:
         self._thread.join(_STOP_SECONDS)
 
     def release(self, sequence: AdmittedSequence) -> None:
-        """Give a sequence's place back now, and its memory between two steps.
+        """Give a sequence's slot back now, and its memory between two steps.
 
         Never waits, so it is safe in any `finally`.
         """

@@ -34,7 +34,7 @@ def select(jobs: Sequence[Job[Any]], open_sequences: int, limits: BatchLimits) -
 
     Args:
         jobs: in the order of their arrival.
-        open_sequences: that hold a place now, those between two jobs included.
+        open_sequences: that hold a slot now, those between two jobs included.
         limits: on the step.
     """
     selected: list[Job[Any]] = []

@@ -1,4 +1,4 @@
-"""Where an orchestrator is, and how it is spoken to."""
+"""Where a service is, and how it is spoken to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An orchestrator, as its callers know it.
+    """A service, as its callers know it.
 
     Attributes:
         address: gRPC target, such as "127.0.0.1:50050".
@@ -46,5 +46,5 @@ class Endpoint:
 
 
 def endpoint_at(where: Endpoint | str) -> Endpoint:
-    """A place; an address alone is one in plaintext that asks for no token."""
+    """An endpoint; an address alone is one in plaintext that asks for no token."""
     return Endpoint(where) if isinstance(where, str) else where

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
 from tandem.engine.scorer import Model
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the metrics say of an engine: its steps as they end, its places and memory when asked."""
+"""What the metrics say of an engine: its steps as they end, its slots and memory when asked."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tandem.engine.admission import AdmissionLimits
 from tandem.errors import Unavailable
@@ -14,9 +14,6 @@ from tandem.serving.background import in_daemon_thread
 from tandem.serving.loaded import Loaded
 from tandem.settings import ModelSettings
 from tandem.telemetry.metrics.readers import metering_of
-
-if TYPE_CHECKING:
-    pass
 
 M = TypeVar("M", bound=ModelSettings)
 L = TypeVar("L", bound="Loaded")

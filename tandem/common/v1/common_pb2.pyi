@@ -427,7 +427,7 @@ class EngineStats(google.protobuf.message.Message):
     FED_TOKENS_FIELD_NUMBER: builtins.int
     OPENED_SEQUENCES_FIELD_NUMBER: builtins.int
     open_sequences: builtins.int
-    """open_sequences is the number of sequences that hold a place now."""
+    """open_sequences is the number of sequences that hold a slot now."""
     forward_passes: builtins.int
     """forward_passes is the number of model calls."""
     fed_tokens: builtins.int

@@ -54,7 +54,7 @@ class DrafterServiceServicer:
     def Draft(self, request_iterator, context):
         """Draft opens sequences and drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences places and computes the prompt's KV
+        Effect: `open` takes one of max_sequences slots and computes the prompt's KV
         cache; a step moves the sequence on by its new tokens, then drafts up to gamma
         more, which are forgotten unless the next step confirms them. `close` frees all,
         and so does the end of the stream.

@@ -94,7 +94,7 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
     Draft: _DrafterServiceDraftType
     """Draft opens sequences and drafts for them, round after round.
 
-    Effect: `open` takes one of max_sequences places and computes the prompt's KV
+    Effect: `open` takes one of max_sequences slots and computes the prompt's KV
     cache; a step moves the sequence on by its new tokens, then drafts up to gamma
     more, which are forgotten unless the next step confirms them. `close` frees all,
     and so does the end of the stream.
@@ -144,7 +144,7 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[tandem.drafter.v1.drafter_pb2.DraftResponse], collections.abc.AsyncIterator[tandem.drafter.v1.drafter_pb2.DraftResponse]]:
         """Draft opens sequences and drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences places and computes the prompt's KV
+        Effect: `open` takes one of max_sequences slots and computes the prompt's KV
         cache; a step moves the sequence on by its new tokens, then drafts up to gamma
         more, which are forgotten unless the next step confirms them. `close` frees all,
         and so does the end of the stream.

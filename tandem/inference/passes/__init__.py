@@ -1,1 +1,1 @@
-"""Ways to compute a model's pass, by torch or another back end, and the choice of the fastest."""
+"""Ways to compute a model's pass by torch, and what any back end is."""

@@ -612,7 +612,7 @@ class Stages(google.protobuf.message.Message):
     close_wait_ns: builtins.int
     """close_wait_ns taking leave of both services."""
     place_wait_ns: builtins.int
-    """place_wait_ns waiting for a place on a target, before anything was opened."""
+    """place_wait_ns waiting for a slot on a target, before anything was opened."""
     own_ns: builtins.int
     """own_ns all else that the orchestrator did."""
     time_to_first_token_ns: builtins.int

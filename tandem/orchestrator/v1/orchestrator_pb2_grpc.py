@@ -82,7 +82,7 @@ class OrchestratorServiceServicer:
         UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
         PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
         retry.
-        RESOURCE_EXHAUSTED   every place is taken, here or on the targets, and the wait for one
+        RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one
         would be too long; or the client has as many texts as it may: retry
         after the delay in google.rpc.RetryInfo (grpc-status-details-bin),
         which grpc-retry-pushback-ms repeats. Or too many prompts wait to be

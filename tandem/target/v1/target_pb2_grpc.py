@@ -59,7 +59,7 @@ class TargetServiceServicer:
     def Verify(self, request_iterator, context):
         """Verify opens sequences and verifies drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences places, computes the prompt's KV
+        Effect: `open` takes one of max_sequences slots, computes the prompt's KV
         cache and draws the first token from it (a round of gamma 0). A step computes
         one forward pass over the last token and the draft, runs the verifier, and
         moves the sequence on by accepted + 1 tokens: one reply commits one round.

@@ -118,7 +118,7 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     Verify: _TargetServiceVerifyType
     """Verify opens sequences and verifies drafts for them, round after round.
 
-    Effect: `open` takes one of max_sequences places, computes the prompt's KV
+    Effect: `open` takes one of max_sequences slots, computes the prompt's KV
     cache and draws the first token from it (a round of gamma 0). A step computes
     one forward pass over the last token and the draft, runs the verifier, and
     moves the sequence on by accepted + 1 tokens: one reply commits one round.
@@ -183,7 +183,7 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[tandem.target.v1.target_pb2.VerifyResponse], collections.abc.AsyncIterator[tandem.target.v1.target_pb2.VerifyResponse]]:
         """Verify opens sequences and verifies drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences places, computes the prompt's KV
+        Effect: `open` takes one of max_sequences slots, computes the prompt's KV
         cache and draws the first token from it (a round of gamma 0). A step computes
         one forward pass over the last token and the draft, runs the verifier, and
         moves the sequence on by accepted + 1 tokens: one reply commits one round.

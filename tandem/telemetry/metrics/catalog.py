@@ -1,6 +1,6 @@
 """Every metric of the services: the one list from which all that reads metrics follows.
 
-`instruments` makes them for Prometheus, `otlp_metrics` sends the same ones by OTLP, and the table
+`instruments` makes them for Prometheus, `otlp` sends the same ones by OTLP, and the table
 in docs/telemetry.md is held against this list and against what a run of the services emits.
 """
 

@@ -70,7 +70,7 @@ class StepSpan:
         write(self)
 
     def spans(self) -> Iterable[Span]:
-        """See `spans.Record`."""
+        """See `spans.SpanRecord`."""
         span = self._span(self._step, self._caller, SpanKind.SERVER, self._zero_ns, self._end_ns)
         span.context = self.context
         span.attributes.update(self._attributes)
@@ -120,7 +120,7 @@ class PassRecord:
         return self.served[0]
 
     def spans(self) -> Iterable[Span]:
-        """See `spans.Record`."""
+        """See `spans.SpanRecord`."""
         span = Span("pass", None, links=self.served, start_ns=self.zero_ns + self.start_ns)
         span.attributes["tandem.batch_size"] = self.sequences
         span.attributes["tandem.tokens"] = self.tokens

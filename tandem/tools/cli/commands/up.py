@@ -255,7 +255,7 @@ def _announce(stack: Stack) -> None:
     for name in ("orchestrator", "target", "drafter"):
         out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
     if "drafter" in addresses:
-        recipe = shown(drafts_by(stack.endpoint("drafter")))
+        recipe = shown(drafts_by(stack.endpoint("drafter"))) or "unknown"
         out.print(f"[bold]{'recipe':<12}[/] {recipe}", soft_wrap=True)
     address = addresses["orchestrator"]
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
