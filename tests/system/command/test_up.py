@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tandem.drafting.methods import METHODS
 from tandem.tools.cli.main import app
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
@@ -217,7 +218,7 @@ def test_up_with_a_recipe(tmp_path: Path) -> None:
     [
         (
             ["--recipe", "trees", "--drafter", "models/drafter"],
-            "the recipe trees is neither built in (model, tree, chains, forest, lookup) nor a file:"
+            f"the recipe trees is neither built in ({', '.join(METHODS)}) nor a file:"
             " No such file or directory",
         ),
         (["--recipe", "tree", "--drafter", "none"], "there is no drafter"),

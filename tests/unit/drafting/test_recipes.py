@@ -103,7 +103,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         ('method = "forest"\n[[parts]]\nmethod = "magic"', "parts[0].method: 'magic' is unknown"),
         (
             None,
-            "is neither built in (model, tree, chains, forest, lookup) nor a file: No such file",
+            f"is neither built in ({', '.join(METHODS)}) nor a file: No such file",
         ),
     ],
 )
