@@ -55,6 +55,11 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     # Here, since the other methods run where torch is not installed.
     from tandem.serving.model import engine_over, info_of, load_decoder
 
+    if "" in recipe.checkpoints and not settings.model:
+        raise StartupError(
+            f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
+            " with --drafter of `tandem up`"
+        )
     decoders: list[Decoder] = []
     for name in recipe.checkpoints:
         own = settings.model_copy(update={"model": name or settings.model})

@@ -23,9 +23,9 @@ class DraftSequence:
     """One sequence as a drafter sees it.
 
     Attributes:
-        token_ids: prompt and emitted tokens.
+        token_ids: prompt and emitted tokens; never empty.
         sampling: shapes the drafter's distribution; its seed keys the draws.
-        vocab_size: ids at or beyond it are never drafted.
+        vocab_size: of the target. No id at or beyond it may be drafted; `token_ids` has none.
         nodes: positions that it needs beyond its text, for nodes that are not kept.
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
@@ -100,7 +100,7 @@ class Drafter(ABC):
             sequence: that it continues.
             round_: number of the round, which keys the random numbers of its draws.
             gamma: most tokens of the longest path, at least 1.
-            budget: most tokens in all, at least 1.
+            budget: most tokens of all paths together, at least 1.
         """
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

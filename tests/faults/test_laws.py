@@ -130,7 +130,12 @@ async def counted(
 
 
 @pytest.mark.parametrize(
-    ("victim", "verifier"), [("target", "block"), ("target", "greedy_block"), ("drafter", "block")]
+    ("victim", "verifier"),
+    [
+        ("target", "block"),
+        pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
+        pytest.param("drafter", "block", marks=pytest.mark.campaign),
+    ],
 )
 async def test_the_law_holds_where_each_text_loses_one(
     victim: str, verifier: str, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

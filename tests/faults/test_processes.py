@@ -5,10 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.faults.campaign.fleet import Pod, fleet_of
 from tests.faults.campaign.load import Load
 from tests.faults.campaign.walk import Moment, Walk
 from tests.support.models.tiny import save_random_llama
+
+pytestmark = pytest.mark.campaign
 
 VOCAB_SIZE = 31
 # Each signal to each service, in a state of its own.

@@ -16,6 +16,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tests.faults.campaign.proxy import Passing, Proxy, Way, proxied
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, request, serve_fakes
 
 Fault = Callable[[Proxy, Passing], None]
@@ -82,7 +83,7 @@ class Stage:
         return struck
 
     async def text(self, **changes: Any) -> Any:
-        return await self.stub.Complete(request(**changes), timeout=10)
+        return await self.stub.Complete(request(**changes), timeout=HANG_SECONDS)
 
 
 @asynccontextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from asyncio import AbstractEventLoop, SelectorEventLoop
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -13,6 +15,7 @@ from tests.support.cluster.manifests import (
     render,
     tool,
 )
+from tests.support.virtual_time import VirtualTimeLoop
 
 needs_kustomize = pytest.mark.skipif(
     tool("kustomize") is None,
@@ -36,3 +39,12 @@ def manifests(
 def no_otel(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], AbstractEventLoop]]:
+    """Time is virtual, but where threads or sockets do the work."""
+    if item.get_closest_marker("real_time"):
+        return {"real": SelectorEventLoop}
+    return {"virtual": VirtualTimeLoop}

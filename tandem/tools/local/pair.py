@@ -53,6 +53,7 @@ class Pair:
         max_length: tokens a sequence may hold on both.
         draft_support: the most tokens of a drafted distribution.
         drafter_dtype: of the drafter, where it has another.
+        recipe: what drafts: a built-in recipe or a file. It may need no model.
     """
 
     target: str | None = None
@@ -63,17 +64,22 @@ class Pair:
     max_length: int | None = None
     draft_support: int | None = None
     drafter_dtype: str | None = None
+    recipe: str | None = None
 
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.
 
         Raises:
-            Misconfigured: a model is not there, or only one of the pair is named.
+            Misconfigured: a model is not there; or only one of the pair is named, and no recipe;
+                or a recipe, and no drafter.
         """
-        if self.target is not None and self.drafter is None:
+        if self.target is not None and self.drafter is None and self.recipe is None:
             raise Misconfigured(
-                "--target needs a --drafter that shares its tokenizer, or --drafter none"
+                "--target needs a --drafter that shares its tokenizer, a --recipe that needs no"
+                " model, or --drafter none"
             )
+        if self.recipe is not None and self.drafter == NO_DRAFTER:
+            raise Misconfigured("--recipe says what drafts, and --drafter none that nothing does")
         shared = {"DTYPE": self.dtype, "MAX_LENGTH": self.max_length}
         target = {
             "MODEL": located("target", self.target) if self.target else embedded("target"),
@@ -83,18 +89,23 @@ class Pair:
         services = {"target": _given(target)}
         if self.drafter != NO_DRAFTER:
             drafter = {
-                "MODEL": (
-                    located("drafter", self.drafter) if self.drafter else embedded("drafter")
-                ),
+                "MODEL": self._drafter_model(),
                 # A forest of the embedded pair has the drafter that was tuned on its misses.
                 "SECOND_MODEL": None if self.drafter else embedded("boosted"),
                 "DEVICE": self.drafter_device,
                 "DRAFT_SUPPORT": self.draft_support,
                 **shared,
                 "DTYPE": self.drafter_dtype or self.dtype,
+                "RECIPE": self.recipe,
             }
             services["drafter"] = _given(drafter)
         return services
+
+    def _drafter_model(self) -> str:
+        """Beside a target of one's own a recipe has the drafter that is named, or no model."""
+        if self.drafter is not None:
+            return located("drafter", self.drafter)
+        return embedded("drafter") if self.target is None else ""
 
 
 def _given(settings: dict[str, str | int | None]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from tests.support.models.tiny import (
     make_target,
     random_llama,
 )
+from tests.support.waiting import HANG_SECONDS
 
 # One that waits for a place would wait for a leak.
 _PLACES = AdmissionLimits(max_sequences=2, max_waiting=1, wait_seconds=0.05)
@@ -99,7 +100,7 @@ class Sequences(MessageSurface):
             left = f"{admission.open_sequences} open, {admission.waiting} waiting"
             raise Violation(message.SerializeToString(), left)
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(HANG_SECONDS):
                 await emptied(self.engine)
         except TimeoutError:
             raise Violation(message.SerializeToString(), "memory stays reserved") from None

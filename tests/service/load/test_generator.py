@@ -12,6 +12,7 @@ import pytest
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.tools.load.generator import LoadGenerator
+from tests.support.waiting import HANG_SECONDS
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 REFUSED = pb.Generation(prompt="refused")
@@ -64,7 +65,7 @@ async def test_what_a_client_raises_at_a_message_cancels_its_call(
     async with LoadGenerator(address) as generator:
         with pytest.raises(KeyError):
             await generator.text(ENDLESS, seen=wants_three)
-        await asyncio.wait_for(servicer.ended.wait(), 10)
+        await asyncio.wait_for(servicer.ended.wait(), HANG_SECONDS)
     assert seen == [7, 7, 7]
 
 
@@ -72,7 +73,7 @@ async def test_a_text_has_a_time_of_its_own(service: tuple[Service, str]) -> Non
     servicer, address = service
     async with LoadGenerator(address) as generator:
         text = await generator.text(ENDLESS, timeout_s=0.2)
-        await asyncio.wait_for(servicer.ended.wait(), 10)
+        await asyncio.wait_for(servicer.ended.wait(), HANG_SECONDS)
     assert text.error.startswith("DEADLINE_EXCEEDED")
     assert text.retry_s is None
     assert text.tokens

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, orchestrate, request
 
@@ -34,23 +35,17 @@ def heal(fake: FakeDrafter | FakeTarget) -> None:
     fake.answers_probes = True
 
 
-async def until(reached: Any) -> None:
-    async with asyncio.timeout(10):
-        while not reached():  # noqa: ASYNC110  # it is about the orchestrator
-            await asyncio.sleep(0.01)
-
-
 async def test_of_a_drafter_that_hangs_alone_the_first_text_pays() -> None:
     drafter, target = FakeDrafter(), FakeTarget()
     hang_from(drafter, 1)
     async with orchestrate(drafter, target, draft_seconds=0.2, connect_seconds=0.2) as stub:
         for _ in range(5):
-            reply = await stub.Complete(request(), timeout=10)
+            reply = await stub.Complete(request(), timeout=HANG_SECONDS)
             assert list(reply.token_ids) == EXPECTED
             assert reply.summary.drafter_lost
         assert drafter.opened == 1
         heal(drafter)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while not (await stub.Complete(request())).summary.accepted_tokens:
                 pass
 
@@ -71,11 +66,11 @@ async def test_a_target_that_hangs_is_left_after_what_stages_take() -> None:
         hang_from(hung, 2)
         before = hung.opened
         for _ in range(6):
-            reply = await stub.Complete(request(), timeout=10)
+            reply = await stub.Complete(request(), timeout=HANG_SECONDS)
             assert list(reply.token_ids) == EXPECTED
         assert hung.opened <= before + 1
         heal(hung)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while hung.opened <= before + 1:
                 await stub.Complete(request())
 
@@ -276,7 +271,7 @@ async def test_who_ended_a_silent_sequence_has_not_failed() -> None:
         fake.answers_probes = False  # a replica that is taken to have failed stays away
     async with orchestrate(drafter, target, connect_seconds=0.2) as stub:
         for texts in (1, 2):
-            reply = await stub.Complete(request(), timeout=10)
+            reply = await stub.Complete(request(), timeout=HANG_SECONDS)
             assert list(reply.token_ids) == EXPECTED
             assert reply.summary.drafter_lost == (texts == 1)
             assert target.opened == 1 + texts

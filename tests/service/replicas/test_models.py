@@ -9,9 +9,10 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.waiting import until
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeTarget
-from tests.support.wire.fleet import NAME, Fleet, fleet, held, serves, until
+from tests.support.wire.fleet import NAME, Fleet, fleet, held, serves
 
 __all__ = ["fleet"]  # a fixture of all files of replicas
 

@@ -8,8 +8,9 @@ import pytest
 from orchestrator.front.grpc import make_service
 from orchestrator.replicas.dns import Name, name_of
 from orchestrator.settings import OrchestratorSettings
+from tests.support.waiting import until
 from tests.support.wire.fakes import FakeTarget
-from tests.support.wire.fleet import NAME, Fleet, fleet, until
+from tests.support.wire.fleet import NAME, Fleet, fleet
 
 __all__ = ["fleet"]  # a fixture of all files of replicas
 

@@ -11,8 +11,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tandem.target.v1 import target_pb2
+from tests.support.waiting import until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget
-from tests.support.wire.fleet import NAME, Fleet, fleet, held, serves, until
+from tests.support.wire.fleet import NAME, Fleet, fleet, held, serves
 
 __all__ = ["fleet"]  # a fixture of all files of replicas
 

@@ -24,6 +24,7 @@ from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
 from tests.support.processes.authorities import Authority
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, add_fake, request, serve_fakes
 
@@ -119,7 +120,7 @@ async def test_no_text_fails_while_everything_is_replaced(mounted: Mounted, tmp_
                 address = f"127.0.0.1:{server.port}"
                 async with connect(address, mounted.client().credentials(), "server") as channel:
                     stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-                    texts.append(await stub.Complete(request(), timeout=20))
+                    texts.append(await stub.Complete(request(), timeout=HANG_SECONDS))
 
         async with asyncio.TaskGroup() as clients_of_it:
             for _ in range(4):
@@ -188,21 +189,17 @@ async def test_a_text_under_way_ends_where_it_began(mounted: Mounted, tmp_path: 
         await server.ready()
         async with connect(f"127.0.0.1:{server.port}") as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-            first = asyncio.ensure_future(stub.Complete(request(), timeout=20))
+            first = asyncio.ensure_future(stub.Complete(request(), timeout=HANG_SECONDS))
             await reached.wait()
             mounted.issue(authority)
             await asyncio.sleep(0.3)
             assert not first.done()
             go_on.set()
-            assert (await stub.Complete(request(), timeout=20)).token_ids == (await first).token_ids
+            assert (await stub.Complete(request(), timeout=HANG_SECONDS)).token_ids == (
+                await first
+            ).token_ids
             assert target.streams == 2
         await server.stop(1.0)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110  # of what has no event
-            await asyncio.sleep(0.01)
 
 
 async def test_credentials_that_are_not_taken_yet_are_tried_again(

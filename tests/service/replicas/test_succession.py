@@ -21,6 +21,7 @@ from tandem.target.v1 import target_pb2
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 
@@ -156,7 +157,7 @@ async def test_a_hung_target_is_replaced() -> None:
     for target in pair.targets:
         target.interfere = hang
     async with orchestrate(FakeDrafter(), *pair.targets, verify_seconds=0.3) as stub:
-        reply = await stub.Complete(request(), timeout=10)
+        reply = await stub.Complete(request(), timeout=HANG_SECONDS)
     assert list(reply.token_ids) == pair.targets[0].text(20)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.conftest import Stack
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import open_draft
 from tests.support.wire.talk import Talk
 
@@ -33,7 +34,7 @@ async def complete(stack: Stack, message: pb.Generation) -> pb.CompleteResponse:
 
 
 async def stream(stack: Stack, message: pb.Generation) -> tuple[list[pb.Round], pb.Summary]:
-    call = stack.orchestrator.Generate(pb.GenerateRequest(generation=message), timeout=30)
+    call = stack.orchestrator.Generate(pb.GenerateRequest(generation=message), timeout=HANG_SECONDS)
     events = [event async for event in call]
     return [event.round for event in events[:-1]], events[-1].summary
 

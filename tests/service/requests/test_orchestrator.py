@@ -17,6 +17,7 @@ from orchestrator.text.record import TextRecord
 from tandem.errors import DrafterLost, StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.repository import ROOT
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import (
     FakeDrafter,
     FakeTarget,
@@ -106,7 +107,7 @@ async def test_a_drafter_that_never_answers_is_given_up(silent_at: int | None) -
 
     drafter.interfere = hang
     async with orchestrate(drafter, target, draft_seconds=0.2) as stub:
-        reply = await stub.Complete(request(), timeout=10)
+        reply = await stub.Complete(request(), timeout=HANG_SECONDS)
         assert reply.summary.drafter_lost
         assert list(reply.token_ids) == target.text(20)
     assert drafter.ended == drafter.opened

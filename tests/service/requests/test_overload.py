@@ -18,8 +18,8 @@ from tandem.rpc.channel import connect
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
-from tests.service.requests.test_requests import eventually
 from tests.support.processes.authorities import Authority
+from tests.support.waiting import until
 from tests.support.wire.fakes import (
     FakeDrafter,
     FakeTarget,
@@ -53,7 +53,7 @@ async def test_texts_wait_here_and_hold_nothing_there() -> None:
     gate = Gate(target)
     async with orchestrate(drafter, target) as stub:
         calls = [asyncio.ensure_future(stub.Complete(request())) for _ in range(6)]
-        await eventually(lambda: gate.inside == 2)
+        await until(lambda: gate.inside == 2)
         await asyncio.sleep(0.1)
         assert (drafter.opened, target.opened) == (2, 2)
         gate.open.set()
@@ -81,7 +81,7 @@ async def test_texts_that_wait_are_no_load(monkeypatch: pytest.MonkeyPatch) -> N
     async with orchestrate(FakeDrafter(), target, gamma="auto") as stub:
         open_sizes = request(speculation={})
         calls = [asyncio.ensure_future(stub.Complete(open_sizes)) for _ in range(6)]
-        await eventually(lambda: gate.inside == 2)
+        await until(lambda: gate.inside == 2)
         await asyncio.sleep(0.1)
         assert [all_texts.texts for all_texts in learning] == [2]
         gate.open.set()
@@ -93,7 +93,7 @@ async def test_a_refusal_says_when_to_come_again() -> None:
     gate = Gate(target)
     async with orchestrate(FakeDrafter(), target, max_waiting=0) as stub:
         going = asyncio.ensure_future(stub.Complete(request()))
-        await eventually(lambda: gate.inside == 1)
+        await until(lambda: gate.inside == 1)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Complete(request())
         error = refused.value
@@ -117,7 +117,7 @@ async def test_tokens_of_the_cache_are_places_as_well() -> None:
     async with orchestrate(drafter, target) as stub:
         # A prompt of 3 and 20 tokens each: three of them fit.
         calls = [asyncio.ensure_future(stub.Complete(request())) for _ in range(5)]
-        await eventually(lambda: gate.inside == 3)
+        await until(lambda: gate.inside == 3)
         await asyncio.sleep(0.1)
         assert target.opened == 3
         gate.open.set()
@@ -131,7 +131,7 @@ async def test_clients_are_told_apart_by_the_header_that_names_them() -> None:
     async with orchestrate(FakeDrafter(), target, **settings) as stub:
         greedy = (("x-client", "greedy"),)
         calls = [asyncio.ensure_future(stub.Complete(request(), metadata=greedy)) for _ in range(2)]
-        await eventually(lambda: gate.inside == 1)
+        await until(lambda: gate.inside == 1)
         with pytest.raises(grpc.aio.AioRpcError, match="a client may have 2"):
             await stub.Complete(request(), metadata=greedy)
         modest = asyncio.ensure_future(stub.Complete(request(), metadata=(("x-client", "modest"),)))
@@ -162,7 +162,7 @@ async def test_who_has_proved_who_he_is_takes_no_share_by_the_header(tmp_path: P
             return call
 
         calls = [ask("greedy", "modest"), ask("greedy", "someone")]
-        await eventually(lambda: gate.inside == 1)
+        await until(lambda: gate.inside == 1)
         with pytest.raises(grpc.aio.AioRpcError, match="a client may have 2"):
             await ask("greedy", "another")
         calls += [ask("modest", "greedy") for _ in range(2)]
@@ -194,7 +194,7 @@ async def test_a_certificate_tells_clients_apart_and_the_header_does_not(
             running = asyncio.ensure_future(
                 stub.Complete(request(), metadata=(("x-client", "one"),))
             )
-            await eventually(lambda: gate.inside == 1)
+            await until(lambda: gate.inside == 1)
             with pytest.raises(grpc.aio.AioRpcError, match="a client may have 1"):
                 await stub.Complete(request(), metadata=(("x-client", "another"),))
             gate.open.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -14,18 +13,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from orchestrator.text.codec import TextCodec
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 LENGTH = 1000
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.02)
-    pytest.fail("it never came to that")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +110,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
 
 async def _admitted(stub: Any) -> pb.CompleteResponse:
     """A text, as soon as there is a place for it: calls end a moment after their sequences."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         while True:
             try:
                 return cast(pb.CompleteResponse, await stub.Complete(request()))
@@ -140,7 +131,7 @@ async def test_a_client_that_never_reads_is_left() -> None:
         call = stub.Generate(pb.GenerateRequest(generation=endless))
         events = aiter(call)
         await anext(events)
-        await eventually(lambda: (drafter.ended, target.ended) == (1, 1))
+        await until(lambda: (drafter.ended, target.ended) == (1, 1))
         # Its place is free again before it has read its status.
         assert (await _admitted(stub)).summary.new_tokens == 20
         with pytest.raises(grpc.aio.AioRpcError) as ended:
@@ -173,7 +164,7 @@ async def test_a_deadline_frees_both_services() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await stub.Complete(request(), timeout=0.5)
         assert ended.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        await eventually(lambda: (drafter.ended, target.ended) == (1, 1))
+        await until(lambda: (drafter.ended, target.ended) == (1, 1))
 
 
 async def test_one_text_too_many_is_refused_at_once() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.service.requests.test_overload import Gate
-from tests.service.requests.test_requests import eventually
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 
 
@@ -44,15 +44,15 @@ async def test_a_text_that_is_not_read_gives_way_to_one_that_waits() -> None:
     ) as stub:
         endless = pb.GenerateRequest(generation=generation(stopping={"max_new_tokens": 10**5}))
         first = stub.Generate(endless)
-        await eventually(lambda: target.opened == 1)
+        await until(lambda: target.opened == 1)
         await pulse.stopped()
         second = stub.Generate(endless)
-        await eventually(lambda: target.opened == 2)
+        await until(lambda: target.opened == 2)
         await pulse.stopped()
         await asyncio.sleep(0.5)
         assert not first.done(), "nobody waits"
         assert not second.done()
-        reply = await stub.Complete(request(), timeout=10)
+        reply = await stub.Complete(request(), timeout=HANG_SECONDS)
         assert list(reply.token_ids) == target.text(20)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             async for _ in first:
@@ -83,7 +83,7 @@ async def test_a_text_that_is_not_read_keeps_its_place_for_a_while() -> None:
     ) as stub:
         endless = generation(stopping={"max_new_tokens": 10**5})
         unread = stub.Generate(pb.GenerateRequest(generation=endless))
-        await eventually(lambda: target.opened == 1)
+        await until(lambda: target.opened == 1)
         await pulse.stopped()
         with pytest.raises(grpc.aio.AioRpcError) as late:
             await stub.Complete(request(), timeout=1)
@@ -98,7 +98,7 @@ async def test_a_text_that_is_read_never_gives_way() -> None:
     gate = Gate(target)
     async with orchestrate(FakeDrafter(), target, full_idle_seconds=0.5) as stub:
         call = stub.Generate(pb.GenerateRequest(generation=generation()))
-        await eventually(lambda: gate.inside == 1)
+        await until(lambda: gate.inside == 1)
         waiting = asyncio.ensure_future(stub.Complete(request()))
         await asyncio.sleep(1.0)  # it is the target that takes so long
         gate.open.set()
@@ -125,7 +125,7 @@ async def test_a_client_that_reads_now_and_then_is_left_in_the_end() -> None:
             await read_now_and_then(call)
         assert ended.value.code() == grpc.StatusCode.ABORTED
         assert "the text waited 0.6 s for its client in all" in str(ended.value.details())
-        await eventually(lambda: (drafter.ended, target.ended) == (1, 1))
+        await until(lambda: (drafter.ended, target.ended) == (1, 1))
 
 
 async def test_a_call_whose_end_is_not_read_counts_until_it_is_over() -> None:
@@ -142,16 +142,16 @@ async def test_a_call_whose_end_is_not_read_counts_until_it_is_over() -> None:
     ) as stub:
         endless = generation(stopping={"max_new_tokens": 10**5})
         unread = stub.Generate(pb.GenerateRequest(generation=endless))
-        await eventually(lambda: target.ended == 1)
+        await until(lambda: target.ended == 1)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.Complete(request(), timeout=10)
+            await stub.Complete(request(), timeout=HANG_SECONDS)
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         unread.cancel()
 
         async def code() -> Any:
-            return await stub.Complete(request(), timeout=10).code()
+            return await stub.Complete(request(), timeout=HANG_SECONDS).code()
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while await code() == grpc.StatusCode.RESOURCE_EXHAUSTED:  # noqa: ASYNC110  # a server
                 await asyncio.sleep(0.05)
         assert await code() == grpc.StatusCode.OK

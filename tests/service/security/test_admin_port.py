@@ -15,6 +15,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tests.support.processes.authorities import Authority
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.gate import (
     ORCHESTRATOR,
     TOKEN,
@@ -48,7 +49,7 @@ async def test_health_needs_neither_token_nor_name(
         (f"127.0.0.1:{server.admin_port}", None),
     ):
         async with connect(address, using, "server") as channel:
-            reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+            reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=HANG_SECONDS)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
     async with connect(f"127.0.0.1:{server.admin_port}") as channel:
         stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

@@ -18,6 +18,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc.server import RunningServer
 from tandem.rpc.streams import server as stream_module
 from tests.service.conftest import Stack, address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import draft_step, open_draft
 
 Code = grpc.StatusCode
@@ -48,7 +49,7 @@ class Stream:
         """So many answers, by sequence."""
         answers: dict[int, list[Any]] = {}
         while sum(map(len, answers.values())) < count:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_SECONDS):
                 message = await self.call.read()
             self.messages += 1
             for answer in message.responses:
@@ -217,5 +218,5 @@ async def test_a_drain_lets_open_sequences_go_on(impatient: Impatient) -> None:
     await stream.write(of(1, close_draft()))
     assert (await stream.read(1))[1][0].ended.code == OK
     assert await stream.call.code() == Code.UNAVAILABLE
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         await stopping

@@ -25,8 +25,9 @@ from tandem.rpc.server import RunningServer, Service
 from tandem.target.v1 import target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
-from tests.service.replicas.test_rotation import Mounted, served, until
+from tests.service.replicas.test_rotation import Mounted, served
 from tests.support.processes.authorities import Authority
+from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import FakeTarget, request, serve_fakes
 from tests.support.wire.steps import open_verify
 from tests.support.wire.talk import Talk
@@ -100,7 +101,7 @@ async def test_no_text_notices_that_connections_are_left(
             while not over.is_set():
                 stopping = {"max_new_tokens": 20, "ignore_eos": True}
                 greedy = request(sampling={"temperature": 0.0}, stopping=stopping)
-                texts.append(await stub.Complete(greedy, timeout=20))
+                texts.append(await stub.Complete(greedy, timeout=HANG_SECONDS))
 
         with capture_logs() as logs:
             async with asyncio.TaskGroup() as clients:
@@ -128,7 +129,7 @@ async def test_a_caller_that_does_not_leave_is_cut_off(
         stub: Any = target_pb2_grpc.TargetServiceStub(channel)
         talk = Talk(stub.Verify())
         assert (await talk.ask(open_verify())).HasField("opened")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             code, _ = await talk.end()
         assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -150,7 +151,7 @@ async def test_a_connection_that_cannot_be_replaced_is_given_up(
             assert await anext(health)
             mine.trust(Authority(tmp_path, "other"))
             with pytest.raises(Unavailable):
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(HANG_SECONDS):
                     await anext(health)
         await client.close()
 
@@ -162,7 +163,7 @@ async def test_an_old_connection_is_left_for_a_new_one_without_tls_too() -> None
         first = client._now
         async with aclosing(client.health(5.0)) as health:
             assert await anext(health)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_SECONDS):
                 assert await anext(health)
             assert client._now is not first
             await until(lambda: not client._leaving)

@@ -20,6 +20,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.talk import Talk
 
 NAME = "tandem.target.v1.TargetService"
@@ -55,7 +56,7 @@ class Target:
         monkeypatch.setattr(decoder, "forward", fail)
 
     async def waits_until_not_serving(self, service: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             async for reply in self.health.Watch(health_pb2.HealthCheckRequest(service=service)):
                 if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                     return

@@ -22,6 +22,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.speculation.sampling import Sampling
 from tests.service.conftest import Stack, address_of, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request
 from tests.support.wire.talk import Talk
 
@@ -69,7 +70,7 @@ async def ended_with(
     else:
         call = channel.stream_stream(method)()
         await call.write(data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         return await call.code(), str(await call.details())
 
 

@@ -20,6 +20,7 @@ from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import draft_step, open_draft, open_verify, verify_step
 from tests.support.wire.talk import Talk
 
@@ -96,7 +97,7 @@ async def test_who_is_silent_keeps_its_place_where_nobody_waits(full: Full) -> N
 
 async def test_the_longest_silent_gives_way_to_one_that_waits(full: Full) -> None:
     """One for each that waits, after the time that is said and long before the idle limit."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         newcomer = await full.opened()
         code, sentence = await full.held[0].end()
     assert code == grpc.StatusCode.ABORTED
@@ -110,7 +111,7 @@ async def test_the_longest_silent_gives_way_to_one_that_waits(full: Full) -> Non
 
 
 async def test_many_that_wait_get_the_places_of_many(full: Full) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_SECONDS):
         newcomers = await asyncio.gather(*(full.opened() for _ in range(PLACES)))
         ends = [await talk.end() for talk in full.held]
     assert [code for code, _ in ends] == [grpc.StatusCode.ABORTED] * PLACES

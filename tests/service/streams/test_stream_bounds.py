@@ -18,6 +18,7 @@ from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.rpc import health
 from tandem.rpc.streams import server as stream
 from tests.service.conftest import address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.talk import Talk
 
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -58,7 +59,7 @@ async def test_streams_that_do_not_open_are_bounded_in_number_and_time(
     assert await late.code() == EXHAUSTED
     assert "2 streams have no sequence" in str(await late.details())
     for call in silent:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             assert await call.code() == grpc.StatusCode.ABORTED
         assert "no sequence for 2 s" in str(await call.details())
     opened = stub.Draft()
@@ -97,7 +98,7 @@ async def test_a_stream_that_is_kept_for_later_makes_room(drafter: tuple[Any, st
     assert (await another.ask(drafting([1]))).HasField("opened")
     codes = []
     for talk in kept:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANG_SECONDS):
             codes.append(await talk.call.code())
     # One at once; the other one when its time was over.
     assert sorted(code.name for code in codes) == ["ABORTED", "UNAVAILABLE"]
@@ -139,7 +140,7 @@ async def test_watches_are_bounded(
             assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         assert await stub.Watch(health_pb2.HealthCheckRequest()).code() == EXHAUSTED
         watches[0].cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while True:
                 another = stub.Watch(health_pb2.HealthCheckRequest())
                 if await another.read() is not grpc.aio.EOF:
@@ -156,7 +157,7 @@ async def test_a_stream_of_refused_requests_is_read_later_and_no_other_is(
     flood = stub.Draft()
     await flood.write(drafter_pb2.DraftRequest(requests=[numbered(step, n) for n in (1, 2)]))
     answers: list[Any] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         while len(answers) < 2:
             answers += (await flood.read()).responses
     assert {answer.ended.code for answer in answers} == {9}  # FAILED_PRECONDITION
@@ -167,7 +168,7 @@ async def test_a_stream_of_refused_requests_is_read_later_and_no_other_is(
     another = Talk(stub.Draft())
     assert (await another.ask(drafting([1]))).HasField("opened")
     # Its opening was not read in all the time that it may have no sequence.
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANG_SECONDS):
         assert await flood.code() == grpc.StatusCode.ABORTED
     another.cancel()
 

@@ -16,6 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.target.v1 import target_pb2
 from tests.service.conftest import Stack, address_of, connect, start
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.steps import (
     INVALID,
     WRONG_STATE,
@@ -247,7 +248,7 @@ async def test_a_stream_ends_with_a_status_while_an_answer_is_on_its_way(stack: 
         call = stack.target.Verify()
         await call.write(target_pb2.VerifyRequest(requests=[opening, step]))
         await call.done_writing()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             while await call.read() is not grpc.aio.EOF:
                 pass
             assert await call.code() == grpc.StatusCode.OK

@@ -26,6 +26,7 @@ from tests.service.conftest import address_of, connect, start
 from tests.service.requests.test_generate import generation
 from tests.service.streams.test_engine_failures import OPEN, VERIFY
 from tests.support.repository import ROOT
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.scrape import ANY_PORT, Scraped, families, tracing
 from tests.support.wire.talk import Talk
 
@@ -108,7 +109,9 @@ def emitted(read: dict[str, list[Family]]) -> dict[str, tuple[str, set[str], set
 
 
 async def test_the_docs_list_what_is_emitted_and_nothing_else(running: Running) -> None:
-    await running.orchestrator.Complete(pb.CompleteRequest(generation=generation()), timeout=30)
+    await running.orchestrator.Complete(
+        pb.CompleteRequest(generation=generation()), timeout=HANG_SECONDS
+    )
     expected = {
         series: (kind, {label.replace(".", "_") for label in labels}, roles)
         for series, (_, kind, _, labels, roles) in documented().items()
@@ -135,7 +138,9 @@ async def test_every_step_is_booked_by_its_stages(running: Running) -> None:
     summaries = []
     for seed in range(3):
         asked = generation(sampling={"seed": seed})
-        call = running.orchestrator.Complete(pb.CompleteRequest(generation=asked), timeout=30)
+        call = running.orchestrator.Complete(
+            pb.CompleteRequest(generation=asked), timeout=HANG_SECONDS
+        )
         summaries.append((await call).summary)
     drafter, target = await running.scrape("drafter"), await running.scrape("target")
     rounds = sum(summary.rounds - 1 for summary in summaries)
@@ -159,7 +164,7 @@ async def test_exemplars_of_every_service_lead_to_the_trace(running: Running) ->
     metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
     asked = pb.CompleteRequest(generation=generation())
     with tracing():
-        await running.orchestrator.Complete(asked, metadata=metadata, timeout=30)
+        await running.orchestrator.Complete(asked, metadata=metadata, timeout=HANG_SECONDS)
     for role in running.ports:
         scraped = await running.scrape(role)
         named = scraped.named("tandem_stage_duration_seconds_bucket", role=role)
@@ -198,7 +203,7 @@ async def test_places_and_memory_are_read_when_asked_for(random_pair: tuple[Path
         assert (await first.ask(OPEN)).HasField("opened")
         assert await gauges() == (1, 0, 52, 460)
         await second.write(OPEN)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while await gauges() != (1, 1, 52, 460):  # noqa: ASYNC110  # seen from outside
                 await asyncio.sleep(0.02)
             first.cancel()

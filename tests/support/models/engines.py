@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc.round import TargetSequence
 from tests.support.models.tiny import DrafterEngine, TargetEngine, make_target, random_llama
+from tests.support.waiting import until
 
 VOCAB_SIZE = 31
 CONCURRENT = 16
@@ -42,12 +42,6 @@ def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]
         return forward(feeds)
 
     engine.decoder.forward = watched  # type: ignore[method-assign]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  # it is about the engine's thread
-            await asyncio.sleep(0.001)
 
 
 async def emptied(engine: TargetEngine | DrafterEngine) -> None:

@@ -18,13 +18,13 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fake_carrier import FakeContext
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, add_fake, request
 from tests.support.wire.names import Names, serve_names
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 NAME = "targets.test"
-AT_MOST_SECONDS = 10
 
 
 class Fleet:
@@ -103,7 +103,7 @@ class Fleet:
 
     async def text(self, **changes: Any) -> Any:
         changes = {"speculation": {"gamma": 0}} | changes
-        return await self.stub.Complete(request(**changes), timeout=AT_MOST_SECONDS)
+        return await self.stub.Complete(request(**changes), timeout=HANG_SECONDS)
 
     async def close(self) -> None:
         await asyncio.gather(*(server.stop(0) for server in self._servers.values()))
@@ -115,16 +115,6 @@ async def fleet() -> AsyncIterator[Fleet]:
         fleet = Fleet(await stack.enter_async_context(serve_names()), stack)
         stack.push_async_callback(fleet.close)
         yield fleet
-
-
-async def until(reached: Callable[[], Any]) -> None:
-    """Wait for something that takes a moment."""
-    async with asyncio.timeout(AT_MOST_SECONDS):
-        while True:
-            value = reached()
-            if await value if asyncio.iscoroutine(value) else value:
-                return
-            await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

@@ -21,6 +21,7 @@ from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer
 from tandem.telemetry.tracing import spans
 from tandem.telemetry.tracing.export import SpanWriter
+from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 ANY_PORT = "127.0.0.1:0"
@@ -86,7 +87,7 @@ class Metered:
 
     async def ends(self, count: int) -> dict[tuple[str, str], float]:
         """Requests by status and finish reason, once so many have ended."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_SECONDS):
             while True:
                 scraped = await self.scrape()
                 samples = scraped.named("tandem_requests_total")

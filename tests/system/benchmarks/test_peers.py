@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.repository import ROOT
+
+pytestmark = pytest.mark.campaign
 
 RUN_SECONDS = 400
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}

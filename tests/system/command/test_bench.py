@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from tandem.tools.cli.main import app
@@ -20,6 +21,7 @@ RUN_SECONDS = 300
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.campaign
 def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.bench", "--quick", "--sweeps"]
     run = subprocess.run(
@@ -64,6 +66,7 @@ def test_a_quick_run_measures_every_row_and_sweep(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.svg"))) == len(found["sweeps"])
 
 
+@pytest.mark.campaign
 def test_tandem_bench_loads_running_services(tmp_path: Path) -> None:
     with trio(tmp_path) as services:
         load = ["bench", "-a", services.orchestrator.address, "--texts", "4", "-n", "8"]
@@ -83,6 +86,7 @@ def test_tandem_bench_loads_running_services(tmp_path: Path) -> None:
     assert error.startswith("INVALID_ARGUMENT: verifier 'nonsense' is unknown")
 
 
+@pytest.mark.campaign
 def test_a_sweep_and_plans_from_what_was_measured(tmp_path: Path) -> None:
     """Both measurements are of the same texts, and so foretell about the same."""
     drafter, target, orchestrator = (

@@ -38,10 +38,8 @@ TEXT = ["generate", "import ", "--seed", "3", "--gamma", "4", "-n", "12"]
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, str]]:
     """`tandem up` with the embedded pair, and its address."""
     folder = tmp_path_factory.mktemp("up")
-    by_default = {"TANDEM_DRAFTER_ENGINE": "auto", "TANDEM_TARGET_ENGINE": "auto"}
-    by_default |= {"TANDEM_DRAFTER_DTYPE": "auto", "TANDEM_TARGET_DTYPE": "auto"}
     traces = ["--trace-dir", str(folder), "--log-dir", str(folder)]
-    with up(folder, *traces, **by_default) as running:
+    with up(folder, *traces) as running:
         yield running, running.wait_ready()
 
 

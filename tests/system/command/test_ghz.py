@@ -21,6 +21,8 @@ from tests.support.processes.services import Trio, trio
 from tests.support.repository import ROOT
 from tests.system.observability.test_prometheus import free_ports
 
+pytestmark = pytest.mark.campaign
+
 CONFIGS = ROOT / "deploy" / "ghz"
 SCENARIOS = [scenario.name for scenario in scenarios(CONFIGS, [])]
 # What makes each of them short, over what its file says.
@@ -243,7 +245,7 @@ def test_what_documents_say_to_run_can_be_run(
     else:
         wanted = "Canceled" if "--stream-call-count" in words else "OK"
         assert re.search(rf"\[{wanted}\]", run.stdout), run.stdout
-    stack.wait_idle(5.0)
+    stack.wait_idle()
 
 
 def test_what_is_no_flag_is_refused(ghz: str) -> None:

@@ -17,9 +17,12 @@ from tests.support.processes.chromium import Page, chromium
 from tests.support.traces import COSTS, Tape, recorded, request, request_ms
 
 PROGRAM = shutil.which("chromium") or ""
-pytestmark = pytest.mark.skipif(
-    not PROGRAM, reason="chromium is not installed (Debian: apt-get install chromium)"
-)
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        not PROGRAM, reason="chromium is not installed (Debian: apt-get install chromium)"
+    ),
+]
 
 ROUNDS = [(4, 2), (2, 2), (0, 0)]
 LONG_ROUNDS = [(4, 1), (4, 4), (4, 0)]

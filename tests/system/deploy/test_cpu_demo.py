@@ -23,6 +23,8 @@ from tests.support.cluster.manifests import SERVICES, base, render, tool
 from tests.support.cluster.pods import Pods
 from tests.support.processes.network_namespaces import obstacle
 
+pytestmark = pytest.mark.campaign
+
 NEW_TOKENS = 48
 # The orchestrator looks again after two seconds at most, and prefers others for five.
 RETURN_SECONDS = 30

@@ -22,6 +22,8 @@ from tests.support.processes.fork_server import Forked
 from tests.support.processes.services import READY_SECONDS, generation, is_serving
 from tests.support.wire.names import Names, serve_names
 
+pytestmark = pytest.mark.campaign
+
 CLIENTS = 8
 # A pod that its name has takes work after at most so long.
 JOIN_SECONDS = 10

@@ -37,6 +37,8 @@ from tests.system.deploy.cluster import (
     pods,
 )
 
+pytestmark = pytest.mark.campaign
+
 __all__ = ["folder"]  # a fixture of both files of overlays
 
 needs_control_plane = pytest.mark.skipif(

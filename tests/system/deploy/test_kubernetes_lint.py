@@ -18,6 +18,8 @@ from tests.system.deploy.cluster import (
     folder,
 )
 
+pytestmark = pytest.mark.campaign
+
 __all__ = ["folder"]  # a fixture of both files of overlays
 
 

@@ -16,6 +16,8 @@ from tests.support.cluster.manifests import known_variables
 from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.campaign
+
 DOCS = ROOT / "docs" / "security.md"
 BLOCKS = re.findall(r"```sh\n(.*?)```", DOCS.read_text(), flags=re.DOTALL)
 # Of the commands; the services have known ones only.

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.campaign
+
 UV = Path(sys.executable).parent / "uv"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSIONS = [

@@ -21,6 +21,8 @@ from opentelemetry.proto.collector.trace.v1 import (
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.processes.services import Trio, generation, trio
 
+pytestmark = pytest.mark.campaign
+
 SECONDS = 30
 # So that many exports fail while the test looks on.
 PACE = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_METRICS_EXPORTER": "none"}

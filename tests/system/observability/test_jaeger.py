@@ -25,10 +25,13 @@ from tests.system.observability.test_prometheus import free_ports
 
 NAME = "jaeger-all-in-one"
 JAEGER = shutil.which(NAME, path=f"{ROOT / '.cache' / 'bin'}:{os.environ['PATH']}")
-pytestmark = pytest.mark.skipif(
-    JAEGER is None,
-    reason=f"no {NAME} on PATH or in .cache/bin; make observability-check builds it with Go",
-)
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        JAEGER is None,
+        reason=f"no {NAME} on PATH or in .cache/bin; make observability-check builds it with Go",
+    ),
+]
 
 REQUESTS = 20
 SECONDS = 60

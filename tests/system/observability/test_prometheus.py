@@ -22,10 +22,13 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.processes.services import Trio, generation, trio
 from tests.unit.deploy.test_observability import FOLDER, QUERIES
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("prometheus") and shutil.which("promtool")),
-    reason="prometheus and promtool are not installed (Debian: apt-get install prometheus)",
-)
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        not (shutil.which("prometheus") and shutil.which("promtool")),
+        reason="prometheus and promtool are not installed (Debian: apt-get install prometheus)",
+    ),
+]
 
 # Instead of Grafana's, for a run of seconds.
 RATE_WINDOW = "20s"

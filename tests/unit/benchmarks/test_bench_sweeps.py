@@ -56,6 +56,7 @@ def test_more_support_loses_less_overlap_and_takes_more_bytes() -> None:
     assert found[-1].bytes_a_round > found[-2].bytes_a_round
 
 
+@pytest.mark.real_time  # sockets
 async def test_a_delayed_network_delays_each_way_and_keeps_every_byte() -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(1000):

@@ -24,6 +24,8 @@ from tests.support.models.tiny import (
     speculate,
 )
 
+pytestmark = pytest.mark.real_time  # the engine has its thread
+
 PROMPT = [1, 2, 3]
 ACCEPTANCE = (0.6, 0.2, 0.1)
 

@@ -27,10 +27,12 @@ from tests.support.models.engines import (
     prompt_of,
     target_engine,
     target_sequence,
-    until,
     watch,
 )
 from tests.support.models.tiny import Text, make_drafter, random_llama, running, speculate
+from tests.support.waiting import HANG_SECONDS, until
+
+pytestmark = pytest.mark.real_time  # the engine has its thread
 
 SAMPLED = (
     Sampling(seed=7),
@@ -152,7 +154,7 @@ async def test_a_pass_waits_for_who_should_be_back(gather: float) -> None:
             await asyncio.sleep(0.05)
             assert engine.decoder.forward_passes == before
             await engine.verify(away, 1, Draft.certain(()))
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, HANG_SECONDS)
         assert engine.decoder.forward_passes == before + 1
         for sequence in (here, away):
             engine.release(sequence)

@@ -22,10 +22,12 @@ from tests.support.models.engines import (
     prompt_of,
     target_engine,
     target_sequence,
-    until,
     watch,
 )
 from tests.support.models.tiny import make_drafter, random_llama, running, speculate
+from tests.support.waiting import HANG_SECONDS, until
+
+pytestmark = pytest.mark.real_time  # the engine has its thread
 
 
 async def test_a_failing_pass_ends_its_batch_and_nobody_else() -> None:
@@ -82,7 +84,7 @@ async def test_a_lost_device_ends_the_engine(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(torch, "ones", lambda *_, **__: fail([]))
         with pytest.raises(EngineFailure):
             await engine.verify(sequence, 1, Draft.certain(()))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_SECONDS):
             await lost.wait()
             with pytest.raises(Unavailable, match="device is gone"):
                 await queued
@@ -106,7 +108,7 @@ async def test_stopping_fails_what_waits() -> None:
         await asyncio.to_thread(engine.stop)
         for task in tasks:
             with pytest.raises(Unavailable, match="stopping"):
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(HANG_SECONDS):
                     await task
         with pytest.raises(Unavailable, match="stopping"):
             await engine.begin(target_sequence([1]), 0, 10)

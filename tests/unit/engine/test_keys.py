@@ -26,6 +26,8 @@ from tests.support.models.tiny import (
     speculate,
 )
 
+pytestmark = pytest.mark.real_time  # the engine has its thread
+
 PROMPT = [1, 2, 3]
 CASES = [
     (name, rule.name)

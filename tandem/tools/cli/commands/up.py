@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.failure import Failure, Misconfigured
+from tandem.failure import Failure
 from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.options import DEFAULT_ADDRESS
@@ -38,7 +38,8 @@ _Drafter = Annotated[
     typer.Option(
         metavar="DIR|ID|none",
         envvar="TANDEM_DRAFTER_MODEL",
-        help="Drafter checkpoint with the target's tokenizer; none decodes plainly.",
+        help="Drafter checkpoint with the target's tokenizer; none decodes plainly. Not needed with"
+        " a recipe that has no model.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -188,11 +189,8 @@ def up(
             dtype,
             max_length,
             draft_support,
+            recipe=recipe,
         ).settings()
-        if recipe is not None:
-            if "drafter" not in services:
-                raise Misconfigured("--recipe says what drafts, and there is no drafter")
-            services["drafter"]["RECIPE"] = recipe
         orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
         services["orchestrator"] = {
             name: str(value) for name, value in orchestrator.items() if value is not None

@@ -20,6 +20,7 @@ from tandem.inference.choice import speed
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend
+from tests.support.devices.bfloat16 import needs_units
 from tests.support.models.architectures import LLAMA, SUPPORTED, build
 from tests.support.models.parity import (
     TOLERANCE,
@@ -205,7 +206,7 @@ def test_a_sequence_stays_where_it_began(model_type: str) -> None:
 
 
 @pytest.mark.usefixtures("empty_cache", "faster")
-@pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
+@pytest.mark.parametrize("engine", ["auto", "torch", pytest.param("openvino", marks=needs_units)])
 def test_a_drafter_takes_the_fastest_dtype(
     engine: choice.EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
+from tests.support.devices.bfloat16 import needs_units
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE, plain_logits
 from tests.support.models.tiny import random_llama
@@ -61,6 +62,7 @@ def test_openvino_gives_them_too_or_leaves_trees_to_torch(row: Architecture) -> 
     assert worst_of(expected, found) < TOLERANCE
 
 
+@needs_units
 def test_bfloat16_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """By units of their own kernels, where the processor has them."""
     pytest.importorskip("openvino")

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.speculation.sampling import Sampling
+from tests.support.devices.bfloat16 import needs_units
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import (
@@ -37,6 +38,8 @@ from tests.support.models.tiny import (
     speculate,
 )
 
+pytestmark = pytest.mark.real_time  # the engine has its thread
+
 pytest.importorskip("openvino")
 
 
@@ -51,6 +54,7 @@ def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) 
     assert worst_difference(row, "openvino") < TOLERANCE
 
 
+@needs_units
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt_neox"])
 def test_bfloat16_rounds_no_more_than_the_modules(
     model_type: str, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,8 @@ from tests.support.models.parity import (
 )
 from tests.support.models.tiny import Text, make_drafter, make_target, running, speculate
 
+pytestmark = pytest.mark.real_time  # the engine has its thread
+
 NEW_TOKENS = 16
 
 ROPE = {"rope_theta": 10000.0, "factor": 2.0}

@@ -13,7 +13,9 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.text.codec import TextCodec
 from tandem.errors import DeadlineExceeded, Exhausted, Unavailable
-from tests.support.models.engines import until
+from tests.support.waiting import HANG_SECONDS, until
+
+pytestmark = pytest.mark.real_time  # prompts are encoded in threads
 
 
 def encoder_of(codec: Any, *, at_once: int, waiting: int) -> PromptEncoder:
@@ -110,7 +112,7 @@ async def test_all_who_wait_hear_that_it_was_closed() -> None:
     await until(lambda: bool(codec.running))
     encoder.close()
     codec.go_on.set()
-    done = await asyncio.wait_for(asyncio.gather(*texts, return_exceptions=True), 5)
+    done = await asyncio.wait_for(asyncio.gather(*texts, return_exceptions=True), HANG_SECONDS)
     assert done[0] == [1]
     assert [type(error) for error in done[1:]] == [Unavailable] * 3
     assert encoder.waiting == 0

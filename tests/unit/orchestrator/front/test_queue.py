@@ -10,6 +10,7 @@ import pytest
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.replicas.capacity import TargetCapacity
 from tandem.errors import DeadlineExceeded, Exhausted
+from tests.support.waiting import HANG_SECONDS
 
 
 @dataclass
@@ -255,7 +256,7 @@ async def test_room_that_others_make_is_seen() -> None:
     text = desk.text("text")
     await start(text)
     desk.room = TargetCapacity(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         await desk.beginning.wait()
     await desk.end("text")
     await text

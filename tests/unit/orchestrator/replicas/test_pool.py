@@ -18,6 +18,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import InvalidRequest, Unavailable
 from tandem.target.v1 import target_pb2
+from tests.support.waiting import HANG_SECONDS
 
 PLACES = 10
 
@@ -86,7 +87,7 @@ async def test_several_that_are_as_busy_take_turns(made: Made) -> None:
     for _ in range(9):
         given.append(first(*targets))
         with given[-1].serve():
-            pass
+            await asyncio.sleep(0.001)
     assert {given.count(target) for target in targets} == {3}
     assert all(before is not after for before, after in pairwise(given))
 
@@ -219,7 +220,7 @@ async def test_another_process_is_found_while_its_predecessor_is_held_off(
 
     monkeypatch.setattr(replica.client, "model_info", model_info)
     monkeypatch.setattr(replica.client, "probe", probe)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(HANG_SECONDS):
         await replica._ask()
     assert asked == 4
     assert not replica.shunned

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.text import drafter_failover as module
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt
-from orchestrator.text.drafter_failover import DrafterWithFailover
+from orchestrator.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
@@ -110,16 +109,17 @@ async def test_one_that_is_opened_beside_the_target_is_waited_for() -> None:
     assert fake.asked == [(1, 3, [])]
 
 
-async def test_one_that_is_not_asked_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_not_asked_for_long_is_let_go() -> None:
     first, second = Fake(), Fake()
     for fake in (first, second):
         fake.may_open.set()
     text = Text([first, second])
     text.drafting.begin()
     await text.go(TWO)
+    await asyncio.sleep(REST_SECONDS)
     await text.go(NONE)
     assert not first.cancelled
-    monkeypatch.setattr(module, "REST_SECONDS", 0.0)
+    await asyncio.sleep(1)
     await text.go(NONE)
     assert first.cancelled
     assert not second.opened

@@ -10,6 +10,7 @@ import pytest
 from tandem.rpc.streams import outbox
 from tandem.rpc.streams.outbox import Outbox
 from tandem.target.v1 import target_pb2
+from tests.support.waiting import HANG_SECONDS
 
 
 def _never() -> None:
@@ -89,7 +90,7 @@ async def test_room_is_waited_for() -> None:
     await asyncio.sleep(0.01)
     assert not waiting.done()
     pouring = asyncio.create_task(box.pour(wire.write, 5, _never))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_SECONDS):
         await waiting
     pouring.cancel()
 

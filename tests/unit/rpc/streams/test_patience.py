@@ -28,8 +28,8 @@ async def test_a_wait_that_takes_too_long_is_cancelled() -> None:
 
     started = time.monotonic()
     with pytest.raises(TimeoutError):
-        await patience.bound(hang(), 0.1)
-    assert 0.1 <= time.monotonic() - started < 5
+        await patience.bound(hang(), 10)
+    assert time.monotonic() - started == pytest.approx(10)
     assert cancelled.is_set()
     assert await patience.bound(asyncio.sleep(0, "again"), 5) == "again", "and the task lives on"
     patience.close()
@@ -42,7 +42,7 @@ async def test_a_short_wait_is_not_late_behind_a_long_one() -> None:
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         await short.bound(asyncio.sleep(60), 0.05)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started == pytest.approx(0.05)
     assert not waiting.done()
     waiting.cancel()
 
