@@ -16,7 +16,7 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up load test faults fuzz lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
+.PHONY: help setup demo up load test test-all test-busy faults fuzz lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -41,8 +41,15 @@ demo: setup ## Start the three services, stream a text, compare, stop them
 up: setup ## Start the three services with the embedded pair
 	$(BIN)/tandem up
 
-test: setup lint types ## Lint, types and all tests
+test: setup lint types ## Lint, types, and the tests that any change may break
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
+
+test-all: setup lint types ## The same, then the campaigns: laws by counting, whole tools; says what it skipped
+	$(BIN)/python -m pytest $(ON_ALL_CORES)
+	$(BIN)/python -m pytest $(ON_ALL_CORES) -m campaign
+
+test-busy: setup ## The tests on a busy machine, 10 times, each run must be green (RUNS=10)
+	$(BIN)/python -m tests.busy --runs $(or $(RUNS),10) -- $(ON_ALL_CORES)
 
 faults: setup ## 1,200 kills, stops and drains under load, drawn by a seed; an hour at most (FAULTS='--seed 1 --moments 50')
 	$(BIN)/python -m tests.faults $(FAULTS)

@@ -16,6 +16,8 @@ from tests.support.repository import ROOT
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
 torch.set_num_threads(1)
+# gRPC's core tells of every connection that is lost, on standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Services of tests start by the hundred: they compute by torch, in float32, unless a test is
 # about what does.
 for _service in ("DRAFTER", "TARGET"):

@@ -21,7 +21,7 @@ from tests.exactness import (
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.processes.services import trio
 
-TEXTS = 1_500
+TEXTS = 1_000
 # Every rule is counted once in `make test`: these take the drafts of `model`.
 ONCE = ("model", "support 2")
 
@@ -65,5 +65,5 @@ def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_
         orchestrator=PATIENT,
         target_module=f"tests.system.serving.{mutant}",
     ) as services:
-        counts = count_texts(services, Case("block", 3, "dense"), range(3_000))
+        counts = count_texts(services, Case("block", 3, "dense"), range(2 * TEXTS))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P

@@ -20,7 +20,7 @@ from tests.support.processes.services import trio
 TEXTS = json.loads((Path(__file__).parent / "seeded_texts.json").read_text())
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
+@pytest.mark.parametrize("engine", ["torch", pytest.param("openvino", marks=pytest.mark.campaign)])
 def test_texts_of_given_seeds_are_what_they_were(
     engine: str, embedded_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

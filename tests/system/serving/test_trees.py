@@ -23,7 +23,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import generation, trio
 
-TEXTS = 2_000
+TEXTS = 1_500
 
 
 @pytest.fixture(scope="module")

@@ -154,7 +154,13 @@ def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
     assert times == [(n, n + 1000, n + 2000) for n in (1000, 4000, 7000, 10000) for _ in range(2)]
 
 
-@pytest.mark.parametrize("rule", VERIFIERS)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(name, marks=() if name == "block" else pytest.mark.campaign)
+        for name in VERIFIERS
+    ],
+)
 def test_captured_passes_stay_on_the_device(
     host: Host, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:

@@ -22,6 +22,8 @@ from tandem.tools.planning.sizing import Need, Sizing
 from tandem.tools.traces.prediction.costs import Curve
 from tests.unit.tools.planning.test_planning import NONE_KEPT, SOME_KEPT, flat, measurement
 
+pytestmark = pytest.mark.campaign
+
 LONG = replace(NONE_KEPT, texts=[MeasuredText(3000, 0.020, 0.002)])
 # A target that gains nothing by a batch, and drafters that lose by one of more than 16.
 STEEP_TARGET = measurement(Curve({1.0: 0.020, 64.0: 1.28}, {1.0: 1, 64.0: 1}))

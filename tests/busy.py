@@ -1,0 +1,104 @@
+"""The tests on a busy machine: `make test-busy`.
+
+    python -m tests.busy [--runs 10] [-- options of pytest]
+
+In every other run four processes spin, so that the tests have a third of two cores; in the others
+packages are installed over and over, so that the disk writes. Each run must be green. The output of
+a run that was not is kept in .cache/busy-<run>.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.repository import ROOT
+
+_SPINNING = 4
+# Large, of many files, and in the cache of `make setup`: nothing is fetched.
+_PACKAGES = ("numpy", "scipy", "matplotlib")
+
+
+def _spin(folder: str) -> None:
+    while True:
+        pass
+
+
+def _install(folder: str) -> None:
+    uv = str(Path(sys.executable).with_name("uv"))
+    pins = (ROOT / "requirements.txt").read_text().splitlines()
+    wanted = [
+        line.split()[0] for line in pins if line.startswith(tuple(f"{p}==" for p in _PACKAGES))
+    ]
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--reinstall", "--link-mode=copy"]
+    while True:
+        subprocess.run([*command, "--target", folder, *wanted], check=True)
+
+
+@contextmanager
+def _beside(work: Callable[[str], None], processes: int) -> Iterator[None]:
+    """Processes that do a work in a folder of their own until the block ends."""
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    started = [
+        multiprocessing.Process(target=work, args=(folder.name,), daemon=True)
+        for _ in range(processes)
+    ]
+    for process in started:
+        process.start()
+    try:
+        yield
+        if not all(process.is_alive() for process in started):
+            raise SystemExit("what should keep the machine busy has ended: see the lines above")
+    finally:
+        for process in started:
+            process.terminate()
+            process.join()
+        folder.cleanup()
+
+
+def run(number: int, options: Sequence[str]) -> bool:
+    """One run of the tests; whether it was green."""
+    spins = number % 2 == 0
+    started = time.monotonic()
+    with _beside(*((_spin, _SPINNING) if spins else (_install, 1))):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    beside = f"{_SPINNING} processes that spin" if spins else "package installs"
+    minutes = (time.monotonic() - started) / 60
+    summary = done.stdout.strip().splitlines()[-1].strip("= ")
+    print(f"run {number + 1}, beside {beside}: {summary}; {minutes:.1f} minutes", flush=True)
+    if done.returncode:
+        kept = ROOT / ".cache" / f"busy-{number + 1}.txt"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(done.stdout)
+        print("\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED")))
+        print(f"its output is in {kept.relative_to(ROOT)}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> None:
+    """See above; exit code 1 if a run was not green."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("options", nargs="*", help="of pytest, behind --")
+    chosen = parser.parse_args()
+    green = [run(number, chosen.options) for number in range(chosen.runs)]
+    print(f"{sum(green)} of {len(green)} runs were green")
+    sys.exit(not all(green))
+
+
+if __name__ == "__main__":
+    main()
