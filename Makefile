@@ -16,10 +16,12 @@ export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up load test test-all test-busy faults fuzz lint types format protos requirements exactness figures bench bench-full bench-parts bench-peers audit observability-check kubernetes-check
+.PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check audit load bench bench-peers bench-full bench-parts figures
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Try it
 
 setup: $(VENV)/.ready ## Make the environment (28 s on a good line: torch brings 4.7 GB)
 
@@ -41,6 +43,8 @@ demo: setup ## Start the three services, stream a text, compare, stop them
 up: setup ## Start the three services with the embedded pair
 	$(BIN)/tandem up
 
+##@ Change it
+
 test: setup lint types ## Lint, types, and the tests that any change may break
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
@@ -50,24 +54,6 @@ test-all: setup lint types ## The same, then the campaigns: laws by counting, wh
 
 test-busy: setup ## The tests on a busy machine, 10 times, each run must be green (RUNS=10)
 	$(BIN)/python -m tests.busy --runs $(or $(RUNS),10) -- $(ON_ALL_CORES)
-
-faults: setup ## 1,200 kills, stops and drains under load, drawn by a seed; an hour at most (FAULTS='--seed 1 --moments 50')
-	$(BIN)/python -m tests.faults $(FAULTS)
-
-fuzz: setup ## Mutated messages to all that reads any, by a seed, and walks over the streams (FUZZ='--messages 1000000')
-	$(BIN)/python -m tests.fuzz $(FUZZ)
-
-observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
-	deploy/observability/fetch.sh
-	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v tests/system/observability/test_prometheus.py tests/system/observability/test_jaeger.py
-
-kubernetes-check: setup ## Every overlay on a real API server; builds it once (Go, a quarter of an hour)
-	deploy/kubernetes/fetch.sh
-	$(BIN)/python -m pytest -v tests/unit/deploy/test_kubernetes*.py tests/system/deploy/test_kubernetes*.py
-
-load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
-	deploy/ghz/fetch.sh
-	$(BIN)/tandem load
 
 lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check
@@ -90,6 +76,25 @@ requirements: setup ## Pin all dependencies anew, with hashes and without addres
 	  --constraint - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --quiet --output-file requirements.txt
 
+##@ Prove it
+
+exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped (EXACTNESS='--only forest')
+	$(BIN)/python -m tests.exactness $(EXACTNESS)
+
+faults: setup ## 1,200 kills, stops and drains under load, drawn by a seed; an hour at most (FAULTS='--seed 1 --moments 50')
+	$(BIN)/python -m tests.faults $(FAULTS)
+
+fuzz: setup ## Mutated messages to all that reads any, by a seed, and walks over the streams (FUZZ='--messages 1000000')
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+kubernetes-check: setup ## Every overlay on a real API server; builds it once (Go, a quarter of an hour)
+	deploy/kubernetes/fetch.sh
+	$(BIN)/python -m pytest -v -m '' tests/unit/deploy/test_kubernetes*.py tests/system/deploy/test_kubernetes*.py
+
+observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
+	deploy/observability/fetch.sh
+	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v -m '' tests/system/observability/test_prometheus.py tests/system/observability/test_jaeger.py
+
 # Tools of their own environments, so that the product's stays as it is. What could not be looked up
 # is no pass (--strict).
 audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilities of all that is pinned
@@ -101,14 +106,17 @@ audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilitie
 	$(BIN)/uv tool run --quiet --from pip-audit==2.10.1 pip-audit --requirement requirements.txt \
 	  --require-hashes --disable-pip --strict --progress-spinner off
 
-exactness: setup ## The long statistical proof: 30,000 texts a case; resumes where it stopped (EXACTNESS='--only forest')
-	$(BIN)/python -m tests.exactness $(EXACTNESS)
+##@ Measure it
 
-figures: setup ## Overlap and block efficiency of the embedded pair
-	$(BIN)/python -m benchmarks.figures
+load: setup ## ghz on the public calls and a sweep of the rate; starts services if none run (Go builds ghz once)
+	deploy/ghz/fetch.sh
+	$(BIN)/tandem load
 
 bench: setup ## Tandem beside transformers and the physical limit: one table, within 20 minutes
 	$(BIN)/python -m benchmarks.bench
+
+bench-peers: setup ## vLLM, OpenVINO GenAI and transformers beside Tandem; the first run sets them up
+	$(BIN)/python -m benchmarks.peers
 
 bench-full: setup ## The same, then sweeps of load, support size, recorded rounds and network delay, with plots
 	$(BIN)/python -m benchmarks.bench --sweeps
@@ -119,5 +127,5 @@ bench-parts: setup ## What services bear: long prompts, too many clients, hostil
 	$(BIN)/python -m benchmarks.endurance.hostile
 	$(BIN)/python -m benchmarks.endurance.soak
 
-bench-peers: setup ## vLLM, OpenVINO GenAI and transformers beside Tandem; the first run sets them up
-	$(BIN)/python -m benchmarks.peers
+figures: setup ## Overlap and block efficiency of the embedded pair
+	$(BIN)/python -m benchmarks.figures

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from tandem import __version__
 from tandem.tools.cli.commands.bench import bench
 from tandem.tools.cli.commands.demo import demo
 from tandem.tools.cli.commands.generate import generate
@@ -27,6 +30,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tandem {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself; its help is above."""
+
+
 for command in (up, generate, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem import __version__
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.cli import comparison
 from tandem.tools.cli.display import comparison as report
@@ -59,6 +60,10 @@ def test_help_reads_well(command: str) -> None:
     expected = {"": "generate", "up": "--target", "generate": "--gamma", "demo": "--repeats"}
     expected |= {"top": "--interval"}
     assert expected.get(command, "--address") in run.stdout
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == f"tandem {__version__}\n"
 
 
 def test_imports_no_model_library_and_help_no_grpc() -> None:
