@@ -55,7 +55,7 @@ def errors(program: Program, rules: list[str], seeds: range) -> dict[str, float]
 
 @pytest.mark.parametrize("program", TREES, ids=lambda program: program.name)
 def test_a_tree_leaves_the_law_as_it_is(program: Program) -> None:
-    assert max(errors(program, FOR_TREES, range(20)).values()) < TOLERANCE
+    assert max(errors(program, FOR_TREES, range(10)).values()) < TOLERANCE
 
 
 def marked(program: Program) -> ParameterSet:
@@ -66,7 +66,7 @@ def marked(program: Program) -> ParameterSet:
 
 @pytest.mark.parametrize("program", map(marked, IID), ids=lambda program: program.name)
 def test_independent_chains_leave_the_law_as_it_is(program: Program) -> None:
-    found = errors(program, FOR_IID, range(20))
+    found = errors(program, FOR_IID, range(10))
     # The others take any tree, and have had twenty seeds of those.
     found |= errors(program, FOR_TREES, range(5))
     assert max(found.values()) < TOLERANCE
