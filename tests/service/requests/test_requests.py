@@ -143,13 +143,16 @@ async def test_a_client_that_never_reads_is_left() -> None:
 async def test_a_slow_client_is_waited_for() -> None:
     target = FakeTarget()
     window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
-    async with orchestrate(FakeDrafter(), target, channel_options=window, idle_seconds=0.3) as stub:
+    async with orchestrate(FakeDrafter(), target, channel_options=window, idle_seconds=3) as stub:
         call = stub.Generate(pb.GenerateRequest(generation=generation()))
+        reads = 0
         ids = []
         while (event := await call.read()) is not grpc.aio.EOF:
             ids += [token.id for token in event.round.tokens]
-            await asyncio.sleep(0.1)
+            reads += 1
+            await asyncio.sleep(0.5)
         assert ids == target.text(20)
+        assert reads * 0.5 > 3, "in all it waited longer than a client may be silent"
 
 
 async def test_a_deadline_frees_both_services() -> None:
