@@ -4,7 +4,7 @@
 
 In every other run four processes spin, so that the tests have a third of two cores; in the others
 packages are installed over and over, so that the disk writes. Each run must be green. The output of
-a run that was not is kept in .cache/busy-<run>.txt.
+a run is in .cache/busy-<run>.txt.
 """
 
 from __future__ import annotations
@@ -66,27 +66,22 @@ def _beside(work: Callable[[str], None], processes: int) -> Iterator[None]:
 def run(number: int, options: Sequence[str]) -> bool:
     """One run of the tests; whether it was green."""
     spins = number % 2 == 0
+    beside = f"{_SPINNING} processes that spin" if spins else "package installs"
+    kept = ROOT / ".cache" / f"busy-{number + 1}.txt"
+    kept.parent.mkdir(exist_ok=True)
+    print(f"run {number + 1}, beside {beside}; see {kept.relative_to(ROOT)}", flush=True)
     started = time.monotonic()
-    with _beside(*((_spin, _SPINNING) if spins else (_install, 1))):
-        done = subprocess.run(
+    with kept.open("w") as output, _beside(*((_spin, _SPINNING) if spins else (_install, 1))):
+        code = subprocess.call(
             [sys.executable, "-m", "pytest", "-q", *options],
             cwd=ROOT,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
         )
-    beside = f"{_SPINNING} processes that spin" if spins else "package installs"
-    minutes = (time.monotonic() - started) / 60
-    summary = done.stdout.strip().splitlines()[-1].strip("= ")
-    print(f"run {number + 1}, beside {beside}: {summary}; {minutes:.1f} minutes", flush=True)
-    if done.returncode:
-        kept = ROOT / ".cache" / f"busy-{number + 1}.txt"
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(done.stdout)
-        print("\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED")))
-        print(f"its output is in {kept.relative_to(ROOT)}", flush=True)
-    return done.returncode == 0
+    said = kept.read_text().strip().splitlines()
+    print(*(line for line in said if line.startswith(("FAILED", "ERROR"))), sep="\n", end="")
+    print(f"  {said[-1].strip('= ')}; {(time.monotonic() - started) / 60:.1f} minutes", flush=True)
+    return code == 0
 
 
 def main() -> None:
