@@ -41,17 +41,18 @@ class DrafterSettings(ModelSettings):
 
     recipe: str = Field(
         "",
-        description="what drafts: a TOML file, or the name of a built-in recipe, whose"
-        " keys are settings; empty takes METHOD's",
+        description="what drafts: a TOML file, or the name of a built-in recipe; empty takes"
+        " METHOD",
     )
     method: str = Field(
-        "model", description="what drafts where RECIPE is empty: a built-in recipe, by its name"
+        "model",
+        description="name of a built-in recipe, used while RECIPE is empty; its keys are settings",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto is the fastest on a CPU, as measured (any dtype is exact, but a seed"
-        " gives other texts in another one), and the checkpoint's elsewhere",
+        description="auto is the fastest on a CPU, as measured, and the checkpoint's elsewhere."
+        " Each dtype is exact, but a seed gives other texts in another dtype",
     )
     draft_mass: float = Field(
         0.999, ge=0.001, le=1, description="share of each distribution that is drawn from and sent"

@@ -26,19 +26,20 @@ class OrchestratorSettings(ServiceSettings):
     full_idle_seconds: float = Field(
         10.0,
         gt=0,
-        description="the same where every place is taken and others wait for one: the text whose"
-        " client has read nothing for the longest is ended",
+        description="the same while every slot is taken and others wait: the text whose client"
+        " has read nothing for the longest is ended",
     )
     connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="age at which a client is asked for another connection, so that it finds"
-        " replicas that came later, and shows its certificate again; 0 never asks",
+        description="age at which a client is asked for a new connection, so that it finds new"
+        " replicas and shows its certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         600.0,
         gt=0,
-        description="how long its texts may go on on the old one: longer than the longest text",
+        description="how long texts may go on on the old connection; set it longer than the"
+        " longest text",
     )
     drafters: Names = Field(
         ("127.0.0.1:50051",),
@@ -52,22 +53,24 @@ class OrchestratorSettings(ServiceSettings):
     )
     token_file: Path | None = Field(
         None,
-        description="file of bearer tokens, of which each call then needs one: lines of a name and"
-        " a token, or sha256: and its digest; read again when it changes",
+        description="file of bearer tokens; each call then needs one. A line has a name and a"
+        " token, or sha256: and its digest; read again when it changes",
     )
     peer_ca: Path | None = Field(
         None,
-        description="PEM file of who signs the drafters' and targets' certificates; they are then"
-        " spoken to by TLS only",
+        description="PEM file of the authorities that sign drafters' and targets' certificates;"
+        " the orchestrator then connects by TLS only",
     )
     peer_cert: Path | None = Field(
-        None, description="PEM file of the certificate to show them, where they ask for one"
+        None,
+        description="PEM file of the certificate that the orchestrator shows drafters and targets"
+        " that ask for one",
     )
-    peer_key: Path | None = Field(None, description="PEM file of its key")
+    peer_key: Path | None = Field(None, description="PEM file of the certificate's key")
     peer_plaintext: Literal["loopback", "allow"] = Field(
         "loopback",
-        description="which of them to speak to without TLS: loopback is those of this machine,"
-        " allow is all",
+        description="which drafters and targets may be reached without TLS: loopback allows those"
+        " of this machine, allow allows all",
     )
     peer_connection_seconds: float = Field(
         300.0,
@@ -78,80 +81,81 @@ class OrchestratorSettings(ServiceSettings):
     )
     drafter_tls_name: str = Field(
         "",
-        description="name that every drafter's certificate has to have; empty is the host in"
+        description="name that each drafter's certificate must have; empty takes the host in"
         " DRAFTERS",
     )
     target_tls_name: str = Field(
-        "", description="name that every target's certificate has to have, as for drafters"
+        "",
+        description="name that each target's certificate must have; empty takes the host in"
+        " TARGETS",
     )
-    verifier: str = Field("block", description="verifier of requests that name none")
+    verifier: str = Field("block", description="default verifier")
     gamma: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = Field(
         "auto",
-        description="draft length of requests that name none; auto follows what it earns, round by"
-        " round (a seed then repeats the law, not the text)",
+        description="default draft length; auto chooses it round by round by measured gain (a"
+        " seed then repeats the distribution, but not the text)",
     )
     nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | Literal["auto"] = Field(
         "auto",
-        description="tokens a round, of requests that name none, where a drafter makes trees",
+        description="default number of drafted tokens a round, if drafters make trees",
     )
-    max_new_tokens: int = Field(
-        256, ge=1, description="tokens to generate for requests that name no limit"
-    )
+    max_new_tokens: int = Field(256, ge=1, description="default number of tokens to generate")
     max_requests: int = Field(256, ge=1, description="texts generated at once; one more is refused")
     max_waiting: int = Field(
-        64, ge=0, description="texts that may wait for a place on a target; one more is refused"
+        64, ge=0, description="texts that may wait for a slot on a target; one more is refused"
     )
     queue_seconds: float = Field(
         5.0,
         ge=0,
-        description="how long a text may be expected to wait for it: one that would wait longer is"
-        " refused at once, and told when to come again",
+        description="longest expected wait for a slot: a text that would wait longer is refused"
+        " at once, with the time after which to try again",
     )
     max_client_requests: int = Field(
         0,
         ge=0,
-        description="texts of one client that are made or wait, from when they come; 0 leaves it to"
-        " fair shares, by which the client with the fewest texts is served first",
+        description="texts of one client that run or wait; 0 sets no limit, and the client with"
+        " the fewest texts is served first",
     )
     client_header: str = Field(
         "",
         pattern=r"^[a-z0-9_.-]*$",
-        description="metadata that names a request's client where no token or certificate does, and"
-        " a proxy sets it that clients cannot pass by; without it all are one client",
+        description="metadata key that names a request's client if no token or certificate does;"
+        " set it only behind a proxy that writes it. Without a name all requests are"
+        " one client's",
     )
     max_encoding: int = Field(
-        2, ge=1, description="prompts turned into tokens at once, each in a thread"
+        2, ge=1, description="prompts that are tokenized at once, each in a thread"
     )
     max_encoding_waiting: int = Field(
-        64, ge=0, description="prompts that may wait for that; one more is refused"
+        64, ge=0, description="prompts that may wait to be tokenized; one more is refused"
     )
     reading_seconds: float = Field(
         300.0,
         gt=0,
-        description="how long a text may wait for its client in all: one that reads a little now"
-        " and then would hold its place for ever",
+        description="how long a text may wait for its client in all, so that a client that reads"
+        " a little now and then does not keep its slot for ever",
     )
     connect_seconds: float = Field(
-        5.0, gt=0, description="how long a peer may take to say what it serves"
+        5.0, gt=0, description="how long a drafter or target may take to say what it serves"
     )
     resolve_seconds: float = Field(
         3.0, gt=0, description="how often names of several replicas (dns:///) are looked up again"
     )
     open_seconds: float = Field(120.0, gt=0, description="how long a prefill may take")
     draft_seconds: float = Field(
-        10.0, gt=0, description="how long a draft may take before the text goes on without"
+        10.0, gt=0, description="how long a draft may take; then the text goes on without a drafter"
     )
     verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
     stage_floor_seconds: float = Field(
         2.0,
         gt=0,
-        description="shortest deadline of a stage: each gets five times what the longest of late"
-        " has taken, at least this and at most the bounds above",
+        description="shortest deadline of a stage. A stage gets five times the longest recent"
+        " time, at least this long and at most the bounds above",
     )
     failover_seconds: float = Field(
         5.0,
         ge=0,
-        description="how long a text waits for a target, where none serves that did a moment ago",
+        description="how long a text waits for a target after the last one was lost",
     )
     retry_share: float = Field(
         1.0,

@@ -55,8 +55,8 @@ class ServiceSettings(BaseSettings):
     full_idle_seconds: float = Field(
         15.0,
         gt=0,
-        description="the same where every place is taken and others wait for one: who has been"
-        " silent for the longest gives way",
+        description="the same while every slot is taken and others wait: the sequence that has"
+        " been silent for the longest is ended",
     )
     max_message_mib: int = Field(
         4,
@@ -83,24 +83,25 @@ class ServiceSettings(BaseSettings):
     connection_seconds: float = Field(
         3600.0,
         ge=0,
-        description="age at which a caller is asked for another connection, where it shows its"
+        description="age at which a caller is asked for a new connection, on which it shows its"
         " certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         3600.0,
         gt=0,
-        description="how long its texts may go on on the old one: longer than the longest text",
+        description="how long texts may go on on the old connection; set it longer than the"
+        " longest text",
     )
     tls_cert: Path | None = Field(
         None,
-        description="PEM file of the certificate to serve with, and those that it hangs from; read"
-        " again when it changes, as are all files of TLS",
+        description="PEM file of the server's certificate and its chain; read again when it"
+        " changes, as are all TLS files",
     )
-    tls_key: Path | None = Field(None, description="PEM file of its key")
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's key")
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of who signs clients' certificates: without one of theirs nobody gets"
-        " a connection",
+        description="PEM file of the authorities that sign clients' certificates; a client"
+        " without such a certificate gets no connection",
     )
     tls_clients: Names = Field(
         (),
@@ -109,8 +110,8 @@ class ServiceSettings(BaseSettings):
     )
     plaintext: Literal["loopback", "allow"] = Field(
         "loopback",
-        description="where to listen without TLS: loopback is this machine only, allow is wherever"
-        " LISTEN says",
+        description="where to listen without TLS: loopback allows addresses of this machine,"
+        " allow allows any address",
     )
     admin_listen: Address | None = Field(
         None,
@@ -130,14 +131,14 @@ class ModelSettings(ServiceSettings):
     )
     engine: Literal["auto", "torch", "openvino"] = Field(
         "auto",
-        description="what computes the model on a CPU: auto begins with torch and goes over to"
-        " OpenVINO's runtime, where that gives the same logits and is measured to be faster; the"
-        " next start begins with what was",
+        description="what computes the model on a CPU: auto begins with torch and changes to"
+        " OpenVINO's runtime if that gives the same logits and is faster; the next"
+        " start begins with the faster one",
     )
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads of the model; 0 takes one, and one more for every 4 million"
+        description="CPU threads of the model; 0 takes one, plus one for every 4 million"
         " parameters, at most one a core",
     )
     zone: str = Field(
@@ -156,16 +157,16 @@ class ModelSettings(ServiceSettings):
         " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory",
     )
     max_waiting: int = Field(
-        64, ge=0, description="sequences that may wait for a place; one more is refused at once"
+        64, ge=0, description="sequences that may wait for a slot; one more is refused at once"
     )
     admission_seconds: float = Field(
-        1.0, ge=0, description="how long one of them waits before it is refused"
+        1.0, ge=0, description="how long a sequence waits for a slot before it is refused"
     )
     max_empty_streams: int = Field(
         64, ge=1, description="streams without an open sequence; one more is refused"
     )
     empty_seconds: float = Field(
-        10.0, gt=0, description="how long a stream may be without one before it is ended"
+        10.0, gt=0, description="how long a stream may have no open sequence before it is ended"
     )
     token_budget: int = Field(
         512, ge=1, description="new tokens of running sequences in one forward pass"
@@ -173,21 +174,22 @@ class ModelSettings(ServiceSettings):
     prefill_chunk: int = Field(
         0,
         ge=0,
-        description="prompt tokens in one forward pass, which running sequences wait for (four"
-        " times as many where none is running); 0 takes 32 on a CPU and 512 elsewhere",
+        description="prompt tokens in one forward pass, four times as many while no sequence is"
+        " running; running sequences wait for that pass. 0 takes 32 on a CPU and 512"
+        " elsewhere",
     )
     graph_rows: int = Field(
         256,
         ge=0,
         le=4096,
-        description="new tokens of the largest forward pass that is captured as a CUDA graph, which"
-        " one launch runs: each size takes memory and a moment of the start; 0 captures none",
+        description="new tokens of the largest forward pass that is captured as a CUDA graph;"
+        " each captured size takes memory and start-up time; 0 captures none",
     )
     gather: float = Field(
         1.0,
         ge=0,
-        description="how long a forward pass may wait for sequences that should be back soon, as a"
-        " share of the last pass; 0 waits for nobody",
+        description="how long a forward pass may wait for sequences that are expected soon, as a"
+        " share of the last pass's time; 0 does not wait",
     )
     max_gamma: int = Field(16, ge=1, le=LONGEST_DRAFT, description="longest draft of one round")
 

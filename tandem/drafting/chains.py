@@ -78,8 +78,7 @@ class ChainsRecipe(OfModel):
         Field(ge=1, le=MOST_CHAINS),
         Setting(
             "chains",
-            "how many side by side; fewer where the tokens of a draft would not suffice for the"
-            " depth asked for",
+            "number of chains; fewer if a draft's tokens would not reach the depth asked for",
         ),
     ] = 4
     max_nodes: LargestTree = LARGEST_TREE
