@@ -15,8 +15,8 @@ import pytest
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.client import Lost
 from tandem.tools.load.resuming import Resuming
-from tests.faults.campaign.fleet import free_port
 from tests.faults.campaign.front import WORDS, Front, fronted, ids_of, speaking_target
+from tests.support.processes.ports import free_port
 from tests.support.processes.services import READY_SECONDS, generation
 from tests.support.repository import ROOT
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +20,7 @@ from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.faults.campaign.proxy import Proxy, proxied
 from tests.support.processes.fork_server import Forked
+from tests.support.processes.ports import free_port
 
 READY_SECONDS = 120.0
 # Of the settings of a fleet: tiny models gain nothing from threads.
@@ -185,10 +185,3 @@ async def fleet_of(
         addresses = ",".join(front.address for front in orchestrators)
         channel = await stack.enter_async_context(connect(f"ipv4:{addresses}"))
         yield Fleet(pods, orchestrators, orchestrator_pb2_grpc.OrchestratorServiceStub(channel))
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.local.process import ServiceProcess
-from tests.faults.campaign.fleet import free_port
+from tests.support.processes.ports import free_port
 from tests.support.processes.services import READY_SECONDS, is_serving
 from tests.support.repository import ROOT
 from tests.support.wire.fake_carrier import VOCAB_SIZE, FakeContext

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tandem.telemetry.tracing import spans
 from tandem.telemetry.tracing.export import make_writer
-from tests.support.repository import ROOT
-
-
-class Collector(HTTPServer):
-    """Takes spans over HTTP, as a collector does."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Take)
-        self.taken: list[tuple[str, bytes]] = []
-
-
-class _Take(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.taken.append((self.path, body))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        """Keep standard error clean."""
+from tests.support.processes.refusals import refusal
+from tests.support.wire.collector import Collector, collecting
 
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with collecting() as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -95,22 +65,7 @@ def test_spans_go_out_over_http(
 def test_what_cannot_start_exits_with_2_and_one_line(
     variable: str, value: str, sentence: str
 ) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "orchestrator"],
-        env={
-            **os.environ,
-            "TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:0",
-            "OTEL_TRACES_EXPORTER": "otlp",
-            "GRPC_VERBOSITY": "NONE",
-            variable: value,
-        },
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 2, result.stderr
-    (line,) = result.stderr.splitlines()
+    ours = {"TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:0", "OTEL_TRACES_EXPORTER": "otlp"}
+    line = refusal("orchestrator", {**ours, variable: value})
     assert line.startswith("orchestrator: ")
     assert sentence in line

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,18 +20,13 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.process import serve
 from tandem.rpc.server import RunningServer
+from tests.support.processes.ports import free_port
 from tests.support.waiting import HANG_SECONDS, until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, serve_fakes
 
 SERVICE = "tandem.orchestrator.v1.OrchestratorService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager

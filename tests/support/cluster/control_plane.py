@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from tests.support.cluster.manifests import tool
+from tests.support.processes.ports import free_port
 from tests.support.repository import ROOT
 
 PROGRAMS = (
@@ -89,12 +89,6 @@ def missing() -> list[str]:
     """What a control plane needs and is not there."""
     folders = [folder.name for folder in (CUSTOM_RESOURCES, STAGES) if not folder.is_dir()]
     return [name for name in PROGRAMS if tool(name) is None] + folders
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait(reason: str, holds: Callable[[], bool], seconds: float, pause: float = 0.2) -> None:

@@ -214,46 +214,52 @@ Written by `python -m tests.support.models.architectures` from the table that
 
 ## Supported
 
-Each is tested with tiny random weights in float32: ragged batches with rollbacks, prompts in chunks
-and sequences longer than the window give the logits of one-by-one passes of the model's own
-attention (1e-4), and greedy text through both engines equals `transformers`' `generate`, token for
-token. So do all paths of random trees of up to 16 nodes, grown in two feeds, with windows shorter
-than the trees are deep, and a text that goes on behind a path that was kept.
+Each architecture is tested with tiny random weights in float32:
 
-| architecture | `model_type` | what is tried besides causal attention |
+- **Logits** equal those of the model's own attention, one token at a time (within 1e-4). The tests
+  cover ragged batches with rollbacks, chunked prompts, and sequences longer than the window.
+- **Trees** of up to 16 random nodes, fed in two parts, give the same logits on every path. The
+  tests cover windows shorter than a tree's depth, and decoding on from an accepted path.
+- **Greedy text** through both engines equals `transformers`' `generate`, token for token.
+
+| architecture | `model_type` | tested besides causal attention |
 |---|---|---|
 {supported}
 
-By torch, Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators
-(`tandem/inference/passes/torch_llama.py`), the others through the modules of `transformers`. By
-OpenVINO (`ENGINE`, on a CPU) all of them but Gemma 2 are held to the same logits; Gemma 2, whose
-scores are capped, is left to torch with a warning. Trees of models with sliding windows are left to
-torch as well.
+With torch, Llama, Mistral, Qwen2 and Qwen3 run as a plain list of operators
+(`tandem/inference/passes/torch_llama.py`). The others run through the modules of `transformers`.
 
-A checkpoint with `longrope` (Phi-3 with 128k positions) is served up to its original length, 4,096
-there: beyond it `transformers` takes other frequencies for a whole batch.
+OpenVINO (`ENGINE`, on a CPU) is tested against the same logits for all of them except Gemma 2. For
+Gemma 2, whose attention scores are capped, the service logs a warning and uses torch. Trees of
+models with sliding windows also run with torch.
+
+A checkpoint with `longrope` is served up to its original length, for instance 4,096 positions for
+Phi-3 with 128k. Beyond it, `transformers` switches the frequencies of a whole batch.
 
 ## Refused
 
-At start, by name, with the reason:
+A service refuses these at its start, by name and with the reason:
 
 | architecture | `model_type` | reason |
 |---|---|---|
 {refused}
 
-The reasons are properties, so others that share one are refused as well: recurrent and hybrid
-models (Mamba-2, Zamba, Bamba, Falcon-H1, Qwen3-Next, xLSTM, …), older models with an attention of
-their own (GPT-Neo, CodeGen, XGLM, BioGPT, …), and models that keep their cache in another form
-(DeepSeek-V2 and V3, whose latents `transformers` stores).
+Other models are refused for the same reasons: recurrent and hybrid models (Mamba-2, Zamba, Bamba,
+Falcon-H1, Qwen3-Next, xLSTM, …), older models with their own attention code (GPT-Neo, CodeGen,
+XGLM, BioGPT, …), and models with another form of KV cache (DeepSeek-V2 and V3, for which
+`transformers` stores latents).
 
 ## Not tried
 
-Any other decoder is measured at start on 12 tokens, fed plainly and then as a ragged batch with a
-rollback, and refused where the logits differ; where those of a small tree do, it is served without
-trees. That cannot show what only begins beyond 12 tokens,
-such as sparse attention over long texts. Sliding windows are checked by name: a layer that is said
-to slide must hand its window to the attention. Not tried at all: models with images or sound,
-weights that are quantised, and more than one device for a model.
+A service checks any other decoder at its start. It feeds 12 tokens in one plain pass, and then as a
+ragged batch with a rollback. If the logits differ, it refuses the model. If only those of a small
+tree differ, it serves the model without trees. This check cannot find differences that begin after
+12 tokens, such as sparse attention over long texts. Sliding windows are checked by configuration: a
+layer that is configured to slide must pass its window to the attention.
+
+Never tried: models with images or sound, quantised weights, and one model on several devices.
+
+Next: [recipes](recipes.md) for what drafts, [settings](settings.md) for what runs the model.
 """
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from tandem.tools.load.ghz.scenario import scenarios
 from tandem.tools.local.process import ServiceProcess
+from tests.support.processes.ports import free_ports
 from tests.support.processes.services import Trio, trio
 from tests.support.repository import ROOT
-from tests.system.observability.test_prometheus import free_ports
 
 pytestmark = pytest.mark.campaign
 

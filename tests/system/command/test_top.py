@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 from tandem.telemetry.metrics import catalog as metrics
+from tests.support.processes.ports import free_port
 from tests.support.repository import ROOT
 from tests.unit.tools.watch.test_watch import orchestrator, serving, target
 
@@ -23,13 +23,6 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def test_a_plain_line_a_look_where_there_is_no_terminal() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,6 +18,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.local.process import ServiceProcess
 from tests.support.processes.fork_server import Forked
+from tests.support.processes.ports import free_port
 from tests.support.processes.services import READY_SECONDS, generation, is_serving
 from tests.support.wire.names import Names, serve_names
 
@@ -41,7 +41,7 @@ class Fleet:
         self._models = dict(zip(("drafter", "target"), map(str, models), strict=True))
         self._logs = logs
         self.processes: dict[str, ServiceProcess] = {}
-        self._ports = {role: _free_port() for role in ("drafter", "target")}
+        self._ports = {role: free_port() for role in ("drafter", "target")}
 
     def start(self, role: str, host: str, model: str = "") -> None:
         settings = {"MODEL": model or self._models[role], "LISTEN": f"{host}:{self._ports[role]}"}
@@ -94,12 +94,6 @@ class Fleet:
         async with grpc.aio.insecure_channel(f"{host}:{self._ports[role]}") as channel:
             asked: Any = stub(channel)
             return (await asked.GetModelInfo(kind.GetModelInfoRequest())).stats
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

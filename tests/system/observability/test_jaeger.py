@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.processes.ports import free_ports
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
-from tests.system.observability.test_prometheus import free_ports
 
 NAME = "jaeger-all-in-one"
 JAEGER = shutil.which(NAME, path=f"{ROOT / '.cache' / 'bin'}:{os.environ['PATH']}")

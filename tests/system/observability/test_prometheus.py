@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tests.support.processes.ports import free_ports
 from tests.support.processes.services import Trio, generation, trio
 from tests.unit.deploy.test_observability import FOLDER, QUERIES
 
@@ -60,16 +60,6 @@ class Prometheus:
         """Whether a query returns a number."""
         found = self.get("query", query=query.replace("$__rate_interval", RATE_WINDOW))
         return any(sample["value"][1] != "NaN" for sample in found["result"])
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 @contextmanager

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,7 @@ from tandem.inference.decoder import Decoder
 from tandem.settings import read_settings
 from tandem.speculation.nodes import DraftShape
 from tests.support.models.tiny import save_random_llama
-from tests.support.repository import ROOT
+from tests.support.processes.refusals import refusal
 
 FOREST = """
 method = "forest"
@@ -111,17 +108,8 @@ def test_a_service_exits_with_2_and_one_line(
     text: str | None, sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "none.toml" if text is None else written(tmp_path, text)
-    result = subprocess.run(
-        [sys.executable, "-m", "drafter_svc"],
-        env={**os.environ, "TANDEM_DRAFTER_RECIPE": str(path), "GRPC_VERBOSITY": "NONE"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 2, result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("drafter: ")]
+    line = refusal("drafter_svc", {"TANDEM_DRAFTER_RECIPE": str(path)})
+    assert line.startswith("drafter: ")
     assert str(path) in line
     assert sentence in line
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -13,7 +10,7 @@ import urllib.request
 import pytest
 
 from tandem.telemetry.metrics.exposition import Exposition
-from tests.support.repository import ROOT
+from tests.support.processes.refusals import refusal
 from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")
@@ -26,17 +23,7 @@ def test_a_service_whose_metrics_port_is_taken_exits_with_2_and_one_line() -> No
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         variables = {"LISTEN": "127.0.0.1:0", "METRICS_LISTEN": listen}
         ours = {f"TANDEM_ORCHESTRATOR_{name}": value for name, value in variables.items()}
-        result = subprocess.run(
-            [sys.executable, "-m", "orchestrator"],
-            env={**os.environ, **ours},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert result.returncode == 2, result.stderr
-    (line,) = result.stderr.splitlines()
+        line = refusal("orchestrator", ours)
     assert line.startswith(f"orchestrator: cannot serve metrics on {listen}: ")
     assert "METRICS_LISTEN" in line
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import structlog
@@ -22,41 +21,16 @@ from opentelemetry.sdk.resources import Resource
 from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.metrics.instruments import Instruments
 from tandem.telemetry.metrics.otlp import OtlpMetrics, make_exporter, metrics_data
+from tests.support.wire.collector import Collector, collecting
 from tests.unit.telemetry.recorded_metrics import TRACED, recorded
 
 pytestmark = pytest.mark.usefixtures("no_otel")
 
 
-class Collector(HTTPServer):
-    """Takes metrics over HTTP, as a collector does."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Take)
-        self.taken: list[bytes] = []
-
-
-class _Take(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        assert self.path == "/v1/metrics"
-        self.server.taken.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        """Keep standard error clean."""
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with collecting() as server:
+        yield server
 
 
 def test_otlp_points_say_what_prometheus_says(
@@ -66,7 +40,8 @@ def test_otlp_points_say_what_prometheus_says(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     sender = OtlpMetrics(recorded(), make_exporter("otlp_proto_http"), 3600)
     sender.stop()
-    (body,) = collector.taken
+    ((path, body),) = collector.taken
+    assert path == "/v1/metrics"
     (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
     named = {pair.key: pair.value.string_value for pair in resource.resource.attributes}
     assert named["service.name"] == "orchestrator"

@@ -30,11 +30,6 @@ ALMOST_ONE = 1 - 2.0**-53
 _Rng = np.random.Generator
 
 
-@pytest.fixture
-def rng() -> _Rng:
-    return np.random.default_rng(7)
-
-
 def rows_of(rng: _Rng, count: int, vocab_size: int, zeros: float) -> npt.NDArray[np.float32]:
     """Distributions with tokens of probability 0, and ties."""
     weights = rng.integers(1, 9, (count, vocab_size)) * rng.choice([1, 100], (count, vocab_size))

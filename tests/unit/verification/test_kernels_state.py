@@ -22,11 +22,6 @@ _Rng = np.random.Generator
 STEPS, TOLERANCE = 24, 2e-6
 
 
-@pytest.fixture
-def rng() -> _Rng:
-    return np.random.default_rng(11)
-
-
 def proposal_of(drafts: list[Draft]) -> Proposal:
     """With the probabilities that rules get to see, which are float32."""
     proposal = Proposal.from_drafts(drafts)

@@ -25,11 +25,6 @@ FUSED = [name for name, rule in VERIFIERS.items() if rule.tree_kernel is not Non
 _Rng = np.random.Generator
 
 
-@pytest.fixture
-def rng() -> _Rng:
-    return np.random.default_rng(11)
-
-
 def tree_of(rng: _Rng, nodes: int, vocab_size: int) -> Draft:
     """Of any shape; some siblings share a row, some rows are certain, some nodes are twins."""
     distinct = bool(rng.random() < 0.5)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +24,7 @@ from tandem.rpc.security.tokens import BearerTokens, read_token
 from tandem.settings import ServiceSettings, read_settings
 from target_svc.settings import TargetSettings
 from tests.support.processes.authorities import Authority, Pair
-from tests.support.repository import ROOT
+from tests.support.processes.refusals import refusal
 
 SERVICES = {"DRAFTER": "drafter_svc", "TARGET": "target_svc", "ORCHESTRATOR": "orchestrator"}
 TOKEN = "0123456789abcdef"
@@ -146,7 +143,7 @@ def test_a_service_ends_with_one_line_and_code_2(
         f"TANDEM_{service}_TLS_KEY": str(tmp_path / "none.key"),
         f"TANDEM_{service}_MODEL": str(tmp_path / "no model"),
     }
-    line = started(SERVICES[service], environment)
+    line = refusal(SERVICES[service], environment)
     assert f"TANDEM_{service}_TLS_KEY: {tmp_path / 'none.key'} cannot be read" in line
 
 
@@ -162,25 +159,9 @@ def test_the_orchestrator_names_the_files_for_its_peers_and_callers(
         f"{prefix}PEER_CERT": str(expired.cert),
         f"{prefix}PEER_KEY": str(expired.key),
     }
-    assert f"{prefix}PEER_CERT: {expired.cert} expired" in started("orchestrator", peers)
+    assert f"{prefix}PEER_CERT: {expired.cert} expired" in refusal("orchestrator", peers)
     tokens = {f"{prefix}TOKEN_FILE": str(empty)}
-    assert f"{prefix}TOKEN_FILE: {empty} holds no token" in started("orchestrator", tokens)
-
-
-def started(module: str, environment: dict[str, str]) -> str:
-    """The one line that a service ends with which cannot start."""
-    result = subprocess.run(
-        [sys.executable, "-m", module],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 2, result.stderr
-    (line,) = result.stderr.splitlines()
-    return line
+    assert f"{prefix}TOKEN_FILE: {empty} holds no token" in refusal("orchestrator", tokens)
 
 
 @pytest.mark.parametrize(
