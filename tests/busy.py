@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.support.repository import ROOT
@@ -33,10 +34,7 @@ def _spin(folder: str) -> None:
 
 def _install(folder: str) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
-    pins = (ROOT / "requirements.txt").read_text().splitlines()
-    wanted = [
-        line.split()[0] for line in pins if line.startswith(tuple(f"{p}==" for p in _PACKAGES))
-    ]
+    wanted = [f"{package}=={version(package)}" for package in _PACKAGES]
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--reinstall", "--link-mode=copy"]
     while True:
         subprocess.run([*command, "--target", folder, *wanted], check=True)
