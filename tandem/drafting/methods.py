@@ -17,8 +17,8 @@ RECIPES: tuple[type[Recipe], ...] = (
     LookupRecipe,
 )
 
-# Recipes' files, METHOD and RECIPE, and the lists of the tests take the names from here. The
-# command's help and docs/recipes.md repeat them; tests compare.
+# Recipes' files, METHOD and RECIPE, the command's help and the lists of the tests take the names
+# from here. docs/recipes.md repeats them; a test compares.
 METHODS: dict[str, type[Recipe]] = {
     recipe.model_fields["method"].default: recipe for recipe in RECIPES
 }

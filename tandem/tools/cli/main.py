@@ -15,7 +15,7 @@ from tandem.tools.cli.commands.load import load
 from tandem.tools.cli.commands.plan import plan
 from tandem.tools.cli.commands.top import top
 from tandem.tools.cli.commands.trace import trace
-from tandem.tools.cli.commands.up import up
+from tandem.tools.cli.commands.up import UpCommand, up
 
 app = typer.Typer(
     name="tandem",
@@ -50,6 +50,7 @@ def root(
     """Options of the command itself; its help is above."""
 
 
-for command in (up, generate, demo, bench, load, plan, info, top):
+app.command(cls=UpCommand)(up)
+for command in (generate, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)

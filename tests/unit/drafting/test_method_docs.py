@@ -38,8 +38,4 @@ def test_no_row_is_of_another_method() -> None:
 
 def test_help_names_every_method() -> None:
     shown = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"}).stdout
-    names = ", ".join(METHODS)
-    line = f'_RECIPES = "{names}"'
-    assert f"What drafts: {names}, or a TOML file." in shown, (
-        f"write into tandem/tools/cli/commands/up.py: {line}"
-    )
+    assert f"What drafts: {', '.join(METHODS)}, or a TOML file." in shown

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from tandem.failure import Failure
 from tandem.tools.cli.display.terminal import err, out
@@ -73,8 +74,8 @@ _MaxLength = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-# As in tandem/drafting/methods.py, which takes longer to import than help may: a test compares.
-_RECIPES = "model, tree, chains, forest, lookup"
+# `UpCommand` puts the names there.
+_RECIPES = "RECIPES"
 _Recipe = Annotated[
     str | None,
     typer.Option(
@@ -149,6 +150,19 @@ _Verbose = Annotated[
     bool,
     typer.Option("--verbose", "-v", help="Show the services' logs.", rich_help_panel=_RUNNING),
 ]
+
+
+class UpCommand(TyperCommand):
+    """Takes the recipes from their table for its help alone: other commands need not import it."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """See typer."""
+        from tandem.drafting.methods import METHODS
+
+        for option in self.params:
+            if isinstance(option, TyperOption) and option.help:
+                option.help = option.help.replace(_RECIPES, ", ".join(METHODS))
+        super().format_help(ctx, formatter)
 
 
 def up(
