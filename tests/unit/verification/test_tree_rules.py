@@ -64,7 +64,7 @@ def marked(program: Program) -> ParameterSet:
     return pytest.param(program, marks=pytest.mark.campaign if is_large else ())
 
 
-@pytest.mark.parametrize("program", map(marked, IID), ids=lambda program: program.name)
+@pytest.mark.parametrize("program", list(map(marked, IID)), ids=lambda program: program.name)
 def test_independent_chains_leave_the_law_as_it_is(program: Program) -> None:
     found = errors(program, FOR_IID, range(10))
     # The others take any tree, and have had twenty seeds of those.
