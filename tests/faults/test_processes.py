@@ -60,4 +60,6 @@ async def test_no_signal_at_any_state_nor_a_restart_of_all_fails_a_text_or_chang
         outcome = load.outcome
         assert not outcome.failed, outcome.failed[:5]
         assert not outcome.wrong, outcome.wrong[:5]
+        # Each client once at each orchestrator's end, at most.
+        assert outcome.reset <= load.clients * len(fleet.orchestrators)
         assert await fleet.leaked() == 0

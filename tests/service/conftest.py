@@ -14,6 +14,7 @@ import pytest
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.peers import connection
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -84,3 +85,11 @@ async def stack(random_pair: tuple[Path, Path]) -> AsyncIterator[Stack]:
     """All three, ready, serving the random pair."""
     async with serving(random_pair) as stack:
         yield stack
+
+
+@pytest.fixture
+def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orchestrator looks at its connections all the time."""
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "_HANDOVER_SECONDS", 0.05)

@@ -93,7 +93,8 @@ class OrchestratorServiceServicer:
         greedy_block text was lost: start anew.
         DEADLINE_EXCEEDED    the deadline passed.
         ABORTED              the client read nothing for the idle limit: resume.
-        CANCELLED            the client left.
+        CANCELLED            the client left. A client that did not met an orchestrator in the
+        instant in which it stopped (gRPC's own reset): retry.
         INTERNAL             a bug or a failed engine: the target ended the sequence
         with any other status, or its answer was not one to what
         was asked; or the drafter's draft is shorter than greedy_block

@@ -28,12 +28,14 @@ class Outcome:
         failed: statuses and sentences of those that did not end OK.
         wrong: prompts of texts that differ.
         undrafted: texts that lost their drafter.
+        reset: calls that met an orchestrator as it stopped, and were made again.
     """
 
     texts: int = 0
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     undrafted: int = 0
+    reset: int = 0
 
 
 class Load:
@@ -41,16 +43,17 @@ class Load:
 
     Attributes:
         outcome: of all texts so far.
+        clients: how many there are.
 
     Args:
         stub: of an orchestrator.
-        clients: how many.
+        clients: see there.
     """
 
     def __init__(self, stub: Any, clients: int = 8) -> None:
         self.outcome = Outcome()
         self._stub = stub
-        self._clients = clients
+        self.clients = clients
         self._expected: list[list[int]] = []
         self._going = asyncio.Event()
         # Of each client: when its text got its last round; None between two texts.
@@ -71,7 +74,7 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """Ask, for as long as the block."""
         self._going.set()
-        tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
+        tasks = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
         try:
             yield
             self._going.clear()
@@ -114,7 +117,7 @@ class Load:
     async def _client(self, client: int) -> None:
         number = client
         while self._going.is_set():
-            number += self._clients
+            number += self.clients
             index = number % len(_PROMPTS)
             prompt = _PROMPTS[index]
             asked = generation(prompt, max_new_tokens=_TOKENS, temperature=0.0, gamma=4)
@@ -144,8 +147,16 @@ class Load:
         call = self._stub.Generate(
             pb.GenerateRequest(generation=asked), timeout=_TEXT_SECONDS, wait_for_ready=True
         )
-        async for event in call:
-            self._note_round(client)
-            tokens += [token.id for token in event.round.tokens]
-            summary.MergeFrom(event.summary)
+        try:
+            async for event in call:
+                self._note_round(client)
+                tokens += [token.id for token in event.round.tokens]
+                summary.MergeFrom(event.summary)
+        except grpc.aio.AioRpcError as error:
+            # Nobody here cancels: gRPC resets a call that comes between a server's last GOAWAY and
+            # its end. docs/errors.md has clients ask again.
+            if tokens or error.code() is not grpc.StatusCode.CANCELLED:
+                raise
+            self.outcome.reset += 1
+            return await self._stream(client, asked)
         return tokens, summary

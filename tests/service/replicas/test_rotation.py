@@ -15,7 +15,6 @@ import grpc
 import pytest
 
 from orchestrator.front.grpc import make_service
-from orchestrator.peers import connection
 from orchestrator.peers.clients import TargetClient
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -31,11 +30,7 @@ from tests.support.wire.fakes import FakeDrafter, FakeTarget, add_fake, request,
 _ROLES = ("server", "drafter", "target", "orchestrator")
 
 
-@pytest.fixture(autouse=True)
-def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(connection, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "_HANDOVER_SECONDS", 0.05)
+pytestmark = pytest.mark.usefixtures("attentive")
 
 
 class Mounted:

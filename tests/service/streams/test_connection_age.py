@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.grpc import make_service as make_orchestrator
-from orchestrator.peers import connection
 from orchestrator.peers.clients import TargetClient
 from orchestrator.peers.connection import Peer
 from orchestrator.settings import OrchestratorSettings
@@ -37,11 +36,7 @@ AGES: dict[str, Any] = {"connection_seconds": 1.5, "connection_grace_seconds": 3
 OWN_AGE = 0.5
 
 
-@pytest.fixture(autouse=True)
-def attentive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(connection, "_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "_HANDOVER_SECONDS", 0.05)
+pytestmark = pytest.mark.usefixtures("attentive")
 
 
 @pytest.fixture

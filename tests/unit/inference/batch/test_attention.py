@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from tandem.inference.batch import flex
@@ -25,26 +24,21 @@ from tandem.inference.batch.tiles import FEW, MANY, Tiles
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
-from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
+from tests.support.devices.flex import BLOCK, as_a_device_reads
+from tests.support.devices.states import GROUPS, HEADS, VALUE_DIM, empty_pool, states_of
 
-HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_compiler(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def scattered(rng: random.Random, most: int) -> tuple[KVPool, list[SequenceCache]]:
     """Texts of different lengths, not in the order of their extents, beside others' NaN."""
-    pool = KVPool(40 * BLOCK, BLOCK)
+    pool = empty_pool(40)
     held = [pool.reserve(rng.randint(1, 5 * BLOCK)) for _ in range(12)]
     caches = [cache for cache in held if cache is not None]
     pool.slots = torch.arange(pool.positions)
-    for dim in (DIM, VALUE_DIM):  # keys and values of one layer, whose sizes differ
-        states = torch.full((HEADS, pool.positions, dim), torch.nan)
-        (pool.keys if dim == DIM else pool.values).append(states)
     chosen = rng.sample(caches, rng.randint(2, most))
     for cache in chosen:
         pool.clear(cache)
@@ -61,16 +55,6 @@ def batch_of(
         for cache in caches
     ]
     return PackedBatch.of(feeds, CPU, in_one_call=True), PackedBatch.of(feeds, CPU)
-
-
-def states_of(pool: KVPool, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of a batch, and what the pool then holds of its texts."""
-    for segment in batch.segments:
-        pool.slots = torch.arange(segment.start, segment.start + segment.length)
-        count = segment.length
-        pool.write(0, torch.randn(HEADS, count, DIM), torch.randn(HEADS, count, VALUE_DIM))
-    query = torch.randn(HEADS * GROUPS, batch.token_ids.shape[1], DIM)
-    return query, pool.keys[0], pool.values[0]
 
 
 KINDS: dict[str, dict[str, Any]] = {

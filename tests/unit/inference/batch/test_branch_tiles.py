@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tandem.inference.batch import flex
@@ -29,12 +28,12 @@ from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
 from tests.support.devices.flex import BLOCK, Kernel, as_a_device_reads, without_compiler
 from tests.support.devices.recording import Recorder
+from tests.support.devices.states import empty_pool, states_of
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE
 from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
 
 ROWS = [row for row in SUPPORTED if row.model_type in ("llama", "mistral", "gemma2")]
-HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4
 CPU = torch.device("cpu")
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -94,18 +93,10 @@ def test_scratch_rows_do_not_end_the_graphs() -> None:
     assert not graphs._graphs
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    without_compiler(monkeypatch)
-
-
 def forest(rng: random.Random, most: int) -> tuple[KVPool, list[Feed]]:
     """Feeds of texts with and without branches, old and new ones, beside others' NaN."""
-    pool = KVPool(60 * BLOCK, BLOCK)
+    pool = empty_pool(60)
     held = [pool.reserve(rng.randint(9, 6 * BLOCK)) for _ in range(9)]
-    for dim in (DIM, VALUE_DIM):
-        states = torch.full((HEADS, pool.positions, dim), torch.nan)
-        (pool.keys if dim == DIM else pool.values).append(states)
     feeds = []
     for cache in rng.sample([cache for cache in held if cache], rng.randint(2, 8)):
         pool.clear(cache)
@@ -123,16 +114,6 @@ def forest(rng: random.Random, most: int) -> tuple[KVPool, list[Feed]]:
 def both(feeds: list[Feed]) -> tuple[PackedBatch, PackedBatch]:
     """For one call, and for one call a sequence."""
     return PackedBatch.of(feeds, CPU, True, True), PackedBatch.of(feeds, CPU)
-
-
-def states_of(pool: KVPool, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of a batch, and what the pool then holds of its texts."""
-    for segment in batch.segments:
-        pool.slots = torch.arange(segment.start, segment.start + segment.length)
-        count = segment.length
-        pool.write(0, torch.randn(HEADS, count, DIM), torch.randn(HEADS, count, VALUE_DIM))
-    query = torch.randn(HEADS * GROUPS, batch.token_ids.shape[1], DIM)
-    return query, pool.keys[0], pool.values[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
