@@ -144,24 +144,30 @@ async def test_a_text_gives_up_on_drafters_that_all_fail(monkeypatch: pytest.Mon
 
 async def test_a_drafter_that_is_full_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks it again for a moment, and then the next text does: no hold grows."""
-    monkeypatch.setattr("orchestrator.replicas.replica._FULL_SECONDS", 0.3)
+    moment = "orchestrator.replicas.replica._FULL_SECONDS"
     drafter, target = FakeDrafter(), FakeTarget()
 
     async def refuse(at: int | None, context: FakeContext) -> None:
         if at is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
 
+    async def complete(stub: Any) -> bool:
+        reply = await stub.Complete(request())
+        assert list(reply.token_ids) == EXPECTED
+        return bool(reply.summary.drafter_lost)
+
     drafter.interfere = refuse
     async with orchestrate(drafter, target) as stub:
-        for _ in range(8):
-            reply = await stub.Complete(request())
-            assert list(reply.token_ids) == EXPECTED
-            assert reply.summary.drafter_lost
-            await asyncio.sleep(0.1)
-        assert 2 <= drafter.opened <= 5
+        monkeypatch.setattr(moment, 1e6)
+        assert [await complete(stub) for _ in range(3)] == [True] * 3
+        assert drafter.opened == 1
+        for _ in range(3):  # the moment is over, each time
+            monkeypatch.setattr(moment, 0.0)
+            before = drafter.opened
+            assert await complete(stub)
+            assert drafter.opened > before
         heal(drafter)
-        await asyncio.sleep(0.3)
-        assert not (await stub.Complete(request())).summary.drafter_lost
+        assert not await complete(stub)
         assert drafter.probed == 0
 
 
