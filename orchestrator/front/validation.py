@@ -107,7 +107,8 @@ class Validator:
         verifier = self.verifier if request.verifier is None else request.verifier
         if verifier not in self.capabilities.rules:
             raise InvalidRequest(
-                f"verifier {verifier!r} is unknown; use one of {list(self.capabilities.rules)}"
+                f"verifier {verifier!r} is unknown to the target, or does not suit the drafter; use"
+                f" one of {list(self.capabilities.rules)}"
             )
         longest = self.capabilities.max_gamma
         if request.gamma is not None:

@@ -26,14 +26,16 @@ def test_every_setting_has_a_default_and_a_line_in_the_docs(
     for variable in [name for name in os.environ if name.startswith("TANDEM_")]:
         monkeypatch.delenv(variable)
     settings = read_settings(kind)
-    documented = DOCS.read_text()
+    documented, missing = DOCS.read_text(), []
     for name, field in kind.model_fields.items():
         variable = f"{kind.model_config['env_prefix']}{name.upper()}"
         default = getattr(settings, name)
         shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
         shown = "" if shown is None else shown
         line = f"| `{variable}` | `{shown}` | {field.description} |"
-        assert line in documented, line
+        if line not in documented:
+            missing.append(line)
+    assert not missing, "\n".join(("paste into docs/settings.md:", *missing))
 
 
 def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,7 @@ Global___SequenceResponse: typing_extensions.TypeAlias = SequenceResponse
 
 @typing.final
 class OpenedSequence(google.protobuf.message.Message):
-    """OpenedSequence says that the prompt is in the KV cache."""
+    """OpenedSequence says that the drafter has taken the prompt in."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -80,6 +80,7 @@ _Recipe = Annotated[
     str | None,
     typer.Option(
         metavar="NAME|FILE",
+        envvar="TANDEM_DRAFTER_RECIPE",
         help=f"What drafts: {_RECIPES}, or a TOML file. Default model.",
         rich_help_panel=_SPECULATION,
     ),
