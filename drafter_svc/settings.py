@@ -46,16 +46,21 @@ class DrafterSettings(ModelSettings):
     )
     method: str = Field(
         "model",
-        description="name of a built-in recipe, used while RECIPE is empty; its keys are settings",
+        description="name of a built-in recipe, used if RECIPE is empty; its keys are settings",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="auto is the fastest on a CPU, as measured, and the checkpoint's elsewhere."
-        " Each dtype is exact, but a seed gives other texts in another dtype",
+        description="auto takes the dtype that was measured as fastest on a CPU, and the"
+        " checkpoint's elsewhere. Every dtype is exact, but a seed gives different"
+        " texts in different dtypes",
     )
     draft_mass: float = Field(
-        0.999, ge=0.001, le=1, description="share of each distribution that is drawn from and sent"
+        0.999,
+        ge=0.001,
+        le=1,
+        description="share of each distribution's probability to keep: tokens are drawn from the"
+        " kept part, and only that is sent",
     )
     draft_support: int = Field(
         512, ge=0, description="the most tokens of a distribution to keep; 0 keeps all"

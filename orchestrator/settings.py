@@ -26,40 +26,40 @@ class OrchestratorSettings(ServiceSettings):
     full_idle_seconds: float = Field(
         10.0,
         gt=0,
-        description="the same while every slot is taken and others wait: the text whose client"
-        " has read nothing for the longest is ended",
+        description="shorter limit while every slot is taken and others wait: the text whose"
+        " client has read nothing for longest is ended",
     )
     connection_seconds: float = Field(
         0.0,
         ge=0,
-        description="age at which a client is asked for a new connection, so that it finds new"
-        " replicas and shows its certificate again; 0 never asks",
+        description="age of a connection at which its client is asked to reconnect, so that it"
+        " finds new replicas and shows its certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         600.0,
         gt=0,
-        description="how long texts may go on on the old connection; set it longer than the"
-        " longest text",
+        description="how long texts on the old connection may take to finish; set it longer than"
+        " the longest text",
     )
     drafters: Names = Field(
         ("127.0.0.1:50051",),
-        description="gRPC targets of the drafters, comma separated; each address behind a"
-        " dns:///NAME:PORT is a replica; empty decodes plainly",
+        description="gRPC addresses of the drafters, comma separated; each address that"
+        " dns:///NAME:PORT resolves to is a replica; empty decodes without drafts",
     )
     targets: Names = Field(
         ("127.0.0.1:50052",),
         min_length=1,
-        description="gRPC targets of the targets, comma separated, as for the drafters",
+        description="gRPC addresses of the targets, comma separated, as for the drafters",
     )
     token_file: Path | None = Field(
         None,
-        description="file of bearer tokens; each call then needs one. A line has a name and a"
-        " token, or sha256: and its digest; read again when it changes",
+        description="file of bearer tokens; each call then needs one. A line has a name, and a"
+        " token or sha256: with the token's digest; read again when it changes",
     )
     peer_ca: Path | None = Field(
         None,
-        description="PEM file of the authorities that sign drafters' and targets' certificates;"
-        " the orchestrator then connects by TLS only",
+        description="PEM file of the CA certificates that sign drafters' and targets'"
+        " certificates; the orchestrator then connects by TLS only",
     )
     peer_cert: Path | None = Field(
         None,
@@ -69,15 +69,16 @@ class OrchestratorSettings(ServiceSettings):
     peer_key: Path | None = Field(None, description="PEM file of the certificate's key")
     peer_plaintext: Literal["loopback", "allow"] = Field(
         "loopback",
-        description="which drafters and targets may be reached without TLS: loopback allows those"
-        " of this machine, allow allows all",
+        description="which drafters and targets may be reached without TLS: loopback permits"
+        " those on loopback addresses and Unix sockets, allow permits all",
     )
     peer_connection_seconds: float = Field(
         300.0,
         gt=0,
-        description="age at which a connection to one of them is left for another, so that each"
-        " side looks at the other's certificate again; texts end where they are, and one that"
-        " cannot be replaced is given up at twice the age",
+        description="age at which a connection to a drafter or target is replaced, so that each"
+        " side checks the other's certificate again; texts finish on the old"
+        " connection. One that cannot be replaced takes nothing new from twice this"
+        " age on",
     )
     drafter_tls_name: str = Field(
         "",
@@ -100,7 +101,11 @@ class OrchestratorSettings(ServiceSettings):
         description="default number of drafted tokens a round, if drafters make trees",
     )
     max_new_tokens: int = Field(256, ge=1, description="default number of tokens to generate")
-    max_requests: int = Field(256, ge=1, description="texts generated at once; one more is refused")
+    max_requests: int = Field(
+        256,
+        ge=1,
+        description="requests at once, including those that wait for a slot; one more is refused",
+    )
     max_waiting: int = Field(
         64, ge=0, description="texts that may wait for a slot on a target; one more is refused"
     )
@@ -113,8 +118,8 @@ class OrchestratorSettings(ServiceSettings):
     max_client_requests: int = Field(
         0,
         ge=0,
-        description="texts of one client that run or wait; 0 sets no limit, and the client with"
-        " the fewest texts is served first",
+        description="most texts of one client, running or waiting; 0 sets no limit. In either"
+        " case the client with the fewest texts is served first",
     )
     client_header: str = Field(
         "",
@@ -160,9 +165,9 @@ class OrchestratorSettings(ServiceSettings):
     retry_share: float = Field(
         1.0,
         ge=0,
-        description="texts that may be moved to another target, as a share of those of the last ten"
-        " seconds, and 16 more: one target of two that dies moves half of them, and targets that"
-        " all fail are not asked for more than twice the load",
+        description="texts that may move to another target within about ten seconds, as a share"
+        " of the texts of that time, plus 16. With 1.0, all texts of a target that"
+        " dies can move, and targets that all fail get at most twice the load",
     )
 
     trace_text: bool = Field(

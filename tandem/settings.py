@@ -49,21 +49,22 @@ class ServiceSettings(BaseSettings):
     idle_seconds: float = Field(
         150.0,
         gt=0,
-        description="how long a sequence or a client may be silent",
+        description="how long a sequence may send no request, or a caller leave answers unread,"
+        " before it is ended",
     )
     # Longer than a draft may take by default (10 s), for which a target hears nothing of a text.
     full_idle_seconds: float = Field(
         15.0,
         gt=0,
-        description="the same while every slot is taken and others wait: the sequence that has"
-        " been silent for the longest is ended",
+        description="shorter limit while every slot is taken and others wait: the sequence that"
+        " has been silent longest is ended",
     )
     max_message_mib: int = Field(
         4,
         ge=1,
         le=256,
-        description="largest request to take, in MiB: a prompt's million ids, or a draft of 16 rows"
-        " of 40,000 tokens",
+        description="largest request to accept, in MiB; 4 MiB hold a prompt of a million ids, or"
+        " a draft of 16 rows of 40,000 tokens",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line to write"
@@ -76,21 +77,21 @@ class ServiceSettings(BaseSettings):
     )
     metrics_listen: Address | None = Field(
         None,
-        description="host:port to serve metrics on for Prometheus; port 0 takes a free one, and"
-        " without it there is no endpoint",
+        description="host:port to serve metrics on for Prometheus; port 0 takes a free one;"
+        " unset, there is no endpoint",
     )
     # Orchestrators leave theirs earlier by themselves (PEER_CONNECTION_SECONDS).
     connection_seconds: float = Field(
         3600.0,
         ge=0,
-        description="age at which a caller is asked for a new connection, on which it shows its"
-        " certificate again; 0 never asks",
+        description="age of a connection at which its caller is asked to reconnect, and so to"
+        " show its certificate again; 0 never asks",
     )
     connection_grace_seconds: float = Field(
         3600.0,
         gt=0,
-        description="how long texts may go on on the old connection; set it longer than the"
-        " longest text",
+        description="how long texts on the old connection may take to finish; set it longer than"
+        " the longest text",
     )
     tls_cert: Path | None = Field(
         None,
@@ -100,18 +101,18 @@ class ServiceSettings(BaseSettings):
     tls_key: Path | None = Field(None, description="PEM file of the certificate's key")
     tls_client_ca: Path | None = Field(
         None,
-        description="PEM file of the authorities that sign clients' certificates; a client"
+        description="PEM file of the CA certificates that sign clients' certificates; a client"
         " without such a certificate gets no connection",
     )
     tls_clients: Names = Field(
         (),
-        description="names that clients' certificates may have (subject alternative names, else the"
-        " common name), comma separated; empty takes every one",
+        description="names that clients' certificates may have (subject alternative names, else"
+        " the common name), comma separated; empty permits every name",
     )
     plaintext: Literal["loopback", "allow"] = Field(
         "loopback",
-        description="where to listen without TLS: loopback allows addresses of this machine,"
-        " allow allows any address",
+        description="where the service may listen without TLS: loopback permits loopback"
+        " addresses only, allow permits every address",
     )
     admin_listen: Address | None = Field(
         None,
@@ -148,13 +149,17 @@ class ModelSettings(ServiceSettings):
     )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
-        2048, ge=2, description="tokens a sequence may hold, if the model can hold as many"
+        2048,
+        ge=2,
+        description="tokens that a sequence may hold, prompt included; less if the model can hold"
+        " less",
     )
     cache_tokens: int = Field(
         0,
         ge=0,
         description="tokens that the KV cache holds for all sequences together; 0 takes"
-        " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory",
+        " MAX_SEQUENCES x MAX_LENGTH, or what fits into half of the free memory if"
+        " that is less",
     )
     max_waiting: int = Field(
         64, ge=0, description="sequences that may wait for a slot; one more is refused at once"
@@ -163,20 +168,23 @@ class ModelSettings(ServiceSettings):
         1.0, ge=0, description="how long a sequence waits for a slot before it is refused"
     )
     max_empty_streams: int = Field(
-        64, ge=1, description="streams without an open sequence; one more is refused"
+        64,
+        ge=1,
+        description="streams that may be without an open sequence; one more ends the oldest of"
+        " them, or is refused while all are younger than a second",
     )
     empty_seconds: float = Field(
         10.0, gt=0, description="how long a stream may have no open sequence before it is ended"
     )
     token_budget: int = Field(
-        512, ge=1, description="new tokens of running sequences in one forward pass"
+        512, ge=1, description="most new tokens of running sequences in one forward pass"
     )
     prefill_chunk: int = Field(
         0,
         ge=0,
-        description="prompt tokens in one forward pass, four times as many while no sequence is"
-        " running; running sequences wait for that pass. 0 takes 32 on a CPU and 512"
-        " elsewhere",
+        description="most prompt tokens in one forward pass, or four times as many while no"
+        " sequence is running; running sequences wait for that pass. 0 takes 32 on a"
+        " CPU and 512 elsewhere",
     )
     graph_rows: int = Field(
         256,

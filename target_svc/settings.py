@@ -15,5 +15,8 @@ class TargetSettings(ModelSettings):
 
     model: str = Field("models/target", description="directory or hub id of the checkpoint")
     max_nodes: int = Field(
-        64, ge=0, le=MOST_NODES, description="most tokens of a draft that is a tree; 0 takes none"
+        64,
+        ge=0,
+        le=MOST_NODES,
+        description="most tokens of a draft that is a tree; 0 accepts chains only",
     )
