@@ -54,25 +54,24 @@ class DrafterServiceServicer:
     def Draft(self, request_iterator, context):
         """Draft opens sequences and drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences slots and computes the prompt's KV
-        cache; a step moves the sequence on by its new tokens, then drafts up to gamma
-        more, which are forgotten unless the next step confirms them. `close` frees all,
-        and so does the end of the stream.
-        Idempotency: none; a sequence that ended is opened anew with the tokens so far.
-        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
+        Effect: `open` takes one of max_sequences slots and computes the prompt's KV cache. A step
+        appends its new tokens to the sequence, then drafts up to gamma more, which are forgotten
+        unless the next step confirms them. `close` frees everything, and so does the end of the
+        stream.
+        Idempotency: none. To continue a sequence that ended, open a new one with the tokens so far.
+        Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
         INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
         are no message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
-        RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-        free in time; too many streams have no sequence; or a message
-        is larger than max_message_bytes. Try another drafter or go
-        on without.
+        RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in
+        time; too many streams have no sequence; or a message is larger than
+        max_message_bytes. Try another drafter, or go on without one.
         UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
-        not the fingerprint that open counts on. Try another drafter.
-        ABORTED              the idle limit passed, or the shorter one of a stream without
+        another fingerprint than the one in open. Try another drafter.
+        ABORTED              the idle limit passed, or the shorter limit of a stream without
         sequences. Open again if still needed.
         INTERNAL             the engine failed. Try another drafter.
         """

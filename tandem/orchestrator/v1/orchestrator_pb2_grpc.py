@@ -59,22 +59,23 @@ class OrchestratorServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate streams a text: one message a round with all its tokens, then one
-        last message with what happened. Nothing sent is ever taken back or repeated.
+        """Generate streams a text: one message per round with all its tokens, then a last message with a
+        summary. No token that was sent is ever withdrawn or repeated.
 
-        Effect: opens one sequence on a drafter and one on a target, and one on another target
-        if that one is lost; all are freed when the call ends, however it ends. Cancel it to stop.
+        Effect: opens one sequence on a drafter and one on a target, and one on another target if the
+        first is lost. All are freed when the call ends, however it ends. To stop a text, cancel the
+        call.
         Idempotency: the same request with the same seed, a given gamma (and max_nodes) and float32
-        models gives the same tokens, unless a service is lost on the way. Safe to retry while no
-        message has come; after that, resume, here or at another orchestrator of the same target: the
-        same request with its seed, received_token_ids = all ids that came, first_round = last
-        received round + 1. The text goes on where it broke off and follows the same law; at
-        temperature 0, and with gamma 0 for a given seed, it is the one that would have come (float32).
-        With drafts other tokens may follow than would have, since the rounds are others. A text of a
-        verifier that is not resumable (greedy_block) cannot be resumed: what its last rounds owe to
-        the law is not in its tokens.
-        Deadline: yours to set; it is passed on to both services. DEADLINE_EXCEEDED
-        leaves what was received intact.
+        models gives the same tokens, unless a service is lost on the way. A call is safe to retry
+        while no message has come. After that, resume, here or at another orchestrator of the same
+        target: send the same request with its seed, received_token_ids = all ids that came,
+        first_round = last received round + 1. The text continues where it broke off and follows the
+        same law. At temperature 0, and with gamma 0 and a given seed, the whole text equals the text
+        without the break (float32). With drafts, other tokens may follow, since the rounds differ. A
+        text of a verifier that is not resumable (greedy_block) cannot be resumed: its tokens alone do
+        not say what the law of the next ones is.
+        Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
+        sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
         Errors:
         INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
@@ -82,38 +83,38 @@ class OrchestratorServiceServicer:
         UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
         PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
         retry.
-        RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one
-        would be too long; or the client has as many texts as it may: retry
-        after the delay in google.rpc.RetryInfo (grpc-status-details-bin),
-        which grpc-retry-pushback-ms repeats. Or too many prompts wait to be
-        encoded: retry later, with backoff. Or the request is larger than
-        the service takes (MAX_MESSAGE_MIB).
-        UNAVAILABLE          no target can be reached, or all that the text could have gone
-        on with were lost: retry or resume. Or the drafter of a
-        greedy_block text was lost: start anew.
+        RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one would
+        be too long; or the client has its maximum number of texts: retry after
+        the delay in google.rpc.RetryInfo (grpc-status-details-bin), which
+        grpc-retry-pushback-ms repeats. Or too many prompts wait to be encoded:
+        retry later, with backoff. Or the request is larger than the service
+        accepts (MAX_MESSAGE_MIB).
+        UNAVAILABLE          no target can be reached, or all targets that could continue the text
+        were lost: retry or resume. Or the drafter of a greedy_block text was
+        lost: start anew.
         DEADLINE_EXCEEDED    the deadline passed.
-        ABORTED              the client read nothing for the idle limit: resume.
-        CANCELLED            the client left. A client that did not met an orchestrator in the
-        instant in which it stopped (gRPC's own reset): retry.
-        INTERNAL             a bug or a failed engine: the target ended the sequence
-        with any other status, or its answer was not one to what
-        was asked; or the drafter's draft is shorter than greedy_block
-        needs it (the message has both lengths: use another verifier). See
-        the logs by request_id.
+        ABORTED              the client read nothing for the idle limit, or kept the text waiting for
+        too long in all: resume.
+        CANCELLED            the client cancelled the call. If it did not, the call reached an
+        orchestrator just as that stopped, and gRPC reset it: retry.
+        INTERNAL             a bug or a failed engine: the target ended the sequence with any other
+        status, or its answer did not match the request; or the drafter's draft
+        was shorter than greedy_block needs (the message has both lengths: use
+        another verifier). Look for the request_id in the logs.
 
-        A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's
-        message and so INTERNAL here; what a target says, and where it is, is only
-        logged. A drafter that fails, hangs or answers out of shape is left behind and the
-        text goes on without it (greedy_block apart, see `verifier`); distributions that only
-        the target can check are INTERNAL.
+        A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's message, and
+        therefore INTERNAL here; the target's sentence and address appear only in the log. If a drafter
+        fails, hangs or sends a malformed answer, the text goes on without it (except with
+        greedy_block, see UNAVAILABLE). A malformed distribution, which only the target can detect,
+        gives INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """Complete is Generate in one answer, for tools that do not stream. Same
-        request, same effect, same errors; after an error nothing of the text is kept.
+        """Complete is Generate in one answer, for tools that do not stream. Same request, same effect,
+        same errors; after an error the client gets nothing of the text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

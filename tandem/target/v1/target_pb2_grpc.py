@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class TargetServiceStub:
-    """TargetService scores drafts with the large model and emits exactly its law.
+    """TargetService scores drafts with the large model and emits tokens that follow exactly this
+    model's law.
     """
 
     def __init__(self, channel):
@@ -53,21 +54,21 @@ class TargetServiceStub:
 
 
 class TargetServiceServicer:
-    """TargetService scores drafts with the large model and emits exactly its law.
+    """TargetService scores drafts with the large model and emits tokens that follow exactly this
+    model's law.
     """
 
     def Verify(self, request_iterator, context):
         """Verify opens sequences and verifies drafts for them, round after round.
 
-        Effect: `open` takes one of max_sequences slots, computes the prompt's KV
-        cache and draws the first token from it (a round of gamma 0). A step computes
-        one forward pass over the last token and the draft, runs the verifier, and
-        moves the sequence on by accepted + 1 tokens: one reply commits one round.
-        `close` frees all, and so does the end of the stream.
-        Idempotency: `open` alone, as long as nothing of its answer was emitted: it may be sent
-        again, also to another target. A sequence that ended later is opened anew with the tokens
-        so far and the next unused round number, so that no random number is used twice.
-        Deadline: none is needed on a stream; whoever waits no longer sends `close`.
+        Effect: `open` takes one of max_sequences slots, computes the prompt's KV cache and draws the
+        first token from it (a round of gamma 0). A step computes one forward pass over the last token
+        and the draft, runs the verifier, and appends accepted + 1 tokens to the sequence: one reply
+        commits one round. `close` frees everything, and so does the end of the stream.
+        Idempotency: only `open`, and only until a token of its answer was emitted: it may be sent
+        again, also to another target. To continue a sequence that ended later, open a new one with the
+        tokens so far and the next unused round number, so that no random number is used twice.
+        Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
         INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
@@ -76,12 +77,12 @@ class TargetServiceServicer:
         message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
-        RESOURCE_EXHAUSTED   all sequences are taken or the KV cache is full, and none was
-        free in time; too many streams have no sequence; or a message
-        is larger than max_message_bytes. Try another target, or later.
+        RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in
+        time; too many streams have no sequence; or a message is larger than
+        max_message_bytes. Try another target, or later.
         UNAVAILABLE          the service is starting or stopping, its device is gone, or it has
-        not the fingerprint that open counts on. Try another target.
-        ABORTED              the idle limit passed, or the shorter one of a stream without
+        another fingerprint than the one in open. Try another target.
+        ABORTED              the idle limit passed, or the shorter limit of a stream without
         sequences. Open again if still needed.
         INTERNAL             the engine failed. Try another target.
         """
@@ -98,10 +99,9 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """GetTokenizer hands out the target's tokenizer, so that an orchestrator needs
-        no model files. Changes nothing; safe to retry. The answer may have tens of
-        megabytes: clients must take up to 64 MiB. NOT_FOUND: the checkpoint has no tokenizer, so
-        prompts can only be token ids.
+        """GetTokenizer returns the target's tokenizer, so that an orchestrator needs no model files.
+        Changes nothing; safe to retry. The answer may have tens of megabytes: clients must accept up
+        to 64 MiB. NOT_FOUND: the checkpoint has no tokenizer, so prompts can only be token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,7 +134,8 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService:
-    """TargetService scores drafts with the large model and emits exactly its law.
+    """TargetService scores drafts with the large model and emits tokens that follow exactly this
+    model's law.
     """
 
     @staticmethod
