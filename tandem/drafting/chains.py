@@ -78,7 +78,7 @@ class ChainsRecipe(OfModel):
         Field(ge=1, le=MOST_CHAINS),
         Setting(
             "chains",
-            "number of chains; fewer if a draft's tokens would not reach the depth asked for",
+            "number of chains; fewer if the round's budget is too small for all at full length",
         ),
     ] = 4
     max_nodes: LargestTree = LARGEST_TREE

@@ -64,12 +64,15 @@ class LookupRecipe(Recipe):
     ngram: Annotated[
         int,
         Field(ge=1, le=16),
-        Setting("lookup_ngram", "longest run of last tokens to find again, in tokens"),
+        Setting(
+            "lookup_ngram",
+            "longest n-gram of last tokens to look for, in tokens; shorter ones follow",
+        ),
     ] = 3
     window: Annotated[
         int,
         Field(ge=2, le=65_536),
-        Setting("lookup_window", "last tokens of the text that are searched"),
+        Setting("lookup_window", "how many of the text's last tokens are searched"),
     ] = 4096
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:

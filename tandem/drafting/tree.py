@@ -100,7 +100,7 @@ Acceptance = Annotated[
     AfterValidator(_falling),
     Setting(
         "acceptance",
-        "how likely the first, second, ... sibling is kept; the shape follows",
+        "probability that the first, second, ... sibling is accepted; it sets the shape",
     ),
 ]
 # Of the embedded pair.
