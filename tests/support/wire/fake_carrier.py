@@ -124,10 +124,11 @@ class Fake(ABC):
     ) -> None:
         number = request.sequence
         if request.HasField("close"):
-            task, _ = open_.pop(number)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            if number in open_:  # else its open was lost on the way
+                task, _ = open_.pop(number)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             await self._say(context, number, ended=common_pb2.SequenceEnd())
             return
         if number not in open_:
