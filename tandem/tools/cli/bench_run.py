@@ -1,4 +1,4 @@
-"""What `tandem bench` does: a load, or one rate after the other, until they end or are stopped."""
+"""What `tandem bench` runs: a load, or one rate after the other, until the end or an interrupt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.tools.load.timeline import Timeline
 
 @dataclass(frozen=True)
 class BenchLoad:
-    """How texts are asked for."""
+    """How texts are requested."""
 
     warm_up: int
     concurrency: int
@@ -38,13 +38,13 @@ class BenchLoad:
 def run(
     endpoint: Endpoint, generations: list[pb.Generation], load: BenchLoad
 ) -> tuple[list[Timeline], bool]:
-    """Warm up, then the load, with its progress on standard error.
+    """Warm up, then run the load, with its progress on standard error.
 
     Returns:
         The texts that ended, and whether the load was interrupted.
 
     Raises:
-        KeyboardInterrupt: before the first of them.
+        KeyboardInterrupt: interrupted before the first text ended.
     """
     warm_up, counted = generations[: load.warm_up], generations[load.warm_up :]
 
@@ -72,7 +72,7 @@ def run(
         except KeyboardInterrupt:
             if not done:
                 raise
-    tell(f"interrupted: {len(done)} of {len(counted)} texts had ended. Again to end at once")
+    tell(f"interrupted: {len(done)} of {len(counted)} texts had ended. Ctrl-C again stops at once")
     return done, True
 
 
@@ -83,13 +83,13 @@ def run_sweep(
     objective: Objective,
     seconds: float,
 ) -> tuple[list[Level], bool]:
-    """Warm up, then one rate after the other.
+    """Warm up, then run one rate after the other.
 
     Returns:
-        The rates that were run to their ends, and whether others were not for an interrupt.
+        The rates that were completed, and whether the sweep was interrupted.
 
     Raises:
-        KeyboardInterrupt: before the first of them.
+        KeyboardInterrupt: interrupted before the first rate was completed.
     """
     done: list[Level] = []
 
@@ -111,5 +111,5 @@ def run_sweep(
     except KeyboardInterrupt:
         if not done:
             raise
-    tell(f"interrupted: {len(done)} rates had been run. Again to end at once")
+    tell(f"interrupted: {len(done)} rates had been run. Ctrl-C again stops at once")
     return done, True

@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class TurnResult:
-    """What came of a turn.
+    """The result of a turn.
 
     Attributes:
         turn: of the plan.
@@ -49,7 +49,7 @@ class TurnResult:
 
 
 def plan(repeats: int) -> list[list[Turn]]:
-    """Groups of one prompt and repeat each: every method and temperature, taking turns.
+    """One group for each prompt and repeat: every method and temperature, taking turns.
 
     A slow minute then slows all methods alike, and a plan cut between groups stays fair.
     """
@@ -69,7 +69,7 @@ def compare(
 ) -> Iterator[list[TurnResult]]:
     """Run a plan, group by group.
 
-    One short text a method goes before: it warms up, and is traced.
+    First, one short text per method warms up the services, and is traced.
 
     Args:
         client: of the stack.
@@ -100,7 +100,7 @@ def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> TurnResul
 
 
 def first_difference(samples: Sequence[TurnResult]) -> str | None:
-    """Where a greedy text is not the one of plain decoding; None if all are."""
+    """Where a greedy text first differs from plain decoding's; None if all are equal."""
     plain: dict[str, tuple[int, ...]] = {}
     greedy = [sample for sample in samples if sample.turn.temperature == 0]
     for sample in sorted(greedy, key=lambda sample: METHODS.index(sample.turn.method)):

@@ -1,4 +1,4 @@
-"""How a command ends that fails: one line on standard error, and an exit code."""
+"""How a failed command ends: one line on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INTERRUPTED = 130
 
 @contextmanager
 def so_far(interrupted: bool) -> Iterator[None]:
-    """Report a load. One that was interrupted ends as such, whatever its figures say.
+    """Report a load. An interrupted load ends as interrupted, whatever its figures say.
 
     Raises:
-        KeyboardInterrupt: it was.
+        KeyboardInterrupt: the load was interrupted.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What `tandem load` loads: services that run, or ours for as long as it takes."""
+"""What `tandem load` loads: running services, or our own, started for the load."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ _CONNECT_SECONDS = 2.0
 def services(
     address: str, metrics: Sequence[str] | None, must_measure: bool, log_dir: Path
 ) -> Iterator[tuple[list[str], bool]]:
-    """Where running services serve their metrics, and whether they are ours, for want of others.
+    """Yield the services' metrics endpoints, and whether the services are ours.
+
+    If no orchestrator answers, the embedded pair is started for the time of the context.
 
     Args:
         address: of the orchestrator.
-        metrics: where those that run serve their metrics; else as the environment says.
-        must_measure: whether a load cannot be judged without them.
-        log_dir: gets the logs of ours.
+        metrics: endpoints of running services; by default those of the environment.
+        must_measure: whether a load cannot be judged without metrics.
+        log_dir: gets the logs of our own services.
 
     Raises:
-        Failure: none answer at an address that is not of this machine, or whose metrics somebody
-            has named; or ours cannot start.
-        Misconfigured: a scenario needs metrics that nobody has named.
+        Failure: no orchestrator answers, and the address is not of this machine or `metrics` is
+            given; or our own services cannot start.
+        Misconfigured: metrics are needed and none are named, or an endpoint is not HOST:PORT.
     """
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import StackSettings, running
@@ -43,11 +45,11 @@ def services(
         except Misconfigured:
             if metrics or must_measure:
                 raise
-            tell("without metrics: nothing is said of tokens")
+            tell("no metrics endpoints given: the report has no token figures")
             endpoints = []
         yield endpoints, False
         return
-    if host not in _LOOPBACK or metrics:  # figures of ours would be of something else
+    if host not in _LOOPBACK or metrics:  # our own services are not the ones that were named
         raise Failure(f"no orchestrator answers at {address}")
     tell(f"no orchestrator at {address}: starting the embedded pair")
     started = {**Pair().settings(), "orchestrator": {"LISTEN": address}}
@@ -67,7 +69,7 @@ def _answers(host: str, port: str) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody has, all held until all are known."""
+    """Free ports, which differ because all are held until the last one is known."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tandem.failure import Misconfigured
 
-# Each has a thread while it is asked.
+# Each endpoint has a thread of its own during a scrape.
 _MOST_ENDPOINTS = 64
 _SERVICES = ("ORCHESTRATOR", "DRAFTER", "TARGET")
 
@@ -19,10 +19,10 @@ def is_endpoint(text: str) -> bool:
 
 
 def endpoints_of(given: Sequence[str] | None) -> list[str]:
-    """Where to look.
+    """The metrics endpoints to read.
 
     Raises:
-        Misconfigured: nowhere, or something is no address.
+        Misconfigured: there are none or too many, or one is not HOST:PORT.
     """
     names = [f"TANDEM_{service}_METRICS_LISTEN" for service in _SERVICES]
     asked = list(given or filter(None, map(os.environ.get, names)))

@@ -44,7 +44,7 @@ AddressesOption = Annotated[
         "-a",
         envvar="TANDEM_ADDRESS",
         metavar="HOST:PORT,...",
-        help="The orchestrator to talk to, and others of the same target to go on at.",
+        help="The orchestrator to talk to, then others of the same target to fall back to.",
         callback=_addresses,
     ),
 ]
@@ -57,7 +57,7 @@ SloTtftOption = Annotated[
         "--slo-ttft-ms",
         metavar="MS",
         min=0,
-        help="A good text's first token comes within this; 0 does not mind.",
+        help="A good text's first token comes within this time; 0: no limit.",
         rich_help_panel=_OBJECTIVE,
     ),
 ]
@@ -67,7 +67,7 @@ SloTpotOption = Annotated[
         "--slo-tpot-ms",
         metavar="MS",
         min=0,
-        help="A good text takes this for each further token; 0 does not mind.",
+        help="A good text takes at most this per further token; 0: no limit.",
         rich_help_panel=_OBJECTIVE,
     ),
 ]
@@ -77,7 +77,7 @@ SloLatencyOption = Annotated[
         "--slo-latency-ms",
         metavar="MS",
         min=0,
-        help="A good text is whole within this; 0 does not mind.",
+        help="A good text is complete within this time; 0: no limit.",
         rich_help_panel=_OBJECTIVE,
     ),
 ]

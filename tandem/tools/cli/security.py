@@ -28,18 +28,18 @@ def _file(name: str, words: str) -> typer.models.OptionInfo:
 
 
 _Ca = Annotated[
-    Path | None, _file("--ca", "Speak by TLS only, to whom these authorities have signed (PEM).")
+    Path | None, _file("--ca", "Use TLS, and trust certificates of these authorities only (PEM).")
 ]
-_Cert = Annotated[Path | None, _file("--cert", "Certificate to show (PEM).")]
-_Key = Annotated[Path | None, _file("--key", "Its key (PEM).")]
-_TokenFile = Annotated[Path | None, _file("--token-file", "Holds the bearer token to show.")]
+_Cert = Annotated[Path | None, _file("--cert", "Client certificate to send (PEM).")]
+_Key = Annotated[Path | None, _file("--key", "Private key of --cert (PEM).")]
+_TokenFile = Annotated[Path | None, _file("--token-file", "File with the bearer token to send.")]
 _TlsName = Annotated[
     str,
     typer.Option(
         "--tls-name",
         envvar="TANDEM_TLS_NAME",
         metavar="NAME",
-        help="Name that the certificate has to have. Default: the address's host.",
+        help="Name that the server's certificate must have. Default: the address's host.",
         rich_help_panel=_SECURITY,
     ),
 ]
@@ -47,7 +47,7 @@ _Plaintext = Annotated[
     bool,
     typer.Option(
         "--plaintext",
-        help="Show the token without TLS to another machine, too: all on the way can read it.",
+        help="Send the token without TLS even to another machine: anyone on the path can read it.",
         rich_help_panel=_SECURITY,
     ),
 ]
@@ -55,7 +55,7 @@ _Plaintext = Annotated[
 
 @dataclass(frozen=True)
 class Security:
-    """What the options say beside the address."""
+    """The security options, to be combined with an address."""
 
     ca: _Ca = None
     cert: _Cert = None
@@ -68,7 +68,7 @@ class Security:
         """The orchestrator at an address.
 
         Raises:
-            Misconfigured: options do not go together, or a file is unfit.
+            Misconfigured: options contradict each other, or a file is not usable.
         """
         from tandem.errors import StartupError
         from tandem.rpc.endpoint import Endpoint
@@ -83,7 +83,7 @@ class Security:
         try:
             tls = None
             if self.ca is not None:
-                # What reads certificates takes a tenth of a second to import.
+                # Importing the code that reads certificates takes a tenth of a second.
                 from tandem.rpc.security.tls import ClientTls
 
                 tls = ClientTls(
@@ -98,8 +98,8 @@ class Security:
             raise Misconfigured(str(error)) from None
         if token and tls is None and not self.plaintext and not stays_here(address):
             raise Misconfigured(
-                f"the token would go to {address} without TLS, for all on the way to read; give"
-                " --ca, or --plaintext where the network itself keeps others out"
+                f"the token would go to {address} without TLS, and anyone on the path could read"
+                " it; give --ca, or --plaintext if the network itself keeps others out"
             )
         return Endpoint(address, tls, self.tls_name, token)
 

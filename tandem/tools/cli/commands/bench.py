@@ -57,7 +57,7 @@ _MaxInFlight = Annotated[
         metavar="N",
         min=1,
         max=MOST_IN_FLIGHT,
-        help="Open loop: texts on their way at once; one more waits, and its times count on.",
+        help="Open loop: most texts in flight. Further texts wait, and their waiting counts.",
         rich_help_panel=_LOAD,
     ),
 ]
@@ -65,8 +65,8 @@ _Sweep = Annotated[
     bool,
     typer.Option(
         "--sweep",
-        help="Open loop at one rate after the other, from --rate (default 1): find the highest"
-        " that holds the objective.",
+        help="Run an open loop at one rate after the other, from --rate (default 1), to find the"
+        " highest rate that holds the objective.",
         rich_help_panel=_LOAD,
     ),
 ]
@@ -75,7 +75,7 @@ _Seconds = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=1,
-        help="With --sweep: how long texts are asked for at each rate. Default 20.",
+        help="With --sweep: how long each rate sends requests. Default 20.",
         rich_help_panel=_LOAD,
     ),
 ]
@@ -85,15 +85,13 @@ _WarmUp = Annotated[
         metavar="N",
         min=0,
         max=MOST_TEXTS,
-        help="Texts before, not counted.",
+        help="Warm-up texts, which are not counted.",
         rich_help_panel=_LOAD,
     ),
 ]
 _Timeout = Annotated[
     float,
-    typer.Option(
-        metavar="SECONDS", min=0, help="What takes longer is an error.", rich_help_panel=_LOAD
-    ),
+    typer.Option(metavar="SECONDS", min=0, help="Time limit of each text.", rich_help_panel=_LOAD),
 ]
 _Prompt = Annotated[
     list[str] | None,
@@ -104,7 +102,7 @@ _Data = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="Requests to ask for in turn instead, as ghz reads them: deploy/ghz/prompts.json.",
+        help="Instead: take requests in turn from a file for ghz, like deploy/ghz/prompts.json.",
         rich_help_panel=_TEXTS,
     ),
 ]
@@ -115,13 +113,13 @@ _MaxNewTokens = Annotated[
         "-n",
         metavar="N",
         min=1,
-        help="Tokens of every text: the model's end of text is ignored. Default 128.",
+        help="Length of every text; the model's end of text is ignored. Default 128.",
         rich_help_panel=_TEXTS,
     ),
 ]
 _Temperature = Annotated[
     float | None,
-    typer.Option(metavar="X", min=0, help="Of every text. Default 1.", rich_help_panel=_TEXTS),
+    typer.Option(metavar="X", min=0, help="For every text. Default 1.", rich_help_panel=_TEXTS),
 ]
 _Seed = Annotated[
     int,
@@ -129,7 +127,7 @@ _Seed = Annotated[
         metavar="N",
         min=0,
         max=(1 << 63) - 1,
-        help="Of the open loop's moments and of the first text; each further one adds 1.",
+        help="Seed of the open loop's arrivals and of the first text; each further text adds 1.",
         rich_help_panel=_TEXTS,
     ),
 ]
@@ -142,7 +140,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round; 0 decodes plainly. Default: the orchestrator's.",
+        help="Tokens to draft per round; 0 decodes plainly. Default: the orchestrator's.",
         rich_help_panel=_TEXTS,
     ),
 ]
@@ -181,10 +179,10 @@ def bench(
     Times to the first token (TTFT) and latencies count from when a text was due.
     TPOT is (latency - TTFT) / (tokens - 1).
     ITL is the raw gap between messages, each with all tokens of a round.
-    A round runs from asking for the draft to holding the verdict, as the
-    orchestrator timed it; without drafts it is the gap.
-    Beside the models is a round less its forward passes.
-    Goodput is of texts that keep the objective.
+    A round lasts from the request for the draft until the verdict has arrived,
+    as timed by the orchestrator; without drafts it is the gap.
+    "Beside the models" is a round's time minus its forward passes.
+    Goodput counts the texts that keep the objective.
     """
     from tandem.tools.cli.bench_run import BenchLoad, run, run_sweep
     from tandem.tools.cli.display.bench import report, report_sweep
@@ -200,7 +198,7 @@ def bench(
         )
         objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
         if rate is not None and not math.isfinite(rate):
-            raise Misconfigured("--rate is no number of texts a second")
+            raise Misconfigured("--rate must be a finite number of texts a second")
         if sweep:
             if texts is not None:
                 raise Misconfigured("--sweep takes --seconds instead of --texts")

@@ -29,7 +29,7 @@ _Repeats = Annotated[
 _Budget = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0, help="Compare for no longer than this, if it means fewer texts."
+        metavar="SECONDS", min=0, help="Compare for at most this long, with fewer texts if need be."
     ),
 ]
 _NewTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each text.")]
@@ -54,7 +54,7 @@ def demo(
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import Stack, StackSettings
 
-    # Ended by SIGTERM it stops what it started, as with Ctrl-C.
+    # SIGTERM stops the services too, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with reported():
         services = Pair().settings()
@@ -78,7 +78,7 @@ def demo(
             stack.kill()
         print_report(samples)
         merged = _merge(folder)
-        out.print(f"trace of the text above and of one text a method: {merged}")
+        out.print(f"trace of the text above and of one text per method: {merged}")
         show(recording_of([str(merged)]))
         if failed := {name: code for name, code in codes.items() if code}:
             raise Failure(f"not every service ended well; exit codes: {failed}")
@@ -88,7 +88,7 @@ def demo(
 
 
 def _show(client: Client, new_tokens: int) -> None:
-    """Stream one text for all to see."""
+    """Stream one text to the terminal."""
     from tandem.tools.cli.display.text import render
     from tandem.tools.load.client import sampled
     from tandem.tools.load.method import BLOCK
@@ -108,20 +108,20 @@ def _measure(client: Client, repeats: int, new_tokens: int, budget_s: float) -> 
             samples += group
             progress = f"compared {done} of {len(groups)} groups of texts"
             status.update(progress)
-            # Where no spinner turns, a line now and then shows that we live.
+            # Without a spinner, a line for each group shows the progress.
             if not err.is_terminal:
                 err.out(progress, style="dim", highlight=False)
     return samples
 
 
 def _fresh(path: Path) -> Path:
-    """A path at which no file of an earlier run is left."""
+    """The path, after removing the file of an earlier run."""
     path.unlink(missing_ok=True)
     return path
 
 
 def _merge(folder: Path) -> Path:
-    """One trace file of the three."""
+    """Join the three trace files into one."""
     merged = folder / _MERGED
     with merged.open("wb") as target:
         for name in _SERVICES:

@@ -39,8 +39,7 @@ _ResumeSeconds = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="Go on with a text whose orchestrator is lost, if one is there again within this"
-        " long.",
+        help="After losing the orchestrator, continue the text if one answers within this time.",
     ),
 ]
 _Temperature = Annotated[
@@ -52,13 +51,13 @@ _Temperature = Annotated[
 _TopK = Annotated[
     int | None,
     typer.Option(
-        metavar="K", min=0, help="Keep the k likeliest tokens; 0 all.", rich_help_panel=_SAMPLING
+        metavar="K", min=0, help="Keep the K likeliest; 0 keeps all.", rich_help_panel=_SAMPLING
     ),
 ]
 _TopP = Annotated[
     float | None,
     typer.Option(
-        metavar="P", help="Keep this share of the probability.", rich_help_panel=_SAMPLING
+        metavar="P", help="Keep the likeliest, up to this mass.", rich_help_panel=_SAMPLING
     ),
 ]
 _MinP = Annotated[
@@ -74,7 +73,7 @@ _Seed = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="With --gamma: same seed, same text. Default: drawn.",
+        help="With --gamma, the same seed gives the same text. Default: random.",
         rich_help_panel=_SAMPLING,
     ),
 ]
@@ -85,7 +84,7 @@ _MaxNewTokens = Annotated[
         "-n",
         metavar="N",
         min=0,
-        help="At most this many. Default 256.",
+        help="Most tokens of the text. Default 256.",
         rich_help_panel=_STOPPING,
     ),
 ]
@@ -98,7 +97,7 @@ _Stop = Annotated[
 _StopTokenId = Annotated[
     list[int] | None,
     typer.Option(
-        metavar="ID", min=0, help="End behind this token. Repeatable.", rich_help_panel=_STOPPING
+        metavar="ID", min=0, help="End after this token. Repeatable.", rich_help_panel=_STOPPING
     ),
 ]
 _IgnoreEos = Annotated[
@@ -120,7 +119,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round; 0 decodes plainly. Default: what they earn.",
+        help="Tokens to draft per round; 0 decodes plainly. Default: the orchestrator's.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -129,7 +128,7 @@ _Nodes = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Tokens to draft a round where the drafter makes trees. Default: as for gamma.",
+        help="Tokens to draft per round if the drafter makes trees. Default: the orchestrator's.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -157,10 +156,10 @@ def generate(
     gamma: _Gamma = None,
     nodes: _Nodes = None,
 ) -> None:
-    """Continue a prompt, and show as it comes which tokens the drafter guessed.
+    """Continue a prompt, and show as it streams which tokens the drafter guessed.
 
-    On a terminal the accepted tokens are set apart from the target's own;
-    piped, the text comes plain.
+    On a terminal, colours tell accepted tokens from the target's own;
+    into a pipe goes the plain text.
     """
     from tandem.common.v1 import common_pb2
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb

@@ -40,7 +40,7 @@ def info(
 
 
 def _default(reply: pb.GetModelInfoResponse, name: str) -> str:
-    """Of a size, which may be chosen round by round."""
+    """The default of a size: a number, or "auto" if it is chosen round by round."""
     given = reply.HasField(f"default_{name}")  # type: ignore[arg-type]
     return f"default {getattr(reply, f'default_{name}') if given else 'auto'}"
 
@@ -75,7 +75,7 @@ def _rows(model: common_pb2.ModelInfo) -> dict[str, str]:
 
 
 def _alone(drafter: common_pb2.ModelInfo) -> dict[str, str]:
-    """Of a drafter without a model, which takes and drafts any id."""
+    """The rows of a drafter without a model, which takes and drafts any id."""
     return {
         **_rows(drafter),
         "model": "none",

@@ -1,4 +1,4 @@
-"""tandem load: ghz on the public calls, and what the services say of it."""
+"""tandem load: ghz on the public calls, and the services' metrics during the load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tandem.tools.load.sweep import Level
 
 _RUNNING = "Running"
-# Texts before the first scenario, where the services are ours.
+# Texts before the first scenario, if the services are our own.
 _WARM_UP = 16
 
 _Names = Annotated[
@@ -53,8 +53,8 @@ _Metrics = Annotated[
     list[str] | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Where the running services serve their metrics. Repeatable. Default: as the"
-        " environment's TANDEM_*_METRICS_LISTEN say.",
+        help="Metrics endpoints of the running services. Repeatable. Default: the environment's"
+        " TANDEM_*_METRICS_LISTEN.",
         rich_help_panel=_RUNNING,
     ),
 ]
@@ -63,15 +63,15 @@ _Flags = Annotated[
     typer.Option(
         "--ghz",
         metavar="NAME=VALUE",
-        help="A flag of ghz over what the configurations say: total=50. Repeatable.",
+        help="Override a setting of all configurations by ghz's flag: total=50. Repeatable.",
         rich_help_panel=_RUNNING,
     ),
 ]
 _Sweep = Annotated[
     bool,
     typer.Option(
-        help="Look for the highest rate that holds the objective, by Tandem's own client: ghz"
-        " knows whole rates only, and no stream's first token.",
+        help="Find the highest rate that holds the objective, with Tandem's own client: ghz takes"
+        " integer rates only, and does not time a stream's first token.",
         rich_help_panel=_RUNNING,
     ),
 ]
@@ -82,7 +82,7 @@ _Rate = Annotated[
 _Seconds = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=1, help="At each rate of the sweep.", rich_help_panel=_RUNNING
+        metavar="SECONDS", min=1, help="Length of each rate's run.", rich_help_panel=_RUNNING
     ),
 ]
 _Out = Annotated[
@@ -91,7 +91,7 @@ _Out = Annotated[
         "--out",
         metavar="DIR",
         file_okay=False,
-        help="Gets report.html, report.md, report.json and ghz's own JSON.",
+        help="Folder for report.html, report.md, report.json and ghz's own JSON.",
     ),
 ]
 _Results = Annotated[
@@ -99,7 +99,7 @@ _Results = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="JSON of a ghz that ran elsewhere, such as a Job: judge it, and run nothing."
+        help="Judge the JSON of a ghz that ran elsewhere, such as in a Job, and run nothing."
         " Repeatable.",
     ),
 ]
@@ -107,7 +107,7 @@ _Results = Annotated[
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is to be run."""
+    """What to run."""
 
     scenarios: Sequence[Scenario]
     sweep: bool
@@ -134,11 +134,11 @@ def load(
     out_dir: _Out = Path("out/load"),
     results: _Results = None,
 ) -> None:
-    """Load the public calls by ghz, and report what clients and services saw.
+    """Load the public calls with ghz, and report what clients and services saw.
 
-    Starts the embedded pair where no orchestrator answers. Exit code 1 says that
+    Starts the embedded pair if no orchestrator answers. Exit code 1 means that
     calls failed, that sequences were left open, or that no rate held the objective;
-    the report comes all the same.
+    the report is written all the same.
     """
     from tandem.tools.cli.display.load import finish, require
     from tandem.tools.load.objective import Objective
@@ -229,7 +229,7 @@ def _run(
             if not outcomes:
                 raise
             interrupted = True
-            tell(f"interrupted: the report is of {_done(outcomes, levels)}. Again to end at once")
+            tell(f"interrupted: the report is of {_done(outcomes, levels)}. Ctrl-C again stops")
     with so_far(interrupted):
         finish(outcomes, levels, objective, endpoint.address, folder)
 
@@ -240,10 +240,10 @@ def _done(outcomes: Sequence[Outcome], levels: Sequence[Level]) -> str:
 
 
 def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
-    """The first scenario's own requests, by their numbers.
+    """A function from a number to a request of the first scenario's data file.
 
     Raises:
-        Misconfigured: they are in no file, or it is no list of requests.
+        Misconfigured: the scenario names no file, or the file is no list of requests.
     """
     from tandem.tools.load.requests import RequestFile
 
@@ -257,7 +257,7 @@ def _requests(wanted: _Wanted) -> Callable[[int], pb.Generation]:
 
 
 async def _warm_up(endpoint: Endpoint) -> None:
-    """What has just started makes some things at their first use."""
+    """Warm up: freshly started services create some things at their first use."""
     from tandem.tools.load.generator import LoadGenerator
     from tandem.tools.load.requests import requests
 
@@ -273,7 +273,7 @@ async def _sweep(
     objective: Objective,
     levels: list[Level],
 ) -> None:
-    """Look for the highest rate. Each that was run is in `levels` at once."""
+    """Find the highest rate. Each rate is added to `levels` as soon as it has run."""
     from tandem.tools.load.generator import LoadGenerator
     from tandem.tools.load.sweep import OpenLoop, sweep
 

@@ -1,4 +1,4 @@
-"""tandem plan: how many replicas a load needs, from what was measured."""
+"""tandem plan: how many replicas a load needs, from measurements."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Gamma = Annotated[
         metavar="N",
         min=0,
         max=64,
-        help="Draft length. Default: the cheapest of the likeliest few.",
+        help="Draft length. Default: the cheapest of a few likely ones.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -60,7 +60,7 @@ _Slots = Annotated[
 ]
 _Price = Annotated[
     float,
-    typer.Option(metavar="X", min=0, help="A replica, an hour.", rich_help_panel=_FLEET),
+    typer.Option(metavar="X", min=0, help="Price of a replica per hour.", rich_help_panel=_FLEET),
 ]
 _Gpus = Annotated[
     int, typer.Option(metavar="N", min=0, help="GPUs of a replica.", rich_help_panel=_FLEET)
@@ -71,13 +71,15 @@ _Targets = Annotated[
         metavar="N",
         min=1,
         max=64,
-        help="Size nothing: say what so many targets do.",
+        help="Do not size: predict what this many targets do.",
         rich_help_panel=_FLEET,
     ),
 ]
 _Drafters = Annotated[
     int,
-    typer.Option(metavar="N", min=1, max=64, help="With --targets.", rich_help_panel=_FLEET),
+    typer.Option(
+        metavar="N", min=1, max=64, help="With --targets: drafters.", rich_help_panel=_FLEET
+    ),
 ]
 _Clients = Annotated[
     int | None,
@@ -89,7 +91,7 @@ _Clients = Annotated[
         rich_help_panel=_FLEET,
     ),
 ]
-_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of everything random.")]
+_Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the simulation.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
@@ -115,7 +117,7 @@ def plan(
     """Say how many replicas hold an objective at a rate, what bounds them and what they cost.
 
     Queues are simulated with the times, acceptance and texts that were measured. With
-    --targets it says what so many replicas do, at a --rate or with --clients.
+    --targets, predict what that many replicas do at a --rate or with --clients.
     """
     from tandem.tools.load.objective import Objective
     from tandem.tools.planning.plan import Prices, planned
@@ -126,7 +128,7 @@ def plan(
         if targets is None and rate is None:
             raise Misconfigured("say how many texts a second: --rate")
         if rate is not None and not math.isfinite(rate):
-            raise Misconfigured("--rate is no number of texts a second")
+            raise Misconfigured("--rate must be a finite number of texts a second")
         if targets is None and clients is not None:
             raise Misconfigured("--clients goes with --targets")
         objective = Objective.of(slo_ttft_ms, slo_tpot_ms, slo_latency_ms, slo_share)
@@ -156,7 +158,7 @@ def _measured(sources: Sequence[str]) -> Measurement:
     paths = [Path(source) for source in sources]
     if any(map(benched.is_bench, paths)):
         if len(paths) > 1:
-            raise Misconfigured("one JSON of `tandem bench` at a time, and no traces beside it")
+            raise Misconfigured("one JSON of `tandem bench` at a time, and no traces with it")
         return benched.measured_from(benched.read(paths[0]))
     return recorded.measured_from(recording_of(sources))
 
@@ -168,7 +170,7 @@ def _predicted(
     clients: int | None,
     seed: int,
 ) -> LoadPrediction:
-    """What a fleet does, round by round."""
+    """The performance of a fleet, simulated round by round."""
     from tandem.tools.planning.prediction import predicted
     from tandem.tools.planning.simulation.rounds import OfferedLoad
 
@@ -226,7 +228,7 @@ def _simulated(sized: Sized) -> str:
 
 
 def _rows(made: Plan) -> list[tuple[str, _Cell]]:
-    """What a table says of a fleet, line by line."""
+    """The rows of the table: a name, and the function that gives a fleet's cell."""
     from tandem.tools.planning.plan import times
 
     def ends(name: str, digits: int = 0) -> _Cell:

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from tandem.tools.watch.scrape import Scrape
 
 _ANSWER_SECONDS = 2.0
-# Rates are over the last so many seconds: a text of some seconds books its stages at its end.
+# Rates are over this window: a text of some seconds records its stages only at its end.
 _WINDOW_SECONDS = 10.0
-# Of a step's time: a stage with less would push others off the screen.
+# Least share of a step's time for a stage to be shown: smaller ones would only fill the screen.
 _LEAST_SHARE = 0.01
 
 _Endpoints = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[HOST:PORT]...",
-        help="Where services serve their metrics. Default: as the environment's"
-        " TANDEM_*_METRICS_LISTEN say.",
+        help="Metrics endpoints of the services. Default: the environment's"
+        " TANDEM_*_METRICS_LISTEN.",
     ),
 ]
 _Interval = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Between two looks.")
+    float, typer.Option(metavar="SECONDS", min=0.1, max=3600, help="Time between updates.")
 ]
 _Count = Annotated[
-    int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Looks, then end.")
+    int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Updates before exit.")
 ]
 
 
@@ -62,10 +62,10 @@ def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count =
 def _looks(
     endpoints: Sequence[str], interval: float, count: int | None
 ) -> Iterator[tuple[WatchedFigures, list[str]]]:
-    """Figures again and again, and the endpoints that are away.
+    """The figures of each update, and the endpoints that did not answer.
 
     Raises:
-        Failure: none answers at the start.
+        Failure: no endpoint answers at the start.
     """
     from tandem.tools.watch.figures import figures
 
@@ -74,7 +74,7 @@ def _looks(
         begun = time.monotonic()
         kept.append(_look(threads, endpoints))
         for number in range(1, (count or 1 << 62) + 1):
-            # By the clock: what a look takes does not add up.
+            # Wait for the clock, so that the time of a scrape does not add to the interval.
             time.sleep(max(begun + number * interval - time.monotonic(), 0.0))
             seen = _look(threads, endpoints, must=False)
             yield figures(kept[0], seen), [name for name in endpoints if name not in seen]
@@ -153,7 +153,7 @@ def _screen(seen: WatchedFigures, away: Sequence[str]) -> Group:
         if stage.share >= _LEAST_SHARE:
             bar = "█" * round(stage.share * 20)
             stages.add_row(stage.name, f"{stage.seconds * 1000:.2f} ms", _share(stage.share), bar)
-    # On top: where the screen is short, what is cut off is the end of the stages.
+    # Notes come first: a short screen cuts off the last stages.
     notes = [f"over the last {seen.seconds:.0f} s", *(f"{name} is away" for name in away)]
     return Group(*notes, head, services, stages)
 

@@ -51,14 +51,14 @@ class Format(StrEnum):
 
 
 _SOURCES = (
-    "Files of OTLP-JSON lines, gzipped or not; folders of such; - for standard input;"
+    "Files of OTLP-JSON lines, gzipped or not; folders of them; - for standard input;"
     " jaeger:http://HOST:16686 or tempo:http://HOST:3200, with ?since=2h&limit=500 if need be."
 )
 _Paths = Annotated[list[str], typer.Argument(metavar="SOURCE...", help=_SOURCES)]
 _Request = Annotated[
     str | None,
     typer.Option(
-        metavar="ID", help="This request alone; the beginning of its id or its trace's will do."
+        metavar="ID", help="Only this request: its id or trace id, or the beginning of one."
     ),
 ]
 _LOOKING = "looking at the requests"
@@ -66,7 +66,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 def recording_of(names: Sequence[str]) -> Recording:
-    """Everything in the files, read with a progress bar where somebody watches.
+    """Everything in the files, read with a progress bar on a terminal.
 
     Raises:
         Misconfigured: a file cannot be read, or none has a span of Tandem.
@@ -83,7 +83,7 @@ def recording_of(names: Sequence[str]) -> Recording:
 
 
 def _bytes(names: Sequence[str]) -> int | None:
-    """What there is to read; None where nobody knows, as of standard input."""
+    """Bytes to read; None if unknown, as for standard input."""
     from tandem.tools.traces.read.source import STDIN, sources_of
 
     sources = sources_of(names)
@@ -156,17 +156,17 @@ def _print_json(found: object) -> None:
 @trace.command()
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help=f"A recording. {_SOURCES}")],
-    after: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another recording.")],
     per: Annotated[
-        Per, typer.Option(help="What a round's stages are divided by; a token's add up.")
+        Per, typer.Option(help="Divide times by rounds or by tokens; times per token add up.")
     ] = Per.ROUND,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the bootstrap's draws.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     json: _Json = False,
 ) -> None:
     """Say what moved between two recordings.
 
-    Intervals are by bootstrap over requests and hold together, 95 times of 100.
-    Where one holds no change, no difference was seen.
+    Intervals are bootstrapped over requests; in 95 of 100 cases all of them hold
+    at once. An interval that contains "no change" shows no difference.
     """
     from dataclasses import asdict
 
@@ -206,7 +206,7 @@ def _sample(name: str, seed: int) -> RequestSample:
 @trace.command()
 def export(
     paths: _Paths,
-    format_: Annotated[Format, typer.Option("--format", "-f", help="Of what is written.")],
+    format_: Annotated[Format, typer.Option("--format", "-f", help="Output format.")],
     file: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Default: standard output.")
     ] = Path("-"),
@@ -245,10 +245,10 @@ def view(
 
 
 def _into(file: Path, write: Callable[[Callable[[str], object]], _T]) -> _T:
-    """Have a file written.
+    """Open a file and let `write` fill it.
 
     Raises:
-        Misconfigured: it cannot be.
+        Misconfigured: the file cannot be written.
     """
     try:
         with file.open("w", encoding="utf-8") as target:
@@ -261,18 +261,18 @@ def _into(file: Path, write: Callable[[Callable[[str], object]], _T]) -> _T:
 def what_if(
     paths: _Paths,
     verifier: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Predict from its requests alone.")
+        str | None, typer.Option(metavar="NAME", help="Use only requests with this rule.")
     ] = None,
     gamma: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Predict from its requests alone.")
+        int | None, typer.Option(metavar="N", min=1, help="Use only requests with this gamma.")
     ] = None,
     json: _Json = False,
 ) -> None:
     """Predict what a change would be worth, from recorded times and acceptances.
 
-    Predictions start from the way (verifier, gamma, greedy or not) that most
-    recorded rounds went; a round's times at other gamma are best known from a
-    recording with several.
+    Predictions start from the configuration (verifier, gamma, greedy or not) of
+    most recorded rounds. Times at other gammas are predicted best from a
+    recording that has several.
     """
     from tandem.tools.traces.prediction.basis import Basis
     from tandem.tools.traces.prediction.whatif import Outlook

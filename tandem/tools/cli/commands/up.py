@@ -90,7 +90,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft a round, at most 64. Default auto: what they earn, round by round.",
+        help="Tokens to draft per round, at most 64. Default auto: chosen anew for each round.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -154,7 +154,7 @@ _Verbose = Annotated[
 
 
 class UpCommand(TyperCommand):
-    """Takes the recipes from their table for its help alone: other commands need not import it."""
+    """Imports the table of recipes only to show its help: other commands do without it."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """See typer."""
@@ -188,8 +188,8 @@ def up(
 
     Ctrl-C or SIGTERM lets running texts finish; a second Ctrl-C does not.
     More can be set by TANDEM_DRAFTER_*, TANDEM_TARGET_* and
-    TANDEM_ORCHESTRATOR_* variables; options win over them. LOG_FORMAT and
-    the orchestrator's DRAFTERS and TARGETS are chosen here.
+    TANDEM_ORCHESTRATOR_* variables; options win over them. This command itself
+    sets LOG_FORMAT and the orchestrator's DRAFTERS and TARGETS.
     """
     from tandem.tools.local.draft_length import allow_drafts
     from tandem.tools.local.pair import Pair

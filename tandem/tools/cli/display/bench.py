@@ -41,10 +41,10 @@ def report(timelines: Sequence[Timeline], title: str, objective: Objective, as_j
 
 
 def report_sweep(levels: Sequence[Level], objective: Objective, as_json: bool) -> None:
-    """Print each rate, and the highest that was held.
+    """Print each rate, and the highest one that held the objective.
 
     Raises:
-        Failure: none was.
+        Failure: no rate held it.
     """
     found = best(levels)
     if as_json:

@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def print_report(samples: Sequence[TurnResult]) -> None:
-    """Print the table, and the time beside the models."""
+    """Print the table, and the time of a round outside the models."""
     table = Table(*_COLUMNS, title="Plain and speculative decoding of the same prompts")
     for column in table.columns[2:]:
         column.justify = "right"
@@ -41,9 +41,9 @@ def print_report(samples: Sequence[TurnResult]) -> None:
     out.print(table)
     texts = len(samples) // (len(TEMPERATURES) * len(METHODS))
     out.print(
-        f"Each line is {texts} texts; tokens/s and its ratio to plain decoding of the same text are"
-        " medians, target calls a mean,\nand the last four columns share out the requests' wall"
-        f" time. Beside its forward passes a round takes {_beside_ms(samples):.2f} ms (p50)."
+        f"Each line is {texts} texts. tokens/s and its ratio to plain decoding of the same text are"
+        " medians, target calls a mean.\nThe last four columns are shares of the requests' wall"
+        f" time. Outside its forward passes a round takes {_beside_ms(samples):.2f} ms (p50)."
     )
 
 
@@ -84,7 +84,7 @@ def _shares(stages: Sequence[pb.Stages]) -> list[str]:
 
 
 def _beside_ms(samples: Sequence[TurnResult]) -> float:
-    """Median time of a drafted round less its two forward passes, milliseconds."""
+    """Median of a drafted round's time minus its forward passes, milliseconds."""
     beside = [
         wall - model
         for sample in samples

@@ -1,4 +1,4 @@
-"""What `tandem load` prints and writes, and what it needs for that."""
+"""What `tandem load` prints and writes, and a check of what this needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def require(folder: Path) -> None:
-    """Find out whether a report can be written, before a load of minutes.
+    """Check that a report can be written, before minutes of load.
 
     Raises:
-        Misconfigured: there is no matplotlib, or its folder cannot be made.
+        Misconfigured: matplotlib is missing, or the folder cannot be made or written to.
     """
     try:
         import matplotlib  # noqa: F401
@@ -44,10 +44,10 @@ def finish(
     address: str | None,
     folder: Path,
 ) -> None:
-    """Print the table, write the report, say whether all went well.
+    """Print the table and write the report.
 
     Raises:
-        Failure: it did not.
+        Failure: a load failed, or no rate held the objective.
     """
     from tandem.tools.load.ghz import report, table
     from tandem.tools.load.sweep import failures

@@ -12,7 +12,7 @@ def shown(recipe: str) -> str:
     """A recipe's method, and those of its keys that are not left empty, as markup for a terminal.
 
     Args:
-        recipe: as a drafter's GetModelInfo has it, JSON.
+        recipe: JSON, from a drafter's GetModelInfo.
     """
     try:
         keys = json.loads(recipe)

@@ -1,4 +1,4 @@
-"""The two consoles of the command: what it is asked for, and what it says beside it."""
+"""The command's two consoles: standard output for results, standard error for remarks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 
-# Wide enough for every table of ours where nobody's terminal sets the limit.
+# Without a terminal: wide enough for all of our tables.
 _PIPE_WIDTH = 120
 
 out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
@@ -20,5 +20,5 @@ def write_exactly(text: str) -> None:
 
 
 def tell(event: object) -> None:
-    """A line beside what was asked for: what has just been done."""
+    """Print a line on standard error: what has just been done."""
     err.out(str(event), style="dim", highlight=False)

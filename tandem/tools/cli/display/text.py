@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.cli.display.terminal import err, out, write_exactly
 
-# How many siblings a token of a tree beat.
+# Superscripts, for how many siblings a token of a tree beat.
 _SMALL = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _STYLES = {
     pb.TOKEN_ORIGIN_ACCEPTED: "green",
@@ -19,7 +19,7 @@ _STYLES = {
 
 
 def render(prompt: str, replies: Iterable[pb.GenerateResponse], has_text: bool) -> pb.Summary:
-    """Print a text as it comes, and a line on what happened.
+    """Print a text as it arrives, then a line that sums it up.
 
     Args:
         prompt: shown before the text on a terminal.
@@ -53,7 +53,7 @@ def render(prompt: str, replies: Iterable[pb.GenerateResponse], has_text: bool) 
 
 
 def summary_line(summary: pb.Summary, wall_s: float) -> str:
-    """What happened, in one line."""
+    """The summary in one line."""
     parts = [
         f"{summary.new_tokens} tokens in {wall_s:.2f} s"
         f" ({summary.new_tokens / max(wall_s, 1e-9):.1f} tokens/s)",
