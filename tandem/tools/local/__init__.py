@@ -1,1 +1,1 @@
-"""The three services as processes on this machine: chosen, started, waited for, ended."""
+"""The three services as processes on this machine: settings, start, readiness, stop."""

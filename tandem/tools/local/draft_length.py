@@ -1,4 +1,4 @@
-"""The longest draft that drafter and target allow, where the orchestrator is to ask for more."""
+"""Raises the longest draft that drafter and target allow to what the orchestrator asks for."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _DEFAULT: int = ModelSettings.model_fields["max_gamma"].default
 
 
 def allow_drafts(services: dict[str, dict[str, str]]) -> None:
-    """Add MAX_GAMMA to the settings of the services with a model, but not over the environment.
+    """Add MAX_GAMMA to the settings of drafter and target, unless the environment sets it.
 
     Args:
         services: settings by service, without their prefixes.
 
     Raises:
-        Misconfigured: drafts of the orchestrator's GAMMA cannot be had.
+        Misconfigured: the orchestrator's GAMMA is larger than allowed.
     """
     default = os.environ.get("TANDEM_ORCHESTRATOR_GAMMA", "")
     asked = services["orchestrator"].get("GAMMA", default)
     if not asked.isdecimal():
-        return  # nothing was asked for, or what the orchestrator itself refuses
+        return  # no fixed length, or one that the orchestrator itself refuses
     gamma = int(asked)
     if gamma > LONGEST_DRAFT:
         raise Misconfigured(f"gamma {gamma} is too long: at most {LONGEST_DRAFT} tokens a draft")

@@ -1,4 +1,4 @@
-"""How we reach services of ours that ask for TLS: as the one that they are there for does."""
+"""How we reach our services, with TLS if they ask for it: as their own clients do."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ _FILES = ("CA", "CERT", "KEY")
 def endpoint_of(
     name: str, address: str, own: Mapping[str, str], orchestrator: Mapping[str, str]
 ) -> Endpoint:
-    """A service of ours: a drafter or a target as the orchestrator reaches it, the orchestrator
-    as the commands do, by TANDEM_CA and the like.
+    """The endpoint of a service of ours.
+
+    A drafter or a target is reached with the orchestrator's PEER_* settings, the orchestrator
+    with TANDEM_CA and the like, as by the commands.
 
     Args:
         name: of the service.
-        address: of it.
-        own: its settings, without their prefix.
-        orchestrator: those of the orchestrator.
+        address: of the service.
+        own: the service's settings, without their prefix.
+        orchestrator: the orchestrator's settings.
 
     Raises:
-        Misconfigured: it asks for TLS, and there is nothing to speak it with; or a file is unfit.
+        Misconfigured: the service asks for TLS and no authority is set; or a file is not usable.
     """
     try:
         if name != "orchestrator":
@@ -56,24 +58,24 @@ def endpoint_of(
 
 
 def _tls(prefix: str, paths: list[str]) -> ClientTls:
-    """Of three variables, of which the first has to say something."""
+    """TLS from three variables, of which the first must be set."""
     ca, cert, key = (
         NamedFile(f"{prefix}{name}", Path(path)) if path else None
         for name, path in zip(_FILES, paths, strict=True)
     )
     if ca is None:
-        raise Misconfigured(f"a service asks for TLS: set {prefix}CA too, to know it by")
-    # What reads certificates takes a tenth of a second to import.
+        raise Misconfigured(f"a service asks for TLS: set {prefix}CA too, to verify it by")
+    # Importing the code that reads certificates takes a tenth of a second.
     from tandem.rpc.security.tls import ClientTls
 
     return ClientTls(ca, cert, key)
 
 
 def require_free(listen: str) -> None:
-    """Find out in time that we cannot listen somewhere: models can take minutes to load.
+    """Check early that an address is free: models can take minutes to load.
 
     Raises:
-        Misconfigured: the address is taken or not ours.
+        Misconfigured: the address is taken or not one of this machine.
     """
     host, _, port = listen.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET

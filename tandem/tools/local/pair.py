@@ -16,14 +16,14 @@ _HUB_ID = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", re.ASCII)
 def located(service: str, model: str) -> str:
     """A directory with a checkpoint, with `~` expanded, or a hub id as it was given.
 
-    A service would find out too, but only after loading its libraries and asking a hub.
+    A service would notice a wrong name too, but only after loading its libraries and asking a hub.
 
     Args:
-        service: that is to load it.
+        service: that will load the model.
         model: directory or hub id.
 
     Raises:
-        Misconfigured: it can only be a directory, and there is no checkpoint.
+        Misconfigured: the name can only be a directory's, and there is no checkpoint.
     """
     folder = os.path.expanduser(model)
     is_path = model.startswith((".", "~")) or os.path.isabs(model) or os.path.isdir(folder)
@@ -49,10 +49,10 @@ class Pair:
         drafter: the same, or "none" to decode plainly.
         target_device: as torch names it.
         drafter_device: as torch names it.
-        dtype: of both.
+        dtype: of both models.
         max_length: tokens a sequence may hold on both.
         draft_support: the most tokens of a drafted distribution.
-        drafter_dtype: of the drafter, where it has another.
+        drafter_dtype: the drafter's, if it differs from `dtype`.
         recipe: what drafts: a built-in recipe or a file. It may need no model.
     """
 
@@ -70,8 +70,8 @@ class Pair:
         """Settings by service, without their prefixes.
 
         Raises:
-            Misconfigured: a model is not there; or only one of the pair is named, and no recipe;
-                or a recipe, and no drafter.
+            Misconfigured: a model does not exist; or a target is named with neither drafter nor
+                recipe; or a recipe together with drafter "none".
         """
         if self.target is not None and self.drafter is None and self.recipe is None:
             raise Misconfigured(
@@ -90,7 +90,7 @@ class Pair:
         if self.drafter != NO_DRAFTER:
             drafter = {
                 "MODEL": self._drafter_model(),
-                # A forest of the embedded pair has the drafter that was tuned on its misses.
+                # A forest's second model: the embedded one that was tuned on the drafter's misses.
                 "SECOND_MODEL": None if self.drafter else embedded("boosted"),
                 "DEVICE": self.drafter_device,
                 "DRAFT_SUPPORT": self.draft_support,
@@ -102,7 +102,7 @@ class Pair:
         return services
 
     def _drafter_model(self) -> str:
-        """Beside a target of one's own a recipe has the drafter that is named, or no model."""
+        """The named drafter; else the embedded one, or none for a target of the user's own."""
         if self.drafter is not None:
             return located("drafter", self.drafter)
         return embedded("drafter") if self.target is None else ""

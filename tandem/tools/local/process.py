@@ -1,4 +1,4 @@
-"""A service in a process of its own, and what it says in its log."""
+"""A service in a process of its own, followed through its log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any
 import tandem
 from tandem.tools.local import tethered
 
-# Where the packages of the services are, wherever the command is called from.
+# The folder with the services' packages, wherever the command is called from.
 ROOT = Path(tandem.__file__).resolve().parent.parent
-# Huge pages for the weights (where the kernel leaves it to the process): a CPU reads all of them
-# for a handful of rows, and a pass of 90 M parameters took 6 % less. One arena for all threads:
-# those of the engine's own took 5 % of a draft step. Read when a process begins.
+# Huge pages for the weights, where the kernel lets a process choose: a CPU reads all weights for a
+# handful of rows, and a pass of 90 M parameters took 6 % less. One malloc arena for all threads:
+# separate ones cost the engine 5 % of a draft step. glibc reads this when a process starts.
 MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"}
 _TAIL_LINES = 12
 _READER_SECONDS = 2.0
@@ -32,22 +32,22 @@ _WILDCARDS = ("0.0.0.0", "[::]")
 class ServiceProcess:
     """A running service.
 
-    Its log is JSON lines; we wait for its "listening" line to learn the port it took. It has a
-    session of its own, so that Ctrl-C reaches us alone and we choose the order of the stops; if
-    we die without a word, the end of its standard input tells it (see `tethered.py`).
+    Its log is JSON lines; the "listening" line tells us its port. It has a session of its own, so
+    that only we get Ctrl-C and can choose the order of the stops. If we are killed, its standard
+    input ends, and it stops (see `tethered.py`).
 
     Attributes:
         name: "drafter", "target" or "orchestrator".
-        port: that it listens on; None until it does.
+        port: the port it listens on; None until it does.
 
     Args:
-        host: part of the address that it is told to listen on.
-        module: to run.
-        environment: over ours.
-        log_file: gets every line at its end, if given.
-        echo: is called with every line in a form for people, if given.
-        root: of another checkout, whose packages then run, with its folder as their own.
-        start: begins a process, as `subprocess.Popen` does.
+        host: the host part of the address to listen on.
+        module: the module to run.
+        environment: variables that override ours.
+        log_file: every line is appended to it, if given.
+        echo: is called with every line in readable form, if given.
+        root: of another checkout, whose packages then run in that folder.
+        start: starts a process, as `subprocess.Popen` does.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ServiceProcess:
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         path = os.pathsep.join(filter(None, (str(root or ROOT), os.environ.get("PYTHONPATH"))))
         self._popen = start(
-            # By its path, and -P keeps the folder that it lies in from hiding other modules.
+            # Run by its path; -P keeps its folder off sys.path, where it could hide other modules.
             [sys.executable, "-P", tethered.__file__, module],
             env={**MEMORY, **os.environ, "PYTHONPATH": path, **environment},
             cwd=root,
@@ -93,7 +93,7 @@ class ServiceProcess:
                 self._take(raw.decode(errors="replace").rstrip())
 
     def _take(self, line: str) -> None:
-        # Progress bars overwrite their line; the last state is the one that counts.
+        # Progress bars overwrite their line; only the last state counts.
         line = line.rsplit("\r", 1)[-1]
         if not line:
             return
@@ -107,12 +107,12 @@ class ServiceProcess:
 
     @property
     def address(self) -> str:
-        """Where we reach it, once it listens."""
+        """Where to connect, once it listens."""
         return f"{self._host}:{self.port}"
 
     @property
     def id(self) -> int:
-        """As the system knows it."""
+        """The process id."""
         return self._popen.pid
 
     @property
@@ -121,7 +121,7 @@ class ServiceProcess:
         return self._popen.poll()
 
     def last_lines(self) -> tuple[str, ...]:
-        """The end of its log; all of it has come if the process has ended."""
+        """The end of its log so far; if the process has ended, the end of all of it."""
         if self.exit_code is not None:
             self._reader.join(_READER_SECONDS)
         return tuple(self._tail)
@@ -132,7 +132,7 @@ class ServiceProcess:
             self._popen.terminate()
 
     def wait(self, seconds: float) -> int:
-        """Its exit code, by force after a time."""
+        """Wait for its exit code; kill it after a time."""
         try:
             self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -144,7 +144,7 @@ class ServiceProcess:
         return self._popen.returncode
 
     def stop(self, seconds: float = _STOP_SECONDS) -> int:
-        """Its exit code, once it has drained, or by force after a time."""
+        """Let it drain, and return its exit code; kill it after a time."""
         self.terminate()
         return self.wait(seconds)
 

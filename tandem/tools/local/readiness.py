@@ -1,4 +1,4 @@
-"""Whether a service of this machine is ready, as it says over gRPC."""
+"""Asks a service of this machine over gRPC whether it is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_ready(name: str, endpoint: Endpoint) -> bool:
 
 
 def drafts_by(endpoint: Endpoint) -> str:
-    """The recipe that a drafter drafts by, as it says it (JSON); empty where it does not answer."""
+    """The recipe that a drafter reports (JSON); empty if it does not answer."""
     with endpoint.connect_blocking() as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         try:
@@ -42,7 +42,7 @@ def drafts_by(endpoint: Endpoint) -> str:
 
 
 def is_improving(name: str, endpoint: Endpoint) -> bool:
-    """Whether a drafter or a target still looks for what computes its model fastest."""
+    """Whether a drafter or a target still searches for the fastest back end for its model."""
     with endpoint.connect_blocking() as channel:
         try:
             if name == "drafter":
@@ -57,7 +57,7 @@ def is_improving(name: str, endpoint: Endpoint) -> bool:
 
 
 def refusal(endpoint: Endpoint) -> str | None:
-    """Why an orchestrator does not take its pair; None if it does."""
+    """Why an orchestrator refuses its pair; None if it accepts it."""
     with endpoint.connect_blocking() as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         try:

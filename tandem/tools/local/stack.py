@@ -1,4 +1,4 @@
-"""The three services as processes: started, waited for, watched, drained."""
+"""The three services as processes: start, wait until ready, watch, drain."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tandem.tools.local.readiness import is_improving, is_ready, refusal
 _POLL_SECONDS = 0.1
 # A ready pair that the orchestrator still refuses after this long does not fit.
 _FIT_SECONDS = 5.0
-# What a service may take beside its drain: stopping its engine, writing its last spans.
+# Time to end besides the drain: stopping the engine, writing the last spans.
 _MARGIN_SECONDS = 10.0
 _KILL_SECONDS = 2.0
 # A model of 90 M parameters takes some ten seconds on a slow machine.
 _SETTLE_SECONDS = 120.0
-# The environment comes before these: it is the user's.
+# The environment overrides these: it is the user's.
 _DEFAULTS = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "30", "LOG_LEVEL": "info"}
 _TELLING_LEVELS = ("info", "debug")
 
@@ -42,14 +42,14 @@ class StackSettings:
     """What to start.
 
     Attributes:
-        services: settings by service, named as in the environment but for the prefix; they
-            win over the environment's. Without "drafter" the stack decodes plainly; an
-            orchestrator alone is told its DRAFTERS and TARGETS.
-        log_dir: gets each service's log, if given.
+        services: settings by service, named as in the environment without the prefix; they
+            override the environment. Without "drafter" the stack decodes plainly. An
+            orchestrator that is the only service needs its DRAFTERS and TARGETS here.
+        log_dir: folder for each service's log, if given.
         echo: is called with every log line, if given.
-        modules: to run instead of a service's own, by its name.
+        modules: by service, modules to run instead of its own.
         root: of another checkout, whose services then run.
-        start: begins a process, as `subprocess.Popen` does.
+        start: starts a process, as `subprocess.Popen` does.
     """
 
     services: Mapping[str, Mapping[str, str]]
@@ -78,7 +78,7 @@ class Stack:
         return self._processes
 
     def endpoint(self, name: str) -> Endpoint:
-        """Where a service is reached, and how."""
+        """Where and how to reach a service."""
         settings, orchestrator = self._settings_of(name), self._settings_of("orchestrator")
         return endpoint_of(name, self._processes[name].address, settings, orchestrator)
 
@@ -114,8 +114,8 @@ class Stack:
         self._wait(stopping, lambda: self._is_matched(fit_by))
 
     def settle(self, stopping: Event | None = None) -> None:
-        """Return when no service looks for a faster pass any more: what is measured from then on
-        is what stays. Gives up after two minutes.
+        """Return when no service searches for a faster back end any more: speeds measured from
+        then on stay valid. Gives up after two minutes.
 
         Raises:
             Failure: a service has ended.
@@ -132,7 +132,7 @@ class Stack:
                 )
 
     def restart(self, name: str) -> None:
-        """Start a service that has ended once more, on its old port; return when it is ready.
+        """Start an ended service again, on its old port; return when it is ready.
 
         Raises:
             Failure: a service has ended.
@@ -142,10 +142,10 @@ class Stack:
         self._wait(Event(), lambda: self._is_ready(name))
 
     def _settings_of(self, name: str) -> dict[str, str]:
-        """What was asked for, else what the environment says, else our own defaults.
+        """The given settings, else the environment's, else our own defaults.
 
         Raises:
-            Misconfigured: we could not run a service that is set so.
+            Misconfigured: LOG_LEVEL hides the log lines that we read.
         """
         prefix = f"TANDEM_{name.upper()}_"
         inherited = {
@@ -184,7 +184,7 @@ class Stack:
         )
 
     def _log_of(self, name: str) -> Path | None:
-        """A service's log file; that of an earlier stack is gone."""
+        """A service's log file; at its first start the file of an earlier stack is removed."""
         if self._settings.log_dir is None:
             return None
         self._settings.log_dir.mkdir(parents=True, exist_ok=True)
@@ -205,10 +205,10 @@ class Stack:
         return process.port is not None and is_ready(name, self.endpoint(name))
 
     def _is_matched(self, fit_by: float) -> bool:
-        """Whether the orchestrator takes the pair.
+        """Whether the orchestrator accepts the pair.
 
         Raises:
-            Misconfigured: it does not, and says why.
+            Misconfigured: it refuses the pair, with its reason.
         """
         if self._is_ready("orchestrator"):
             return True
@@ -222,20 +222,20 @@ class Stack:
         """Check that no service has ended.
 
         Raises:
-            Failure: which one has, and the end of its log.
+            Failure: a service has ended; with its name and the end of its log.
         """
         for process in self._processes.values():
             code = process.exit_code
             if code is None:
                 continue
             lines = process.last_lines()
-            # With this code a service leaves one line that says it all.
+            # A service that exits with this code has logged one line that says why.
             if code == 2 and lines:
                 raise Misconfigured(lines[-1])
             raise Failure(f"the {process.name} {process.ending()}", lines)
 
     def drain(self) -> dict[str, int]:
-        """End all in order, the orchestrator first, so that running texts can finish.
+        """Stop all in order, the orchestrator first, so that running texts can finish.
 
         Returns:
             Exit codes.
@@ -251,11 +251,11 @@ class Stack:
         return codes
 
     def _drain_seconds(self, name: str) -> float:
-        """The most that a service takes to end, which has read the same value and found it good."""
+        """Most seconds that a service takes to end. The service has validated the same setting."""
         return float(self._settings_of(name)["DRAIN_SECONDS"]) + _MARGIN_SECONDS
 
     def kill(self) -> None:
-        """End all at once; a service that is loading its model does not hear SIGTERM."""
+        """End all quickly, by SIGKILL if need be: while loading a model, SIGTERM has no effect."""
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + _KILL_SECONDS
@@ -265,8 +265,7 @@ class Stack:
 
 @contextmanager
 def running(settings: StackSettings) -> Iterator[Stack]:
-    """A stack that is ready and as fast as it gets; it is drained at the end, and ended at once
-    after an error.
+    """A stack that is ready and has settled. It is drained at the end, or killed after an error.
 
     Raises:
         Failure: a service cannot start, or the pair does not fit.

@@ -1,7 +1,7 @@
 """python tethered.py MODULE: run a module for as long as our parent lives.
 
-The parent holds the other end of our standard input and never writes. However it ends, even by
-SIGKILL, the system closes that end, and the module gets the SIGTERM that nobody else can send.
+The parent holds the other end of our standard input and never writes. However the parent ends, even
+by SIGKILL, the system closes that end, and we send the module SIGTERM in the parent's place.
 """
 
 from __future__ import annotations
