@@ -1,1 +1,1 @@
-"""Clients of an orchestrator: one text, many at once, and when their tokens came."""
+"""Clients of an orchestrator: one text, many at once, and when their tokens arrived."""

@@ -16,11 +16,11 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Endpoint, endpoint_at
 
-# How long a host may take to accept a connection, and to say what it serves.
+# How long a host may take to accept a connection, and to answer GetModelInfo.
 CONNECT_SECONDS = 5.0
 INFO_SECONDS = 10.0
 
-# After these the same call may go well, here a moment later or at another orchestrator.
+# After these statuses the same call may succeed, here a moment later or at another orchestrator.
 _PASSING = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -33,14 +33,14 @@ _Metadata = Sequence[tuple[str, str]]
 
 
 class Lost(Failure):
-    """Nobody answers, or nobody any more; a moment later, or elsewhere, somebody may."""
+    """No orchestrator answers, or it was lost; a call may succeed a moment later, or elsewhere."""
 
 
 class Client:
     """A connection to an orchestrator; use it as a context manager.
 
     Args:
-        where: it is.
+        where: the orchestrator's endpoint or address.
     """
 
     def __init__(self, where: Endpoint | str) -> None:
@@ -54,7 +54,7 @@ class Client:
         """Connect.
 
         Raises:
-            Lost: nobody answers at the address.
+            Lost: no orchestrator answers at the address.
         """
         try:
             self._connect()
@@ -72,7 +72,7 @@ class Client:
         self._channel.close()
 
     def _connect(self) -> None:
-        """Tell "nobody is there" from UNAVAILABLE, which an orchestrator may answer too."""
+        """Tell "nothing listens there" from UNAVAILABLE, which an orchestrator may answer too."""
         states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
         self._channel.subscribe(states.put, try_to_connect=True)
         settled = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
@@ -94,7 +94,7 @@ class Client:
         """What is served.
 
         Raises:
-            Failure: it is not ready.
+            Failure: the orchestrator is not ready.
         """
         with self._readable():
             reply: pb.GetModelInfoResponse = self._stub.GetModelInfo(
@@ -108,7 +108,7 @@ class Client:
         """A whole text.
 
         Raises:
-            Failure: the call's status, in one sentence; Lost, where another call may go well.
+            Failure: the call's status, in one sentence; Lost if another call may succeed.
         """
         with self._readable():
             reply: pb.CompleteResponse = self._stub.Complete(
@@ -124,10 +124,10 @@ class Client:
         timeout_s: float | None = None,
         metadata: _Metadata = (),
     ) -> Iterator[pb.GenerateResponse]:
-        """A text, round by round, then its summary. The call is cancelled if not used up.
+        """A text, round by round, then its summary. Closing the iterator early cancels the call.
 
         Raises:
-            Failure: the call's status, in one sentence; Lost, where another call may go well.
+            Failure: the call's status, in one sentence; Lost if another call may succeed.
         """
         request = pb.GenerateRequest(generation=generation)
         call = self._stub.Generate(
@@ -151,12 +151,12 @@ class Client:
 
 
 def sentence(code: grpc.StatusCode, details: str | None) -> str:
-    """One line, whatever the service wrote."""
+    """A status as one line, even if the details have several."""
     return f"{code.name}: {' '.join((details or 'no details given').split())}"
 
 
 def sampled(wanted: bool) -> tuple[tuple[str, str], ...]:
-    """Metadata of a call that has the services record its spans, or not to."""
+    """Metadata that makes the services record a call's spans, or not."""
     return (
         ("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(wanted):02x}"),
     )

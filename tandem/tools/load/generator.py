@@ -1,4 +1,4 @@
-"""A load generator: texts asked for over gRPC, in a closed or an open loop."""
+"""A load generator: requests texts over gRPC, in a closed or an open loop."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tandem.tools.load.client import sentence
 from tandem.tools.load.requests import MAX_IN_FLIGHT
 from tandem.tools.load.timeline import Timeline
 
-# A status may carry pages, and every text of a load its own.
+# A status may carry pages of details, and each text of a load different ones.
 _LONGEST_ERROR = 240
-# Where a refusal says when to come again.
+# Trailing metadata in which a refusal says when to retry.
 _PUSHBACK = "grpc-retry-pushback-ms"
 
 
@@ -28,9 +28,8 @@ class LoadGenerator:
     """A connection to an orchestrator; use it as an async context manager.
 
     Args:
-        where: it is.
-        timeout_s: how long a text may take: a service that hangs is an error, not a load
-            without an end.
+        where: the orchestrator's endpoint or address.
+        timeout_s: how long a text may take, so that a load ends even if a service hangs.
     """
 
     def __init__(self, where: Endpoint | str, timeout_s: float = 600.0) -> None:
@@ -60,11 +59,11 @@ class LoadGenerator:
         """One text; a call that fails is a timeline with an error.
 
         Args:
-            generation: what to ask for.
-            intended_s: when it was due, by time.perf_counter(); now by default.
-            timeout_s: how long this text may take, where it is not as long as any other.
-            seen: is handed each message as it comes; what it raises cancels the call and is
-                raised here.
+            generation: what to request.
+            intended_s: when the text was due, by time.perf_counter(); now by default.
+            timeout_s: how long this text may take, if not the generator's `timeout_s`.
+            seen: is called with each message; an exception it raises cancels the call and
+                propagates.
         """
         arrivals: list[tuple[float, int]] = []
         summary, error, retry = None, "", None
@@ -96,12 +95,12 @@ class LoadGenerator:
         concurrency: int,
         ended: Callable[[Timeline], object] = lambda text: None,
     ) -> list[Timeline]:
-        """Clients that ask for a text as soon as they have their last one.
+        """Clients that each request a text as soon as their last one has ended.
 
         Args:
-            generations: shared out in their order.
-            concurrency: clients.
-            ended: is handed each text when it has ended.
+            generations: taken in order by whichever client is free.
+            concurrency: number of clients.
+            ended: is called with each text that has ended.
         """
         waiting = iter(generations)
         timelines: list[Timeline] = []
@@ -123,15 +122,15 @@ class LoadGenerator:
         ended: Callable[[Timeline], object] = lambda text: None,
         max_in_flight: int = MAX_IN_FLIGHT,
     ) -> list[Timeline]:
-        """Texts asked for at random moments, however busy the server is.
+        """Texts requested at random moments, however busy the server is.
 
         Args:
-            generations: in their order.
+            generations: requests, in order.
             rate: mean texts a second; gaps are exponential (a Poisson process).
             seed: of the gaps.
-            ended: is handed each text when it has ended.
-            max_in_flight: texts on their way at once. One more is asked for when there is room,
-                and its times count from when it was due all the same.
+            ended: is called with each text that has ended.
+            max_in_flight: most texts in flight. A further one is requested when there is room,
+                but its times still count from when it was due.
         """
         gaps = random.Random(seed)
         due = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A way to decode, and a text that is asked for in it."""
+"""A way to decode, and a request that uses it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Method:
         return self.verifier if self.gamma else "plain"
 
     def request(self, prompt: str, temperature: float, seed: int, new_tokens: int) -> pb.Generation:
-        """A text of a fixed length."""
+        """A request for a text of a fixed length."""
         return pb.Generation(
             prompt=prompt,
             sampling=common_pb2.Sampling(temperature=temperature, seed=seed),

@@ -12,12 +12,12 @@ from tandem.tools.load.timeline import Timeline
 
 @dataclass(frozen=True)
 class Goodput:
-    """What came within an objective.
+    """The texts that met an objective.
 
     Attributes:
-        share: good texts of all that were asked for; failed ones are none.
+        share: good texts / requested texts; a failed text is not good.
         texts_per_s: good texts a second.
-        held: whether the share is what the objective wants.
+        held: whether the share is at least the objective's.
     """
 
     share: float
@@ -27,13 +27,13 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a text has to keep to be a good one. None does not count.
+    """The limits of a good text. None is no limit.
 
     Attributes:
-        ttft_ms: to its first token, from when it was due.
-        tpot_ms: for each token behind the first.
-        latency_ms: to its last token, from when it was due.
-        share: of all texts that have to be good.
+        ttft_ms: from when the text was due to its first token.
+        tpot_ms: mean time for each token after the first.
+        latency_ms: from when the text was due to its last token.
+        share: share of all texts that must be good.
     """
 
     ttft_ms: float | None = 1000.0
@@ -43,10 +43,10 @@ class Objective:
 
     @classmethod
     def of(cls, ttft_ms: float, tpot_ms: float, latency_ms: float, share: float) -> Objective:
-        """From what somebody has typed: 0 and infinity are no limit.
+        """From typed numbers: 0 and infinity are no limit.
 
         Raises:
-            Misconfigured: something is no number.
+            Misconfigured: a number is NaN.
         """
         if any(map(math.isnan, (ttft_ms, tpot_ms, latency_ms, share))):
             raise Misconfigured("a limit of the objective is no number")
@@ -62,7 +62,7 @@ class Objective:
         return f"{' and '.join(named) or 'no error'} for {self.share:.4g} of the texts"
 
     def met(self, text: Timeline) -> bool:
-        """Whether a text is a good one."""
+        """Whether a text is good."""
         if text.error or not text.arrivals:
             return False
         spent = (
@@ -73,7 +73,7 @@ class Objective:
         return all(limit is None or seconds * 1e3 <= limit for seconds, limit in spent)
 
     def goodput(self, texts: Sequence[Timeline]) -> Goodput:
-        """Of a load of at least one text."""
+        """The goodput of a load of at least one text."""
         good = sum(map(self.met, texts))
         first = min(text.intended_s for text in texts)
         wall = max(text.ended_s for text in texts) - first

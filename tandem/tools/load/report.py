@@ -18,21 +18,21 @@ class LoadReport:
     """Figures of a load. Failed texts count as errors and nowhere else.
 
     Attributes:
-        texts: that were finished.
-        errors: failed texts by what their calls ended with, the commonest first.
+        texts: finished texts.
+        errors: failed texts by their calls' errors, the commonest first.
         wall_s: from the first start to the last end.
         tokens_per_s: of all clients together.
-        texts_per_s: the same in texts.
+        texts_per_s: of all clients together.
         latency: of whole texts.
         ttft: time to first token.
         tpot: time per output token.
         itl: raw gaps between messages.
         round: a round's wall time.
-        beside_models: a round's wall time less its forward passes.
-        lag: how much later than due texts were asked for.
+        beside_models: a round's wall time minus its forward passes.
+        lag: how much later than due texts were requested.
         acceptance: accepted / drafted tokens.
-        block_efficiency: tokens a drafted round yields.
-        bytes_per_token: of drafts on the wire, for each emitted token.
+        block_efficiency: tokens per drafted round.
+        bytes_per_token: bytes of drafts on the wire per emitted token.
     """
 
     texts: int

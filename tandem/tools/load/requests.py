@@ -1,4 +1,4 @@
-"""What to ask for: prompts in turn, or a file of requests as ghz reads it."""
+"""What to request: prompts in turn, or a file of requests in ghz's format."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tandem.common.v1 import common_pb2
 from tandem.failure import Misconfigured
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 
-# All texts of a run are known beforehand and their timelines kept, some 10 KB each.
+# All requests of a run are made beforehand, and all timelines kept, some 10 KB each.
 MOST_TEXTS = 50_000
-# Texts of an open loop that may be on their way at once: eight services' worth of places, and far
-# below what a client's memory and ports allow.
+# Default of most texts of an open loop in flight: the slots of eight services, and far below what
+# a client's memory and ports allow.
 MAX_IN_FLIGHT = 2048
-# What may be asked for instead, also of clients: one event loop reads all of their streams, and
+# The limit of that setting and of the number of clients: one event loop reads all streams, and
 # with more of them it would measure itself.
 MOST_IN_FLIGHT = 16_384
 
@@ -25,27 +25,27 @@ MOST_IN_FLIGHT = 16_384
 PROMPTS = ("def ", "import os\n", "class ", "    def __init__(self")
 
 
-# The one template of ghz that such a file may have: the number of the request.
+# The only template of ghz that such a file may contain: the number of the request.
 _NUMBER = "{{.RequestNumber}}"
 # A file of a hundred thousand prompts; more is no mix of prompts.
 _MOST_BYTES = 256 << 20
 
 
 class RequestFile:
-    """Requests that are asked for in turn.
+    """Requests of a file, taken in turn.
 
     Args:
         path: of a JSON array of GenerateRequest or CompleteRequest messages.
 
     Raises:
-        Misconfigured: it cannot be read, or is something else.
+        Misconfigured: the file cannot be read, or is no such array.
     """
 
     def __init__(self, path: Path) -> None:
         try:
             if path.stat().st_size > _MOST_BYTES:
                 raise Misconfigured(f"{path} is larger than {_MOST_BYTES >> 20} MiB")
-            # ghz takes a file for an array only if this is its first byte.
+            # ghz reads a file as an array only if this is its first byte.
             text = path.read_text("utf-8")
             if not text.startswith("["):
                 raise ValueError("its first character is not [")
@@ -61,10 +61,10 @@ class RequestFile:
             raise Misconfigured(f"{path} is no list of requests: {error}") from None
 
     def generation(self, number: int) -> pb.Generation:
-        """A request by its number, which takes the place of ghz's template of that name.
+        """A request by its number, which replaces ghz's template of that name.
 
         Raises:
-            ValueError: it is no request.
+            ValueError: the row is no request.
         """
         row = json.loads(self._rows[number % len(self._rows)].replace(_NUMBER, str(number)))
         try:
@@ -86,19 +86,19 @@ def requests(
     verifier: str | None,
     gamma: int | None,
 ) -> Callable[[int], pb.Generation]:
-    """What makes a request, from its number.
+    """A function that makes a request from its number.
 
     Args:
-        data: requests to take in turn, instead of the next three.
+        data: file of requests to take in turn, instead of the next three arguments.
         prompts: to take in turn; `PROMPTS` by default.
-        max_new_tokens: of every text, whatever the model ends; 128 by default.
+        max_new_tokens: length of every text, past the model's end of text too; 128 by default.
         temperature: of every text; 1 by default.
         seed: of the first text; each further one adds 1.
-        verifier: over what a request says.
-        gamma: over what a request says.
+        verifier: overrides the request's.
+        gamma: overrides the request's.
 
     Raises:
-        Misconfigured: these contradict each other, or a number is out of range.
+        Misconfigured: arguments contradict each other, or a number is out of range.
     """
     file = None
     if data is not None:

@@ -1,4 +1,4 @@
-"""A text that goes on where its orchestrator was lost: there when it is back, or at another one."""
+"""A text that survives the loss of its orchestrator: it goes on there later, or at another one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LONGEST_PAUSE = 2.0
 
 
 class Resuming:
-    """One text, from whichever of some orchestrators is there.
+    """One text, from the first of several orchestrators that answers.
 
-    They have to serve the same target. What came is never asked for again: see `received_token_ids`
-    in orchestrator.proto.
+    All must serve the same target. Received tokens are never requested again: see
+    `received_token_ids` in orchestrator.proto.
 
     Args:
         places: of orchestrators, tried in turn.
-        seconds: how long to look for an orchestrator when the one of a text is lost; 0 never does.
-        note: is told of each loss, in a sentence.
+        seconds: how long to try again after a text's orchestrator is lost; 0 gives up at once.
+        note: is called with a sentence about each loss.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Resuming:
         self._seconds = seconds
         self._note = note
         self._rounds = 0
-        # Of the loss that the text has not got over yet.
+        # The loss since which no message has come, and when it was.
         self._loss: Lost | None = None
         self._lost_at = 0.0
         self._pause = _FIRST_PAUSE
 
     @contextmanager
     def connected(self) -> Iterator[Client]:
-        """A client of the first one that answers, beginning with the last one that did.
+        """A client of the first orchestrator that answers, starting with the last that did.
 
         Raises:
-            Lost: none does.
+            Lost: no orchestrator answers.
         """
         with ExitStack() as stack:
             yield self._connect(stack)
@@ -68,14 +68,14 @@ class Resuming:
     def generate(
         self, generation: pb.Generation, timeout_s: float | None = None
     ) -> Iterator[pb.GenerateResponse]:
-        """A text, round by round, then its summary, whose tokens and rounds are those of all calls.
+        """A text, round by round, then its summary, which counts tokens and rounds of all calls.
 
         Args:
-            generation: what to generate; without a seed one is drawn, which all calls share.
-            timeout_s: for all of it.
+            generation: what to generate; without a seed, one is drawn for all calls.
+            timeout_s: for the whole text.
 
         Raises:
-            Failure: the call's status, in one sentence; that of the loss where nobody could go on.
+            Failure: the call's status, in one sentence; the loss's, if the text could not go on.
         """
         asked = pb.Generation()
         asked.CopyFrom(generation)
@@ -94,7 +94,7 @@ class Resuming:
     def complete(
         self, generation: pb.Generation, timeout_s: float | None = None
     ) -> pb.CompleteResponse:
-        """The same as one answer.
+        """The same as `generate`, as one answer.
 
         Raises:
             Failure: see `generate`.
@@ -115,7 +115,7 @@ class Resuming:
     def _followed(
         self, replies: Iterator[pb.GenerateResponse], asked: pb.Generation
     ) -> Iterator[pb.GenerateResponse]:
-        """Replies as they come; what is asked for follows them."""
+        """Replies as they come; each is added to the request that would resume the text."""
         for reply in replies:
             self._loss, self._pause = None, _FIRST_PAUSE
             if reply.WhichOneof("event") == "round":
@@ -131,11 +131,11 @@ class Resuming:
         """Pause before the next attempt.
 
         Args:
-            failure: of the last one.
-            until: when all is to be over, by time.monotonic(); None for no such time.
+            failure: of the last attempt.
+            until: deadline of the whole text, by time.monotonic(); None for none.
 
         Raises:
-            Failure: that, if there is to be none.
+            Failure: why there is no further attempt.
         """
         now = time.monotonic()
         if self._loss is not None and not isinstance(failure, Lost):

@@ -18,18 +18,19 @@ from tandem.tools.load.report import LoadReport, error_lines
 from tandem.tools.load.requests import MAX_IN_FLIGHT, MOST_TEXTS
 from tandem.tools.load.timeline import Percentiles, Timeline
 
-# The rate is found to within a tenth; closer is less than two runs of one rate differ by.
+# The rate is found to within a tenth: two runs of one rate differ by more.
 _CLOSE = 1.1
-# Five doublings and as many halvings of what is left; a start further off is a guess to be mended.
+# Enough for five doublings, then as many bisections. If the start is further off, choose a better
+# one.
 _MOST_LEVELS = 12
 
 
 @dataclass(frozen=True)
 class Level:
-    """A rate, and what it did.
+    """A rate, and its results.
 
     Attributes:
-        rate: texts a second that were asked for, on average.
+        rate: mean requests a second.
         report: figures.
         goodput: under the objective.
         texts: their timelines.
@@ -55,10 +56,10 @@ class Level:
 
 
 def require_rate(rate: float, seconds: float) -> None:
-    """Refuse runs of more texts than are kept.
+    """Refuse a run of more texts than are kept.
 
     Raises:
-        Misconfigured: how many are too many.
+        Misconfigured: there are too many.
     """
     if not rate * seconds <= MOST_TEXTS:
         raise Misconfigured(
@@ -67,7 +68,7 @@ def require_rate(rate: float, seconds: float) -> None:
 
 
 def failures(levels: Sequence[Level]) -> list[str]:
-    """What failed texts ended with, over all rates: a line for each kind, the commonest first."""
+    """The errors of failed texts over all rates: a line for each kind, the commonest first."""
     errors: Counter[str] = Counter()
     for level in levels:
         errors.update(level.report.errors)
@@ -75,7 +76,7 @@ def failures(levels: Sequence[Level]) -> list[str]:
 
 
 def best(levels: Sequence[Level]) -> Level | None:
-    """The highest rate that was held; None if none was."""
+    """The highest rate that held the objective; None if none did."""
     held = [level for level in levels if level.goodput.held]
     return max(held, key=lambda level: level.rate, default=None)
 
@@ -87,19 +88,18 @@ async def sweep(
     highest: float = math.inf,
     tell: Callable[[Level], object] = lambda level: None,
 ) -> list[Level]:
-    """Look for the highest rate that is held: outwards by factors of two, then in between.
+    """Find the highest rate that holds the objective: by factors of two, then by bisection.
 
     Args:
-        measure: runs a load of a rate.
+        measure: runs a load at a rate.
         start: the first rate, texts a second.
-        lowest: that is worth a run.
-        highest: that can be run.
-        tell: is handed each rate when it has been run.
+        lowest: lowest rate that is worth a run.
+        highest: highest rate that can be run.
+        tell: is called with each rate that has been run.
 
     Returns:
-        All rates that were run, in their order. A run without a text that ended well is the
-        last one; so is the twelfth, and one whose half would be too low or whose double too
-        high.
+        All rates that were run, in order. The sweep ends early if no text of a run succeeded,
+        after the twelfth run, and if the next rate would be below `lowest` or above `highest`.
     """
     levels: list[Level] = []
     held = failed = None
@@ -131,15 +131,15 @@ async def sweep(
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Rates of one kind of load, to be run one by one.
+    """One kind of load, to be run at one rate after the other.
 
     Attributes:
-        generator: that runs it.
-        request: what is asked for, by its number.
-        seconds: that texts are asked for at a rate; it lasts as long as its last texts take.
-        objective: that they should keep.
+        generator: runs the load.
+        request: makes a request from its number.
+        seconds: how long requests are sent at a rate; a run ends when its last text has.
+        objective: for the goodput.
         seed: of the gaps.
-        max_in_flight: texts on their way at once.
+        max_in_flight: most texts in flight.
     """
 
     generator: LoadGenerator
@@ -151,7 +151,7 @@ class OpenLoop:
 
     @property
     def lowest(self) -> float:
-        """The rate of one text in a run: below, a run would last longer than it should."""
+        """The rate of one text per run: at a lower one, a run would last longer than `seconds`."""
         return 1 / self.seconds
 
     @property
@@ -160,7 +160,7 @@ class OpenLoop:
         return MOST_TEXTS / self.seconds
 
     async def level(self, rate: float) -> Level:
-        """A rate."""
+        """Run a rate."""
         count = max(math.ceil(rate * self.seconds), 1)
         texts = await self.generator.open_loop(
             [self.request(number) for number in range(count)],
@@ -178,7 +178,7 @@ HEADS = (
 
 
 def rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
-    """A row a rate from the lowest to the highest, as `HEADS` has them."""
+    """A row per rate, the lowest first, with the columns of `HEADS`."""
     found: list[tuple[str, ...]] = []
     for level in sorted(levels, key=lambda level: level.rate):
         report, goodput = level.report, level.goodput

@@ -1,4 +1,4 @@
-"""When the tokens of one text came, and the percentiles of many such times."""
+"""When the tokens of one text arrived, and the percentiles of many such times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Timeline:
     """A text as its client saw it; times are seconds of one clock.
 
     Attributes:
-        intended_s: when it was due. In an open loop it may be asked for later, and latency
-            counts from here, or a slow server would hide its own delays.
-        asked_s: when it was asked for.
-        arrivals: time and number of tokens of each message that brought any.
-        ended_s: when its last message came, or its error.
+        intended_s: when the text was due. An open loop may request it later; latency still counts
+            from here, or a slow server would hide its own delays.
+        asked_s: when the text was requested.
+        arrivals: time and number of tokens of each message with tokens.
+        ended_s: when the last message or the error arrived.
         error: status and details of a failed call; empty otherwise.
-        summary: Tandem's last message; None for an error, or another system.
+        summary: Tandem's last message; None after an error, or for another system.
         retry_s: how long the error says to wait before the next call, if it does; not in the JSON.
     """
 
@@ -59,20 +59,20 @@ class Timeline:
 
     @property
     def gaps_s(self) -> list[float]:
-        """ITL: raw gaps between messages, of which each brings all tokens of a round."""
+        """ITL: raw gaps between messages; each message has all tokens of a round."""
         times = [time for time, _ in self.arrivals]
         return [later - earlier for earlier, later in pairwise(times)]
 
     @property
     def rounds_s(self) -> list[float]:
-        """Rounds: as the orchestrator timed them where it drafted, else the gaps."""
+        """Times of rounds: the orchestrator's if it drafted, else the gaps."""
         if self.summary is not None and self.summary.stages.round_wall_ns:
             return [wall / 1e9 for wall in self.summary.stages.round_wall_ns]
         return self.gaps_s
 
     @property
     def beside_models_s(self) -> list[float]:
-        """Each drafted round's wall time less its forward passes."""
+        """Each drafted round's wall time minus its forward passes."""
         if self.summary is None:
             return []
         stages = self.summary.stages
@@ -81,7 +81,7 @@ class Timeline:
 
     @property
     def lag_s(self) -> float:
-        """How much later than due it was asked for: the client's own lateness."""
+        """How much later than due the text was requested: the client's own delay."""
         return self.asked_s - self.intended_s
 
     def as_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Timeline:
         """What `as_json` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: `read` is something else.
         """
         summary = read["summary"]
         try:
@@ -131,7 +131,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Percentiles | None:
-        """Of times in seconds; None if there are none."""
+        """The percentiles of times in seconds; None if there are none."""
         if not seconds:
             return None
         p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3

@@ -1,1 +1,1 @@
-"""Loads by ghz: what to run, the tool itself, what it saw, and whether that is good."""
+"""Loads by ghz: what to run, the tool itself, its measurements, and their judgement."""

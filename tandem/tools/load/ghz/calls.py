@@ -1,6 +1,6 @@
-"""What ghz saw of a load, from the details of its JSON.
+"""A load's calls, from the details in ghz's JSON.
 
-Its own `average` and `rps` are over failed calls too, and are not read.
+ghz's own `average` and `rps` include failed calls, and are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.failure import Misconfigured
 from tandem.tools.load.timeline import Percentiles
 
 _NANOSECONDS = 1e9
-# ghz keeps a million calls' details and no more; each has some 150 bytes.
+# ghz keeps the details of at most a million calls, some 150 bytes each.
 _MOST_BYTES = 512 << 20
 
 
@@ -28,8 +28,8 @@ class Call:
     """One call.
 
     Attributes:
-        started_s: behind the first call's start.
-        latency_s: from its start to its end. Of a stream all of it.
+        started_s: seconds after the first call's start.
+        latency_s: from the call's start to its end; for a stream, its whole duration.
         status: gRPC's, as ghz spells it.
     """
 
@@ -44,8 +44,8 @@ class Calls:
 
     Attributes:
         calls: one by one.
-        statuses: how often each came, by ghz's own count.
-        errors: what failed calls said, the commonest first.
+        statuses: how often each occurred, by ghz's own count.
+        errors: how often each error message occurred, the commonest first.
         wall_s: from the first start to the last end.
     """
 
@@ -56,16 +56,16 @@ class Calls:
 
     @classmethod
     def parse(cls, report: Mapping[str, Any]) -> Calls:
-        """A report in ghz's JSON.
+        """From a report in ghz's JSON.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: `report` is something else.
         """
         ends: list[float] = []
         latencies: list[float] = []
         details = report["details"] or []
         for detail in details:
-            # A detail's time is that of its end.
+            # A detail's timestamp is the end of the call.
             ends.append(datetime.fromisoformat(_microseconds(detail["timestamp"])).timestamp())
             latencies.append(detail["latency"] / _NANOSECONDS)
         starts = [end - latency for end, latency in zip(ends, latencies, strict=True)]
@@ -87,21 +87,21 @@ class Calls:
         return sum(self.statuses.values())
 
     def ended(self, statuses: Sequence[str]) -> int:
-        """Calls that ended with one of these."""
+        """Calls that ended with one of these statuses."""
         return sum(self.statuses.get(status, 0) for status in statuses)
 
     def latency(self, statuses: Sequence[str]) -> Percentiles | None:
-        """Of calls that ended with one of these."""
+        """Latency of the calls that ended with one of these statuses."""
         return Percentiles.of([call.latency_s for call in self.calls if call.status in statuses])
 
     def slower(self, seconds: float, statuses: Sequence[str]) -> int:
-        """Of those calls, how many took longer."""
+        """Calls that ended with one of these statuses and took longer than `seconds`."""
         slow = [call.latency_s > seconds for call in self.calls if call.status in statuses]
         return int(np.sum(slow))
 
 
 def _microseconds(stamp: str) -> str:
-    """ghz writes as many digits of a second as there are, Python reads six."""
+    """A timestamp with six decimals: ghz writes any number of them, Python reads up to six."""
     whole, point, rest = stamp.partition(".")
     if not point:
         return stamp
@@ -110,10 +110,10 @@ def _microseconds(stamp: str) -> str:
 
 
 def read(path: Path) -> tuple[str, Calls]:
-    """A report's name, and what it saw.
+    """A report's name, and its calls.
 
     Raises:
-        Misconfigured: it cannot be read, or is no JSON of ghz.
+        Misconfigured: the report cannot be read, or is no JSON of ghz.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Scenarios run one after the other, with a look at the metrics before and after each."""
+"""Scenarios run one after the other, with a scrape of the metrics before and after each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tandem.tools.load.ghz.outcome import Outcome
 from tandem.tools.load.ghz.scenario import Scenario
 from tandem.tools.load.ghz.served import ServedCounts, Watch
 
-# Cancels are heard at once, and a pass that is under way is not interrupted; a service books a text
-# when its last message has left.
+# How long sequences may take to close after a load. A service notices a cancel at once, but does
+# not interrupt a running pass, and records a text only after its last message has left.
 _SETTLE_SECONDS = 10.0
 
 
@@ -26,9 +26,9 @@ class Campaign:
     Attributes:
         ghz: the program.
         endpoint: of the orchestrator.
-        watch: the services' metrics; None where nobody knows where they are.
+        watch: the services' metrics; None if their endpoints are unknown.
         folder: for ghz's reports.
-        flags: of ghz, over what the configurations say.
+        flags: of ghz; they override the configurations.
     """
 
     ghz: str
@@ -38,7 +38,7 @@ class Campaign:
     flags: Mapping[str, str]
 
     def run(self, scenario: Scenario) -> Outcome:
-        """Run one. Where that is not possible, the outcome says why."""
+        """Run a scenario. If that is not possible, the outcome says why."""
         try:
             return self._run(scenario)
         except Failure as failure:
@@ -47,10 +47,10 @@ class Campaign:
             return Outcome(scenario.name, scenario.loop, nothing, trouble=trouble)
 
     def _run(self, scenario: Scenario) -> Outcome:
-        """Run one.
+        """Run a scenario.
 
         Raises:
-            Failure: ghz could send no call, or there are no metrics before it.
+            Failure: ghz could send no call, or the scrape before it failed.
         """
         report = self.folder / f"{scenario.name}.json"
         before = self.watch.look() if self.watch else {}
@@ -60,6 +60,6 @@ class Campaign:
         try:
             left_open = self.watch.left_open(_SETTLE_SECONDS)
             served = ServedCounts.between(before, self.watch.look())
-        except Failure as failure:  # a service has died, and the calls say what clients saw of it
+        except Failure as failure:  # a service has died; the calls show how clients saw it
             return replace(Outcome.of(scenario, calls), trouble=str(failure))
         return Outcome.of(scenario, calls, served, left_open)

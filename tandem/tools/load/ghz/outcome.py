@@ -17,18 +17,18 @@ _SHOWN_ERRORS = 5
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a load.
+    """The result of a load.
 
     Attributes:
         name: of the scenario.
-        loop: how calls followed each other.
-        calls: as ghz saw them.
+        loop: how calls followed each other, in words.
+        calls: as ghz measured them.
         expected: statuses that are no error.
         cuts: whether ghz cancelled the calls itself.
-        ttft: of ghz, where it cut calls behind their first message.
-        served: by the services' metrics; None without any.
-        left_open: texts and sequences that were open some seconds later; None where nobody looked.
-        trouble: why the load could not be run, or its metrics not be read.
+        ttft: measured by ghz; only if it cut calls after their first message.
+        served: from the services' metrics; None without metrics.
+        left_open: texts and sequences still open some seconds later; None if not checked.
+        trouble: why the load could not be run, or its metrics could not be read.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Outcome:
         served: ServedCounts | None = None,
         left_open: int | None = None,
     ) -> Outcome:
-        """Of a scenario that was run."""
+        """The outcome of a scenario that was run."""
         expected = scenario.expected
         ttft = calls.latency(expected) if scenario.first_token_only else None
         return cls(
@@ -62,12 +62,12 @@ class Outcome:
 
     @property
     def failed(self) -> int:
-        """Calls that ended with a status that is an error."""
+        """Number of calls that ended with an error status."""
         return self.calls.count - self.calls.ended(self.expected)
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong; nothing, if all is well."""
+        """What is wrong; empty if all is well."""
         found = []
         if self.trouble:
             found.append(self.trouble)
@@ -86,7 +86,7 @@ class Outcome:
 
     @property
     def reasons(self) -> list[str]:
-        """What failed calls said, the commonest first."""
+        """The error messages of failed calls, the commonest first."""
         said = [
             f"{count} x {' '.join(error.split())}"
             for error, count in self.calls.errors.items()
@@ -96,11 +96,11 @@ class Outcome:
         return said if further <= 0 else [*said[:_SHOWN_ERRORS], f"and {further} other kinds"]
 
     def goodput(self, objective: Objective) -> Goodput | None:
-        """What surely came within an objective; None where that cannot be told.
+        """A lower bound of the texts that met an objective; None if there is no telling.
 
-        ghz knows each call's latency, the services' histograms how many first tokens and tokens
-        were late, but not whose: each counts against another text, and what shares a bucket with
-        the limit is late.
+        ghz knows the latency of each call. The services' histograms only count late first tokens
+        and late tokens, but not of which text. So each one counts against a different text, and
+        an observation in the same bucket as the limit counts as late.
         """
         if self.cuts or self.served is None or not self.calls.count:
             return None
@@ -109,10 +109,10 @@ class Outcome:
             good -= self.calls.slower(objective.latency_ms / 1e3, (OK,))
         if objective.ttft_ms is not None:
             seen = self.served.ttft
-            # A call that ended well and was not observed was not seen to be in time.
+            # A successful call that is missing in the histogram counts as late.
             good -= max(seen.count, ended) - seen.surely_within(objective.ttft_ms / 1e3)
         if objective.tpot_ms is not None:
-            # A text of one token has none.
+            # Texts of one token are not in this histogram.
             seen = self.served.tpot
             good -= seen.count - seen.surely_within(objective.tpot_ms / 1e3)
         good = max(good, 0.0)

@@ -21,9 +21,9 @@ def page(
 
     Args:
         outcomes: of scenarios.
-        levels: of a sweep; maybe none.
-        objective: that goodput is under.
-        about: when and where it was, in a sentence.
+        levels: of a sweep; may be empty.
+        objective: for the goodput.
+        about: when and where the load ran, in a sentence.
     """
     parts = []
     if outcomes:
@@ -63,7 +63,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _wrong(outcomes: Sequence[Outcome]) -> str:
-    """What is wrong, and what failed calls said."""
+    """What is wrong, and the messages of failed calls."""
     lines = [
         f"{outcome.name}: {line}"
         for outcome in outcomes

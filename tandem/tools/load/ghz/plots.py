@@ -1,4 +1,4 @@
-"""Pictures of loads, as SVG that stands in a page by itself. They need matplotlib."""
+"""Plots of loads, as SVG elements for a self-contained page. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tandem.tools.load.objective import Objective
 from tandem.tools.load.sweep import Level
 from tandem.tools.load.timeline import Percentiles
 
-matplotlib.use("Agg")  # no display is needed, nor looked for
+matplotlib.use("Agg")  # needs no display, and does not look for one
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 _WIDTH = 9.0
-# Okabe and Ito's: told apart by people who see red and green alike.
+# Okabe and Ito's colours, which colour-blind people can tell apart.
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 _GOOD, _BAD = _COLORS[0], _COLORS[5]
 _BESIDE: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "fontsize": 9}
-# What matplotlib says of its files, in the words of an address; a page has none.
+# Metadata that matplotlib adds to its files, with URLs in it; the page contains no URLs.
 _SAID = ("Creator", "Date", "Format", "Type")
 _STYLE: dict[Any, Any] = {
-    # Letters stay letters, of the reader's own font.
+    # Text stays text, in the reader's own font.
     "svg.fonttype": "none",
-    # Names inside the picture do not change from run to run.
+    # Fixed salt: ids inside the SVG do not change from run to run.
     "svg.hashsalt": "tandem",
     "font.size": 10,
     "axes.spines.top": False,
@@ -45,7 +45,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def over_time(outcomes: Sequence[Outcome]) -> str:
-    """Each call's latency by its start, a panel a scenario."""
+    """Each call's latency by its start, a panel per scenario."""
     with _figure(len(outcomes), 1.7) as (figure, panels):
         for axes, outcome in zip(panels, outcomes, strict=True):
             groups = _by_kind(outcome.calls, outcome.expected)
@@ -66,7 +66,7 @@ def over_time(outcomes: Sequence[Outcome]) -> str:
 def _by_kind(
     calls: Calls, expected: Sequence[str]
 ) -> Mapping[str, tuple[list[float], list[float]]]:
-    """Starts and latencies (milliseconds) of the calls that ended well, and of the others."""
+    """Starts (seconds) and latencies (milliseconds) of successful and of failed calls."""
     found: dict[str, tuple[list[float], list[float]]] = {"ended well": ([], []), "failed": ([], [])}
     for call in calls.calls:
         starts, latencies = found["ended well" if call.status in expected else "failed"]
@@ -76,7 +76,7 @@ def _by_kind(
 
 
 def distributions(outcomes: Sequence[Outcome]) -> str:
-    """The share of calls that were done by a time, a line a scenario."""
+    """The share of calls that had ended by a time, a line per scenario."""
     with _figure(1, 4.0) as (figure, (axes,)):
         for outcome, color in zip(outcomes, _COLORS * len(outcomes), strict=False):
             ended = [c.latency_s for c in outcome.calls.calls if c.status in outcome.expected]
@@ -94,10 +94,10 @@ def distributions(outcomes: Sequence[Outcome]) -> str:
 
 
 def statuses(outcomes: Sequence[Outcome]) -> str:
-    """How calls ended, a bar a scenario."""
+    """How calls ended, a bar per scenario."""
     names = [outcome.name for outcome in outcomes]
     found = {status for outcome in outcomes for status in outcome.calls.statuses}
-    # What is well has the same colour in every report.
+    # OK comes first, so that it has the same colour in every report.
     kinds = sorted(found, key=lambda kind: (kind != OK, kind))
     with _figure(1, 1.0 + 0.35 * len(outcomes)) as (figure, (axes,)):
         left = np.zeros(len(outcomes))
@@ -154,7 +154,7 @@ def _times(
 def _figure(
     panels: int, height: float, sharex: bool = False
 ) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """A figure with so many panels below each other, of a height in inches each."""
+    """A figure with `panels` panels below each other, each `height` inches high."""
     with plt.rc_context(_STYLE):
         figure, axes = plt.subplots(
             panels,
@@ -170,7 +170,7 @@ def _figure(
 
 
 def _svg(figure: Figure) -> str:
-    """The picture's element, without what a file has around it."""
+    """The svg element alone, without the XML header of a file."""
     file = io.StringIO()
     figure.savefig(
         file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))

@@ -27,13 +27,13 @@ def write(
 
     Args:
         outcomes: of scenarios.
-        levels: of a sweep; maybe none.
-        objective: that goodput is under.
+        levels: of a sweep; may be empty.
+        objective: for the goodput.
         address: of the orchestrator; None for loads that ran elsewhere.
         folder: for the files.
 
     Returns:
-        The page.
+        The path of report.html.
     """
     folder.mkdir(parents=True, exist_ok=True)
     at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -52,7 +52,7 @@ def write(
 
 
 def faults(outcomes: Sequence[Outcome], levels: Sequence[Level], objective: Objective) -> list[str]:
-    """What is wrong; nothing, if all is well."""
+    """What is wrong; empty if all is well."""
     bad = [outcome.name for outcome in outcomes if outcome.faults]
     found = [f"{len(bad)} of {len(outcomes)} loads failed: {', '.join(bad)}"] if bad else []
     if levels and sweep.best(levels) is None:

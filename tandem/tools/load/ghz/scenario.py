@@ -1,4 +1,4 @@
-"""A load that a configuration of ghz describes."""
+"""A load, as a configuration of ghz describes it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Scenario:
     """A configuration, and what it means.
 
     Attributes:
-        name: its file's, without the ending.
+        name: the file's, without its extension.
         path: of the file.
-        config: what ghz is told, by its names.
+        config: ghz's settings, by their names.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Scenario:
     config: dict[str, Any]
 
     def under(self, flags: Mapping[str, str]) -> Scenario:
-        """What it is with flags over what its file says."""
+        """The scenario with flags that override its file."""
         given = {name: int(value) if value.isdecimal() else value for name, value in flags.items()}
         return replace(self, config={**self.config, **given})
 
@@ -42,7 +42,7 @@ class Scenario:
 
     @property
     def cuts(self) -> bool:
-        """Whether calls are cancelled by ghz itself."""
+        """Whether ghz itself cancels calls."""
         return any(self.config.get(name) for name in _CUTS)
 
     @property
@@ -71,11 +71,11 @@ def scenarios(folder: Path, names: Sequence[str]) -> list[Scenario]:
     """The configurations of a folder.
 
     Args:
-        folder: with a JSON file a scenario; those without a `call` are something else.
-        names: of those to take; all of them by default, the storm of cancels last.
+        folder: with one JSON file per scenario; files without a `call` are skipped.
+        names: of the scenarios to take; by default all, those that cancel calls last.
 
     Raises:
-        Misconfigured: one is not there, or no configuration.
+        Misconfigured: a scenario does not exist, or its file is no JSON.
     """
     found: dict[str, Scenario] = {}
     try:

@@ -1,4 +1,4 @@
-"""What the services' own metrics say of a load."""
+"""A load, as the services' own metrics show it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class ServedCounts:
-    """Between two looks.
+    """What the metrics counted between two scrapes.
 
     Attributes:
         figures: tokens, acceptance, batches.
-        tokens: emitted.
+        tokens: emitted tokens.
         ttft: seconds from a request's arrival to its first token.
-        tpot: seconds a further token, of texts that came to their end.
+        tpot: seconds per further token, of texts that ended normally.
     """
 
     figures: WatchedFigures
@@ -34,7 +34,7 @@ class ServedCounts:
 
     @classmethod
     def between(cls, before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> ServedCounts:
-        """From the same endpoints at two moments."""
+        """From two scrapes of the same endpoints."""
         grown = [now.since(before[name]) for name, now in after.items() if name in before]
         seen = figures(before, after)
         return cls(
@@ -49,22 +49,22 @@ class Watch:
     """The metrics of running services.
 
     Args:
-        endpoints: host:port of each service; none watches nothing.
+        endpoints: host:port of each service.
     """
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._endpoints = endpoints
 
     def look(self) -> dict[str, Scrape]:
-        """By endpoint.
+        """Scrape all endpoints; the results by endpoint.
 
         Raises:
-            Failure: one does not answer.
+            Failure: an endpoint does not answer.
         """
         return {endpoint: _scrape(endpoint) for endpoint in self._endpoints}
 
     def require(self) -> None:
-        """Find out before a load of minutes.
+        """Check, before minutes of load, that `left_open` will work.
 
         Raises:
             Misconfigured: see `left_open`.
@@ -75,17 +75,17 @@ class Watch:
             raise Misconfigured(f"{failure}; name them with --metrics") from None
 
     def left_open(self, seconds: float) -> int:
-        """Texts and sequences that are still open once none is, or after some seconds.
+        """Wait until no text or sequence is open; return how many still are after some seconds.
 
         Raises:
-            Failure: a service does not answer, or none tells of sequences.
+            Failure: a service does not answer, or none has metrics of sequences.
         """
         deadline = time.monotonic() + seconds
         while True:
             seen = list(self.look().values())
             names = [metrics.SEQUENCES_OPEN.prometheus_name]
             if not any(True for scrape in seen for _ in scrape.series(names[0])):
-                raise Failure("no metrics of a drafter or a target: nobody tells of sequences")
+                raise Failure("no metrics of a drafter or a target, which count open sequences")
             names.append(metrics.REQUESTS_ACTIVE.prometheus_name)
             count = int(sum(scrape.value(name) for scrape in seen for name in names))
             if not count or time.monotonic() > deadline:

@@ -18,15 +18,15 @@ HEADS = (
     *("tokens/s", "accepted", "goodput/s"),
 )
 LEGEND = (
-    "Times are p50/p99. Latency is the client's, by ghz; TTFT, where it is not said to be the"
-    " client's, and TPOT are the services', straight between the bounds of their histograms."
-    " calls/s and goodput/s are of calls that ended well; goodput, and its share of all calls, is"
-    " what surely kept the objective."
+    "Times are p50/p99. Latency is the client's, measured by ghz. TTFT (unless marked client's)"
+    " and TPOT are the services', interpolated between the bounds of their histograms."
+    " calls/s counts successful calls. goodput/s and its share of all calls are lower bounds:"
+    " they count the calls that certainly kept the objective."
 )
 
 
 def rows(outcomes: Sequence[Outcome], objective: Objective) -> list[tuple[str, ...]]:
-    """A row a scenario, as `HEADS` has them."""
+    """A row per scenario, with the columns of `HEADS`."""
     return [_row(outcome, objective) for outcome in outcomes]
 
 
@@ -37,7 +37,7 @@ def _row(outcome: Outcome, objective: Objective) -> tuple[str, ...]:
     latency = None if outcome.cuts else calls.latency((OK,))
     first = served.ttft if served else None
     ttft = f"{_times(outcome.ttft)}\nclient's" if outcome.ttft else _buckets(first)
-    # Of a text that is cut behind its first tokens neither says anything.
+    # Tokens and acceptance mean nothing for texts that are cut after their first tokens.
     told = None if outcome.cuts else served
     accepted = told.figures.acceptance if told else None
     return (
@@ -84,6 +84,6 @@ def markdown(outcomes: Sequence[Outcome], objective: Objective) -> str:
 
 
 def markdown_table(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Lines of a table in Markdown, each with its end."""
+    """Lines of a table in Markdown, each with its newline."""
     lines = [heads, ["---"] * len(heads), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

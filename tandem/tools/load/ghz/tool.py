@@ -15,17 +15,17 @@ from tandem.rpc.endpoint import Endpoint
 from tandem.tools.load.ghz.calls import Calls, read
 from tandem.tools.load.ghz.scenario import Scenario
 
-# An hour's load, and what its last calls take.
+# An hour of load, and time for its last calls.
 _MOST_SECONDS = 4000.0
 _SHOWN_LINES = 6
 _BUILD = "GOBIN=$PWD/.cache/bin go install github.com/bojand/ghz/cmd/ghz@v0.121.0"
 
 
 def find(root: Path) -> str:
-    """Where it is: in .cache/bin below `root`, in GOBIN or on the PATH.
+    """Path of ghz: in .cache/bin below `root`, in GOBIN or on the PATH.
 
     Raises:
-        Misconfigured: nowhere; how it is to be had.
+        Misconfigured: ghz is not installed; says how to get it.
     """
     folders = [str(root / ".cache" / "bin"), os.environ.get("GOBIN"), os.environ.get("PATH")]
     found = shutil.which("ghz", path=os.pathsep.join(filter(None, folders)))
@@ -47,7 +47,7 @@ def run(
         scenario: to run.
         endpoint: of the orchestrator.
         report: gets ghz's JSON.
-        flags: over what the configuration says, by their names without dashes.
+        flags: override the configuration; by their names without dashes.
 
     Raises:
         Failure: no call could be sent.
@@ -55,7 +55,7 @@ def run(
     given = [word for name, value in flags.items() for word in (f"--{name}", value)]
     report.unlink(missing_ok=True)
     try:
-        # For nobody else's eyes, as such files are; a command's words can be read by all.
+        # Such a file is private to this user; anyone could read a command line.
         with NamedTemporaryFile("w", suffix=".json") as file:
             json.dump(_config(scenario, endpoint), file)
             file.flush()
@@ -77,7 +77,7 @@ def run(
 
 
 def _config(scenario: Scenario, endpoint: Endpoint) -> dict[str, object]:
-    """A scenario's, with what the place asks for."""
+    """A scenario's configuration, with the endpoint's metadata and TLS files."""
     config: dict[str, object] = dict(json.loads(scenario.path.read_text("utf-8")))
     if endpoint.metadata:
         shown = dict(endpoint.metadata)
