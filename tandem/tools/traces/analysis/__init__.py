@@ -1,1 +1,1 @@
-"""What traces say: whose each instant is, figures of requests, reports and comparisons."""
+"""Analysis of traces: which stage owns each instant, figures, reports and comparisons."""

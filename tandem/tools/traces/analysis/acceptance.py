@@ -6,12 +6,12 @@ from collections import Counter
 
 from tandem.tools.traces.read.request import TracedRound
 
-# No draft is longer; a number beyond it is no draft length.
+# No draft is longer: a larger recorded number is not a draft length, and is ignored.
 _LONGEST = 256
 
 
 class RecordedAcceptance:
-    """Counts of the rounds with a draft that one rule decided."""
+    """Counts the drafted rounds that one rule decided."""
 
     def __init__(self) -> None:
         self._rounds: Counter[tuple[int, int]] = Counter()
@@ -23,7 +23,7 @@ class RecordedAcceptance:
 
     @property
     def rounds(self) -> int:
-        """How many."""
+        """Number of rounds."""
         return self._rounds.total()
 
     @property
@@ -46,18 +46,18 @@ class RecordedAcceptance:
         return range(1, self.longest + 1)
 
     def _count(self, drafted: int, kept: int) -> int:
-        """Rounds with at least so many tokens drafted and kept."""
+        """Rounds with at least `drafted` tokens drafted and `kept` tokens kept."""
         rounds = self._rounds.items()
         return sum(count for (g, a), count in rounds if g >= drafted and a >= kept)
 
     @property
     def longest(self) -> int:
-        """Draft length; 0 without any."""
+        """The longest draft length; 0 without any."""
         return max((gamma for gamma, _ in self._rounds), default=0)
 
     @property
     def commonest_gamma(self) -> int:
-        """Draft length; 0 without any."""
+        """The commonest draft length; 0 without any."""
         gammas: Counter[int] = Counter()
         for (gamma, _), count in self._rounds.items():
             gammas[gamma] += count
@@ -76,5 +76,5 @@ class RecordedAcceptance:
 
     @property
     def onward(self) -> list[float]:
-        """Of the drafts kept up to each place, the share that kept its token too."""
+        """For each place: of the drafts kept up to it, the share that kept its token too."""
         return [a / r if r else 0.0 for a, r in zip(self.accepted, self.reached, strict=True)]

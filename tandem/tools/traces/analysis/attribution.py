@@ -1,9 +1,8 @@
 """Which stage owns which instant of a request's wall time.
 
-The tree is swept from the root. Of a span's children at an instant, the one that ends last is
-what the request waits for, and the deepest span of that path owns the instant. The drafter's
-prefill is apart: it goes on in the background, and counts only while a round has nothing else to
-wait for.
+The tree of spans is swept from the root. Of a span's children at an instant, the request waits for
+the one that ends last, and the deepest span on that path owns the instant. The drafter's prefill is
+an exception: it runs in the background, and counts only while a round waits for nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tandem.tools.traces.analysis.stages import (
 from tandem.tools.traces.read.request import TracedRequest
 from tandem.tools.traces.read.spans import RecordedSpan
 
-# Below `generate` itself, with a client's span around it or without: the drafter's.
+# The drafter's prefill: directly below `generate`, with or without a client span around it.
 _BACKGROUND = frozenset({"prefill", "call.prefill"})
 
 
@@ -54,7 +53,7 @@ class OwnedInterval(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A stretch in which one of several spans, or none, is what the request waits for."""
+    """A stretch during which the request waits for one of several spans, or for none."""
 
     start_ns: int
     end_ns: int
@@ -88,7 +87,7 @@ class _Sweep:
 
         Args:
             span: on the critical path.
-            owner: it, or the nearest span above it that is known by its name.
+            owner: `span`, or the nearest span above it with a known name.
             start: of the stretch, nanoseconds.
             end: of the stretch.
         """
@@ -105,7 +104,7 @@ class _Sweep:
                 self._add(owner, piece.start_ns, piece.end_ns)
 
     def _gap(self, owner: RecordedSpan, gap: _Piece) -> None:
-        """A stretch of a round in which it holds no call."""
+        """Attribute a stretch of a round without a call."""
         for piece in _pieces(self._beside, gap.start_ns, gap.end_ns):
             if piece.chosen is None:
                 self._add(owner, piece.start_ns, piece.end_ns)
@@ -121,10 +120,10 @@ class _Sweep:
 
 
 def _pieces(spans: list[RecordedSpan], start: int, end: int) -> Iterator[_Piece]:
-    """Cut a stretch where what the request waits for changes.
+    """Cut a stretch at the points where the request begins to wait for another span.
 
     Args:
-        spans: by their starts.
+        spans: sorted by their starts.
         start: of the stretch, nanoseconds.
         end: of the stretch.
     """
@@ -181,7 +180,7 @@ def _stage_of(request: TracedRequest, span: RecordedSpan) -> OwnedStage:
 
 
 def _service(request: TracedRequest, span: RecordedSpan, step: str) -> str:
-    """Whose step it is. Prompts are computed by both: the drafter's is no part of an `open`."""
+    """The service of a step. A prefill below `open` is the target's, another the drafter's."""
     if step != "prefill":
         return DRAFTER if step == "draft" else TARGET
     above: RecordedSpan | None = span

@@ -1,4 +1,4 @@
-"""Where steps waited for a batch, and what engines' passes held."""
+"""How long steps waited for a batch, and how many sequences the engines' passes served."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from tandem.tools.traces.read.request import TracedRequest
 from tandem.tools.traces.read.spans import Process, RecordedSpan
 
-# A step has waited if it spent more than this part of its own passes' time before the first of
-# them: handing it to an idle engine and waking it costs 5 to 10 % of the smallest models' passes.
+# A step counts as having waited if its time before its first pass exceeds this share of the time of
+# its passes. To wake an idle engine for a step takes 5 to 10 % of the smallest models' passes.
 WAITED = 0.25
 
 
 @dataclass
 class PassWaits:
-    """Steps of one kind that shared their pass with as many others.
+    """Steps of one kind and one batch size; times are totals.
 
     Attributes:
-        steps: how many.
-        waited: of them, longer than `WAITED` of their passes.
-        queue_ns: until the engine looked at them, in all.
-        gather_ns: from there to their first pass, in all.
-        forward_ns: in passes, in all.
+        steps: number of steps.
+        waited: steps that waited longer than `WAITED` allows.
+        queue_ns: until the engine selected them.
+        gather_ns: from there to their first pass.
+        forward_ns: in passes.
     """
 
     steps: int = 0
@@ -45,7 +45,7 @@ class PassWaits:
 
 
 def batch_size(request: TracedRequest, step: RecordedSpan) -> int:
-    """Sequences that shared a step's passes: as it says, or as its passes do; 0 if unknown."""
+    """Sequences that shared a step's passes: by its own attribute, else its passes'; else 0."""
     said = step.number("tandem.batch_size")
     if said is None:
         passes = [child.number("tandem.batch_size") or 0 for child in request.children(step)]
@@ -58,11 +58,11 @@ class Passes:
     """An engine's passes.
 
     Attributes:
-        count: how many.
-        sequences: that they served, in all.
-        busy_ns: their time, in all.
-        first_ns: start of the first.
-        last_ns: end of the last.
+        count: number of passes.
+        sequences: sequences that they served, in total.
+        busy_ns: their total time.
+        first_ns: start of the first pass.
+        last_ns: end of the last pass.
     """
 
     count: int = 0
@@ -81,13 +81,13 @@ class Passes:
 
     @property
     def busy(self) -> float:
-        """Share of the time between the first and the last."""
+        """Share of the time from the first pass to the last that was spent in passes."""
         lasted = self.last_ns - self.first_ns
         return min(self.busy_ns / lasted, 1.0) if lasted else 0.0
 
     @property
     def mean_sequences(self) -> float:
-        """Sequences a pass."""
+        """Mean sequences per pass."""
         return self.sequences / self.count if self.count else 0.0
 
 

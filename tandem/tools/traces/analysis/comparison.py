@@ -1,9 +1,9 @@
-"""What moved between two recordings, and whether chance would move it as far.
+"""What moved between two recordings, and whether chance alone could explain it.
 
-Requests are drawn anew from each recording (the bootstrap), and every line's difference is taken
-each time. The intervals hold together: their width is set so that all lines at once enclose what
-they estimate in 95 of 100 comparisons (the studentised maximum of all lines), or a table of thirty
-lines would show a difference or two between any two runs.
+Requests are resampled from each recording (the bootstrap), and the difference of every line is
+computed each time. The intervals are simultaneous: in 95 of 100 comparisons, all of them contain
+their true values at once (by the studentised maximum over all lines). With separate intervals, a
+table of thirty lines would show a difference or two between any two runs.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LEVEL = 0.95
 _RESAMPLES = 2_000
 _AT_ONCE = 100
 _LAST_DIGIT = 1e-9
-# Requests of each recording that are kept; 20,000 rows of forty numbers are 7 MB.
+# Requests that are kept of each recording; 20,000 rows of forty numbers are 7 MB.
 MAX_REQUESTS = 20_000
-# With fewer, drawing anew says nothing of what other requests would have shown.
+# With fewer, resampling says nothing about other requests.
 MIN_REQUESTS = 8
 
 _Array = NDArray[np.float64]
@@ -43,11 +43,11 @@ class Line:
     """One figure of two recordings.
 
     Attributes:
-        name: what it is, with its unit.
+        name: of the figure, with its unit.
         before: in the first recording.
-        after: in the second.
-        low: of the interval of after - before; None with too few requests.
-        high: the same.
+        after: in the second recording.
+        low: lower end of the interval of after - before; None with too few requests.
+        high: its upper end.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Line:
 
     @property
     def moved(self) -> bool | None:
-        """Whether the interval holds no zero; None without an interval."""
+        """Whether the interval excludes zero; None without an interval."""
         if self.low is None or self.high is None:
             return None
         return not self.low <= 0 <= self.high
 
 
 class RequestSample:
-    """An even sample of a recording's requests, all of them if they are few (algorithm R).
+    """A uniform sample of a recording's requests (algorithm R); all of them if they are few.
 
     Args:
         figures: of the requests, in any order.
@@ -89,7 +89,7 @@ _COUNTS = ("requests", "firsts", "wall_s", "first_ms", "tokens", "rounds", "draf
 
 
 def _columns(figures: RequestFigures) -> list[float]:
-    """A request as numbers of which any sum over requests has a meaning."""
+    """A request as numbers that can be summed over requests."""
     first = figures.first_token_ns
     return [
         1.0,
@@ -138,8 +138,8 @@ def compare(before: RequestSample, after: RequestSample, unit: Unit, seed: int) 
     Args:
         before: the first recording.
         after: the second.
-        unit: of the stages' times.
-        seed: of the draws.
+        unit: what the stages' times are divided by.
+        seed: of the bootstrap.
     """
     ratios = [r for r in _ratios(unit) if _known(before, r) or _known(after, r)]
     first, second = (_values(side.rows.sum(axis=0)[None], ratios)[0] for side in (before, after))
@@ -164,7 +164,7 @@ def _known(side: RequestSample, ratio: _Ratio) -> bool:
 
 
 def _values(sums: _Array, ratios: Sequence[_Ratio]) -> _Array:
-    """Figures [N, R] of sums over requests [N, C]; 0 where nothing is below the line."""
+    """Figures [N, R] of sums over requests [N, C]; 0 where the divisor is 0."""
     above = sums[:, [ratio.above for ratio in ratios]]
     below = sums[:, [ratio.below for ratio in ratios]]
     plus = np.array([ratio.plus for ratio in ratios])
@@ -187,6 +187,6 @@ def _together(drawn: _Array, seen: _Array) -> tuple[_Array, _Array]:
     safe = np.where(spread > 0, spread, 1.0)
     furthest = (np.abs(drawn - seen) / safe).max(axis=1)
     reach = np.quantile(furthest, _LEVEL) * spread
-    # Requests that are all alike have no spread, and sums in another order differ in a last digit.
+    # Equal requests have no spread, but sums in another order differ in the last digit.
     reach = np.maximum(reach, _LAST_DIGIT)
     return seen - reach, seen + reach

@@ -20,11 +20,11 @@ class RequestFigures:
         trace_id: of its spans.
         started_ns: since the epoch.
         wall_ns: from the call to its end.
-        first_token_ns: from the call to its first token; None if no span tells.
-        tokens: emitted.
-        rounds: that were decided, beside the prefill.
-        drafted: tokens.
-        accepted: of them.
+        first_token_ns: from the call to its first token; None if not recorded.
+        tokens: emitted tokens.
+        rounds: decided rounds, without the prefill.
+        drafted: drafted tokens.
+        accepted: accepted tokens.
         stages: wall time by stage; adds up to `wall_ns`.
     """
 
@@ -41,7 +41,7 @@ class RequestFigures:
 
     @classmethod
     def of(cls, request: TracedRequest, path: Sequence[OwnedInterval]) -> RequestFigures:
-        """Of a request and the segments of its wall time."""
+        """The figures of a request, from the segments of its wall time."""
         stages: Counter[OwnedStage] = Counter()
         for segment in path:
             stages[segment.stage] += segment.duration_ns
@@ -66,7 +66,7 @@ class RequestFigures:
 
     @property
     def longest_stage(self) -> tuple[OwnedStage, float] | None:
-        """Where most of its time went, and which share; None without any time."""
+        """The stage with most of its time, and its share; None if the request took no time."""
         if not self.wall_ns:
             return None
         stage = max(self.stages, key=self.stages.__getitem__)

@@ -14,10 +14,10 @@ _LOG_BASE = math.log(_BASE)
 class Quantiles:
     """Counts times in buckets whose bounds grow by one percent (DDSketch, arXiv 1908.10693).
 
-    From a nanosecond to a day there are some 3,200 of them.
+    From a nanosecond to a day there are some 3,200 buckets.
 
     Attributes:
-        count: of times.
+        count: number of times.
         total_ns: their sum.
     """
 
@@ -27,14 +27,14 @@ class Quantiles:
         self._buckets: Counter[int] = Counter()
 
     def add(self, nanoseconds: int) -> None:
-        """Count a time; what is not positive counts as 0."""
+        """Count a time; a negative one counts as 0."""
         self.count += 1
         self.total_ns += nanoseconds
         bucket = math.ceil(math.log(nanoseconds) / _LOG_BASE) if nanoseconds > 0 else -1
         self._buckets[bucket] += 1
 
     def at(self, share: float) -> float:
-        """The time that a share of all do not exceed, nanoseconds; 0 without any."""
+        """The time that a share of all times do not exceed, nanoseconds; 0 without any."""
         wanted = math.ceil(share * self.count)
         seen = 0
         for bucket in sorted(self._buckets):

@@ -24,17 +24,17 @@ class Report:
     """Figures of all requests that ended well, in memory that does not grow with their number.
 
     Attributes:
-        stages: the time that a step, call, round or request spent in each stage on the way
-            that its request waited for; what went on beside that is not in it.
-        wall: of requests.
+        stages: the time that a step, call, round or request spent in each stage on the critical
+            path of its request; work in parallel to that path is not counted.
+        wall: wall time of requests.
         first_token: from the call to the first token.
-        tokens: emitted.
-        rounds: decided, beside the prefills.
+        tokens: emitted tokens.
+        rounds: decided rounds, without the prefills.
         acceptance: by verifier.
-        batches: what steps waited for.
+        batches: how long steps waited for a batch, and the engines' passes.
         slowest: the requests with the longest wall time, the slowest first.
         skews: of the clocks.
-        left_out: a sentence for each kind of thing that is in no figure.
+        left_out: a sentence for each kind of thing that no figure includes.
     """
 
     stages: dict[OwnedStage, Quantiles] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Report:
         """Go through a recording.
 
         Raises:
-            Failure: no request of it ended well.
+            Failure: no request ended well.
         """
         report = cls(skews=recording.skews)
         keep = _Slowest()
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of a request, on average over the time of all."""
+        """Tokens a second of a request: all tokens over the sum of wall times."""
         return self.tokens / self.wall.total_ns * 1e9 if self.wall.total_ns else 0.0
 
     def share(self, stage: OwnedStage) -> float:

@@ -8,13 +8,13 @@ from tandem.telemetry.stages import STEP_STAGES, name_of
 
 ORCHESTRATOR, DRAFTER, TARGET = "orchestrator", "drafter", "target"
 
-# What a service's step is made of, in the order in which it happens.
+# The parts of each step, in the order in which they happen.
 STEP_PARTS = {
     step: tuple(name_of(step, stage) for stage in STEP_STAGES)
     for step in ("prefill", "draft", "verify")
 }
 PART_NAMES = frozenset(f"{step}.{part}" for step, parts in STEP_PARTS.items() for part in parts)
-# Spans of the orchestrator that are a stage as they stand, and those that only hold others.
+# Spans of the orchestrator: those that are a stage themselves, and those that contain others.
 LEAVES = frozenset({"tokenize", "detokenize", "send", "close"})
 ROUND = "round"
 HOLDERS = frozenset({"open", ROUND})
@@ -24,9 +24,9 @@ CALL = "call."
 class OwnedStage(NamedTuple):
     """A stage, and the service that it belongs to.
 
-    A step's time that none of its parts covers is `else`, a call's that the service's span does
-    not cover is `network`, and all of a call whose other side left no span is `unseen`. What
-    the orchestrator does in no stage of its own is `own`.
+    The time of a step outside its parts is `else`. The time of a call outside the service's span
+    is `network`. If the service recorded no span, the whole call is `unseen`. The orchestrator's
+    time outside all stages is `own`.
     """
 
     service: str
@@ -37,7 +37,7 @@ class OwnedStage(NamedTuple):
 
     @property
     def in_round(self) -> bool:
-        """Whether it comes once a round, and not once a request."""
+        """Whether the stage occurs once per round, and not once per request."""
         return self.name.startswith(("draft.", "verify.", "round.")) or self.name in (
             "detokenize",
             "send",

@@ -1,1 +1,1 @@
-"""What another setting would have given, from recorded rounds."""
+"""Predicts from recorded rounds what other settings would have given."""

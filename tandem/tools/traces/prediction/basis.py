@@ -1,4 +1,4 @@
-"""What predictions are made of: requests that drafted, by the way in which they were decoded."""
+"""The basis of predictions: requests that drafted, grouped by how they were decoded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.read.request import TracedRequest
 
 LONGEST = 16
-# Fewer rounds of another rule say less about it than the model does.
+# With fewer rounds of another rule, the model predicts its acceptance better than they do.
 _MIN_ROUNDS = 200
 
 
 class Decoding(NamedTuple):
-    """How a request was decoded; figures of different ways are not mixed."""
+    """How a request was decoded; figures of different decodings are not mixed."""
 
     verifier: str
     gamma: int
@@ -34,14 +34,14 @@ class Decoding(NamedTuple):
 
 @dataclass
 class Group:
-    """Requests of one way.
+    """Requests of one decoding.
 
     Attributes:
-        requests: how many.
-        tokens: emitted, in all.
-        wall_ns: in all.
+        requests: number of requests.
+        tokens: emitted tokens, in total.
+        wall_ns: wall time, in total.
         stages: wall time by stage.
-        rounds: of theirs, with what they cost.
+        rounds: number and times of their rounds.
     """
 
     requests: int = 0
@@ -55,17 +55,17 @@ class Basis:
     """All requests of a recording that drafted.
 
     Attributes:
-        way: that most rounds went.
-        group: its requests.
-        batches: of all of them.
+        way: the decoding of most rounds.
+        group: the requests of that decoding.
+        batches: of all requests.
 
     Args:
-        recording: to be predicted from.
-        verifier: predict from its requests alone.
-        gamma: likewise.
+        recording: to predict from.
+        verifier: use only requests with this rule, if given.
+        gamma: use only requests with this draft length, if given.
 
     Raises:
-        Failure: no request ended well, or none of them drafted in the wanted way.
+        Failure: no request ended well, or none of them has such drafts.
     """
 
     def __init__(self, recording: Recording, verifier: str | None, gamma: int | None) -> None:
@@ -111,16 +111,16 @@ class Basis:
         self.batches.add_rounds(request)
 
     def costs(self) -> GammaCosts:
-        """What a round costs at any draft length."""
+        """The time of a round at any draft length."""
         base = self.way.gamma
-        if base not in self._by_gamma:  # the orchestrator had to shorten what was asked for
+        if base not in self._by_gamma:  # the orchestrator shortened all drafts
             base = max(self._by_gamma, key=lambda gamma: self._by_gamma[gamma].rounds)
         return GammaCosts(self._by_gamma, base)
 
     def recorded_shares(self, verifier: str) -> list[float] | None:
-        """Shares of drafts kept up to each place; None if the rule is unknown.
+        """Shares of drafts kept up to each place; None if too little is recorded of the rule.
 
-        One place more than any draft that is told of: a guess goes one token further.
+        Has one place more than the longest predicted draft: drafting ahead guesses that token.
         """
         counts = self._acceptance.get((verifier, self.way.greedy))
         if counts is None or (verifier != self.way.verifier and counts.rounds < _MIN_ROUNDS):
@@ -128,5 +128,5 @@ class Basis:
         return kept(continued(counts.onward, counts.reached, max(LONGEST, self.way.gamma) + 1))
 
     def longest_recorded(self) -> int:
-        """Places of drafts of which acceptance was recorded."""
+        """The longest draft whose acceptance was recorded."""
         return self._acceptance[self.way.verifier, self.way.greedy].longest

@@ -1,4 +1,4 @@
-"""What a round costs at another draft length or batch size, from those that were recorded."""
+"""The time of a round at another draft length or batch size, from recorded rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.tools.traces.analysis.batches import PassWaits
 from tandem.tools.traces.analysis.stages import DRAFTER, OwnedStage
 from tandem.tools.traces.read.request import TracedRequest
 
-# A mean of fewer rounds says too little to draw a line through.
+# A mean of fewer rounds is too uncertain to draw a line through.
 MIN_ROUNDS = 50
 _DRAWN = OwnedStage(DRAFTER, "draft.draw")
 _PASSES = (OwnedStage(DRAFTER, "draft.gather"), OwnedStage(DRAFTER, "draft.forward"))
@@ -22,37 +22,37 @@ _REST = OwnedStage(DRAFTER, "draft.else")
 
 @dataclass
 class Costs:
-    """Times of rounds that drafted alike, nanoseconds in all.
+    """Total times of rounds with the same draft length, nanoseconds.
 
     Attributes:
-        rounds: how many.
-        stages: by stage, for those that come once a round.
+        rounds: number of rounds.
+        stages: times by stage, for stages that occur once per round.
     """
 
     rounds: int = 0
     stages: dict[OwnedStage, int] = field(default_factory=dict)
 
     def mean_ns(self, stage: OwnedStage) -> float:
-        """A round's."""
+        """Mean time of a stage per round."""
         return self.stages.get(stage, 0) / self.rounds if self.rounds else 0.0
 
     @property
     def round_ns(self) -> float:
-        """A round's time in all of its stages."""
+        """Mean time of a round, over all of its stages."""
         return sum(self.stages.values()) / self.rounds if self.rounds else 0.0
 
     def add(self, other: Costs) -> None:
-        """Count other rounds in."""
+        """Add other rounds."""
         self.rounds += other.rounds
         for stage, spent in other.stages.items():
             self.stages[stage] = self.stages.get(stage, 0) + spent
 
 
 def costs_by_gamma(request: TracedRequest, path: Sequence[OwnedInterval]) -> dict[int, Costs]:
-    """Costs of a request's rounds, by what they drafted.
+    """Costs of a request's rounds, by draft length.
 
-    The rounds at its end whose drafts were cut to what was left of it count as length 0: they are
-    no sample of rounds with short drafts.
+    The last rounds, whose drafts were cut to the tokens that were left, count as length 0: they
+    are not typical of rounds with short drafts.
     """
     rounds = list(request.rounds())
     asked = max((round_.gamma for round_ in rounds), default=0)
@@ -72,11 +72,11 @@ def costs_by_gamma(request: TracedRequest, path: Sequence[OwnedInterval]) -> dic
 
 
 class Curve:
-    """A mean time over draft lengths or batch sizes, between and beyond those recorded.
+    """A mean time as a function of draft length or batch size, inter- and extrapolated.
 
     Args:
         means: recorded means, by length or size; at least one.
-        weights: rounds behind each.
+        weights: number of rounds of each mean.
     """
 
     def __init__(self, means: Mapping[float, float], weights: Mapping[float, int]) -> None:
@@ -88,14 +88,14 @@ class Curve:
         self._slope = float((rounds * spread * self._means).sum()) / below if below else 0.0
 
     def at(self, x: float) -> float:
-        """Straight from one recorded mean to the next; beyond them along their common slope."""
+        """Linear between recorded means; beyond them, with the slope of a line fitted to all."""
         inside = float(np.interp(x, self._at, self._means))
         beyond = x - min(max(x, self._at[0]), self._at[-1])
         return max(inside + self._slope * float(beyond), 0.0)
 
 
 def _never_falling(means: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means pooled until none is below the one before: nothing gets quicker for being more."""
+    """Means pooled until none is below the one before: more work is never quicker."""
     pools: list[tuple[float, float, int]] = []
     for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
         count = 1
@@ -108,11 +108,11 @@ def _never_falling(means: NDArray[np.float64], weights: NDArray[np.float64]) -> 
 
 
 class GammaCosts:
-    """What a round costs at any draft length.
+    """The time of a round at any draft length.
 
     Args:
         recorded: costs of all rounds with a draft, by its length.
-        base: the length whose rounds are taken as they are.
+        base: the length whose rounds are used however few they are.
     """
 
     def __init__(self, recorded: Mapping[int, Costs], base: int) -> None:
@@ -131,7 +131,7 @@ class GammaCosts:
 
     @property
     def assumption(self) -> str:
-        """How times at other lengths are known."""
+        """How times at other lengths are predicted."""
         if len(self.gammas) > 1:
             gammas = ", ".join(map(str, self.gammas))
             return (
@@ -153,7 +153,7 @@ class GammaCosts:
 
 
 def batch_curve(waits: Mapping[tuple[str, int], PassWaits], step: str) -> Curve | None:
-    """A step's passes over the batch size; None where fewer than two sizes were recorded."""
+    """Time of a step's passes by batch size; None if fewer than two sizes were recorded."""
     often = {
         float(size): found
         for (name, size), found in waits.items()
@@ -166,7 +166,7 @@ def batch_curve(waits: Mapping[tuple[str, int], PassWaits], step: str) -> Curve 
 
 
 def mean_batch(waits: Mapping[tuple[str, int], PassWaits], step: str) -> float:
-    """Sequences that shared a step's passes, on average; 0 if unknown."""
+    """Mean batch size of a step's passes; 0 if unknown."""
     known = [(size, w.steps) for (name, size), w in waits.items() if name == step and size]
     steps = sum(count for _, count in known)
     return sum(size * count for size, count in known) / steps if steps else 0.0

@@ -1,16 +1,16 @@
 """How many tokens a round would yield under another rule or draft length.
 
-Of a drafted token, let the target's probability divided by the drafter's be its ratio r, whose
-mean is 1 under the drafter's own draws. `token` keeps the first i tokens with probability
-Π min(1, r_j), `block` with p_i = min(1, p_(i-1) r_i) (arXiv 2403.10444, lemma 3). Neither depends
-on how many tokens follow, so a place's share of kept drafts carries over to other lengths.
+Let r be the target's probability of a drafted token divided by the drafter's; under the drafter's
+own draws its mean is 1. `token` keeps the first i tokens with probability Π min(1, r_j), `block`
+with p_i = min(1, p_(i-1) r_i) (arXiv 2403.10444, lemma 3). Neither depends on how many tokens
+follow, so a place's share of kept drafts carries over to other lengths.
 
-From one rule to the other only the law of r is missing. It is taken as log-normal, independent
-from place to place, with a width that is itself drawn (exponentially) for each place of each
-draft, since some contexts are easy and some are not. The widths' mean is what gives the recorded
-share. On shares such as the embedded pair's the model puts `block` over `token` at 1.044 and 1.126
-for gamma 4 and 8; measured exactly it was 1.047 ± 0.005 and 1.126 ± 0.011 (docs/benchmark.md).
-With one width for all it would be 1.086 and 1.240.
+To predict one rule from the other, only the distribution of r is missing. It is modelled as
+log-normal and independent from place to place. Its width is itself drawn (exponentially) for each
+place of each draft, because some contexts are easy and some are not. The mean width is fitted to
+the recorded share. On shares such as the embedded pair's, the model predicts that `block` yields
+1.044 and 1.126 times `token` for gamma 4 and 8; measured were 1.047 ± 0.005 and 1.126 ± 0.011
+(docs/benchmark.md). With a single width it would predict 1.086 and 1.240.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 _DRAWS = 20_000
 _SEED = 0
-# Of the mean width: beyond it hardly a token is kept.
+# Largest mean width: beyond it hardly a token is kept.
 _WIDEST = 1_000.0
 _HALVINGS = 60
 _LARGEST_LOG = 50.0
@@ -34,10 +34,10 @@ _Array = NDArray[np.float64]
 
 
 def continued(onward: Sequence[float], reached: Sequence[int], gamma: int) -> list[float]:
-    """Shares of drafts kept up to each place that keep its token too, for `gamma` places.
+    """For each of `gamma` places: of the drafts kept up to it, the share that keep its token too.
 
-    Places behind the recorded ones go on as the recorded ones from the second place on did
-    together: the first differs, since what comes before it was not chosen by being kept.
+    Places beyond the recorded ones get the pooled share of the recorded places from the second on.
+    The first place is left out because no kept tokens come before it.
 
     Args:
         onward: recorded shares.
@@ -55,16 +55,16 @@ def continued(onward: Sequence[float], reached: Sequence[int], gamma: int) -> li
 
 
 def kept(onward: Sequence[float]) -> list[float]:
-    """Shares of drafts of which each place is kept."""
+    """For each place, the share of drafts that keep its token."""
     return list(accumulate(onward, mul))
 
 
 class RatioModel:
-    """Ratios along drafts, place by place, that give a rule's recorded shares.
+    """Ratios along drafts, fitted place by place to a rule's recorded shares.
 
     Args:
-        shares: of drafts of which each place was kept.
-        rule: `token` or `block`, which recorded them.
+        shares: for each place, the recorded share of drafts that kept its token.
+        rule: the rule of that recording, `token` or `block`.
     """
 
     def __init__(self, shares: Sequence[float], rule: str) -> None:
@@ -79,11 +79,11 @@ class RatioModel:
                 self._shares[name].append(float(kept_by[name].mean()))
 
     def shares(self, rule: str) -> list[float]:
-        """Shares of drafts of which each place is kept under `token` or `block`."""
+        """For each place, the share of drafts that keep its token under `token` or `block`."""
         return self._shares[rule]
 
 
-# What is kept up to a place, from what is kept up to the one before and the place's ratios.
+# The probability of keeping a place, from that of the place before and this place's ratios.
 _KEEP: dict[str, Callable[[_Array, _Array], _Array]] = {
     "token": lambda before, ratios: before * np.minimum(ratios, 1.0),
     "block": lambda before, ratios: np.minimum(before * ratios, 1.0),
@@ -93,7 +93,7 @@ RULES = frozenset(_KEEP)
 
 @dataclass(frozen=True)
 class _Law:
-    """Draws behind one place's ratios, which only wait for their mean width."""
+    """Random draws for one place's ratios, to be scaled by a mean width."""
 
     normal: _Array
     width: _Array
@@ -104,7 +104,7 @@ class _Law:
         return found
 
     def fitted(self, rule: str, before: _Array, share: float) -> _Array:
-        """The ratios of the narrowest law with which no more than a share is kept."""
+        """The ratios of the narrowest distribution with which at most `share` is kept."""
         low, high = 0.0, _WIDEST
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

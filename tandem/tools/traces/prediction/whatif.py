@@ -1,4 +1,4 @@
-"""What a change would be worth, predicted from a recording."""
+"""Predicts from a recording what a change would be worth."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tandem.tools.traces.prediction.speculation import RULES, RatioModel
 
 @dataclass(frozen=True)
 class PredictedChange:
-    """A change.
+    """A change, and its predicted speed.
 
     Attributes:
         change: what is changed.
-        tokens_per_s: of a request; None where the recording cannot tell.
-        factor: over what was recorded.
-        assumption: on which it rests, or why nothing can be told.
-        together: factor of all requests together, where it is another one.
+        tokens_per_s: of a request; None if the recording does not allow a prediction.
+        factor: predicted / recorded tokens a second.
+        assumption: behind the prediction, or why there is none.
+        together: factor for all requests together, if it differs.
     """
 
     change: str
@@ -46,10 +46,10 @@ class Outlook:
     """Predictions.
 
     Attributes:
-        basis: what they are made of.
+        basis: of the predictions.
         tokens_per_s: of a request, as recorded.
-        gammas: each draft length under each rule that can be told of.
-        changes: one at a time, the one worth most first.
+        gammas: each draft length under each rule that can be predicted.
+        changes: single changes, the one worth most first.
     """
 
     def __init__(self, basis: Basis) -> None:
@@ -66,13 +66,13 @@ class Outlook:
 
     @property
     def best(self) -> PredictedChange | None:
-        """The change worth most to a request; None where none makes it faster."""
+        """The change worth most to a request; None if none makes it faster."""
         told = [c for c in self.changes if c.factor is not None and c.together is None]
         best = max(told, key=lambda change: change.factor or 0.0, default=None)
         return best if best is not None and (best.factor or 0.0) > 1 else None
 
     def _rules(self) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """Shares by rule, and where those of other rules than the recorded one come from."""
+        """Shares of kept drafts by rule, and where each rule's shares come from."""
         own, basis = self.basis.way.verifier, self.basis
         shares = {own: basis.recorded_shares(own) or []}
         sources = {own: "as recorded"}
@@ -91,9 +91,9 @@ class Outlook:
         """Tokens a second of a request.
 
         Args:
-            saved_ns: of each round.
-            rounds: as a multiple of those recorded.
-            saved_fixed_ns: of all requests, beside their rounds.
+            saved_ns: time saved in each round.
+            rounds: number of rounds, as a multiple of the recorded one.
+            saved_fixed_ns: time saved outside rounds, over all requests.
         """
         group = self._group
         fixed = group.wall_ns - group.rounds.round_ns * group.rounds.rounds - saved_fixed_ns
@@ -101,12 +101,12 @@ class Outlook:
         return group.tokens / spent * 1e9 if spent > 0 else 0.0
 
     def _yield(self, rule: str, gamma: int) -> float:
-        """Tokens of a round."""
+        """Mean tokens of a round."""
         return 1 + sum(self._shares[rule][:gamma])
 
     def _gamma(self, rule: str, gamma: int) -> GammaRow:
         way, mean = self.basis.way, self._group.rounds.round_ns
-        # Both as multiples of what was recorded, whose last rounds are shorter than asked for.
+        # Both are multiples of recorded figures, since a text's last rounds draft less than gamma.
         fewer = self._yield(way.verifier, way.gamma) / self._yield(rule, gamma)
         longer = self._costs.round_ns(gamma) / self._costs.round_ns(way.gamma)
         speed = self._speed(mean * (1 - longer), fewer)
@@ -166,7 +166,7 @@ class Outlook:
         way, rounds = self.basis.way, self._group.rounds
         draft = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("draft."))
         verify = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("verify."))
-        # The token behind a fully kept draft is guessed as well as one more drafted one.
+        # The token after a fully kept draft is guessed as well as one more drafted token.
         right = self._shares[way.verifier][way.gamma]
         assumption = (
             f"{right:.1%} of the guesses are right: all {way.gamma} kept, and the target's next"

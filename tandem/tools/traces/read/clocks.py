@@ -1,4 +1,4 @@
-"""How far hosts' clocks are apart, from what both sides saw of the same calls, as NTP does."""
+"""How far apart hosts' clocks are, from both sides' times of the same calls, as in NTP."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 from tandem.tools.traces.read.spans import Process
 from tandem.tools.traces.read.store import Exchange
 
-# The quickest exchanges say most: what a message waited for on its way is in the others.
+# The quickest exchanges tell most: the others include queueing on the way.
 _QUICKEST = 64
 
 
@@ -19,13 +19,14 @@ class Skew:
     """A callee's clock against a caller's.
 
     Attributes:
-        caller: whose clock is taken as right.
-        callee: whose clock is corrected.
-        offset_ns: what the callee's clock is ahead by.
-        uncertainty_ns: the offset may be wrong by as much: half the round trip, since nobody
-            knows how it is shared out between the two ways.
-        exchanges: that were seen.
-        measured: by exchanges; else only bounded by spans that must lie within others.
+        caller: the process whose clock is taken as right.
+        callee: the process whose clock is corrected.
+        offset_ns: how far the callee's clock is ahead.
+        uncertainty_ns: largest error of the offset: half the round trip, because its split between
+            the two directions is unknown.
+        exchanges: number of exchanges.
+        measured: whether the offset comes from client spans; else it is only bounded by spans that
+            must lie within others.
     """
 
     caller: Process
@@ -52,7 +53,7 @@ class _Pair:
 
     def add(self, exchange: Exchange) -> None:
         self.exchanges += 1
-        # The callee's span lies within the caller's, whatever else that one does.
+        # The callee's span lies within the caller's, even if that one contains more than the call.
         ahead = exchange.got_ns - exchange.sent_ns
         behind = exchange.answered_ns - exchange.back_ns
         self.highest_ns = ahead if self.highest_ns is None else min(self.highest_ns, ahead)
@@ -66,7 +67,7 @@ class _Pair:
         if self.quickest:
             offset = int(median(offset for _, offset in self.quickest))
             trip = int(median(-minus for minus, _ in self.quickest))
-            # A negative round trip: the clocks drift, or the server's stamps lie outside.
+            # A round trip can be negative if clocks drift, or the server's times lie outside.
             return Skew(caller, callee, offset, abs(trip) // 2, self.exchanges, True)
         low, high = self.lowest_ns or 0, self.highest_ns or 0
         middle = 0 if low <= 0 <= high else (low + high) // 2
@@ -74,10 +75,7 @@ class _Pair:
 
 
 def estimate(exchanges: Iterable[Exchange]) -> list[Skew]:
-    """The skew of each pair of processes that spoke with each other.
-
-    It is taken as constant for as long as the traces last.
-    """
+    """The skew of each pair of processes that called each other, taken as constant."""
     pairs: dict[tuple[Process, Process], _Pair] = {}
     for exchange in exchanges:
         pairs.setdefault((exchange.caller, exchange.callee), _Pair()).add(exchange)
@@ -92,9 +90,9 @@ class Clocks:
         self._alone = {callee: offset for (_, callee), offset in self._offsets.items()}
 
     def offset_ns(self, caller: Process, callee: Process) -> int:
-        """What the callee's clock is ahead by; 0 where nothing is known."""
+        """How far the callee's clock is ahead of the caller's; 0 if unknown."""
         return self._offsets.get((caller, callee), 0)
 
     def alone_ns(self, process: Process) -> int:
-        """What a process's clock is ahead by of one that calls it; 0 where nothing is known."""
+        """How far a process's clock is ahead of a caller's; 0 if unknown."""
         return self._alone.get(process, 0)

@@ -1,7 +1,7 @@
 """Traces from the query API of Jaeger or Tempo.
 
-An address is `jaeger:http://host:16686` or `tempo:http://host:3200`, with `?since=2h&limit=500`
-behind it if the last hour's 200 newest traces are not what is wanted.
+An address is `jaeger:http://host:16686` or `tempo:http://host:3200`. By default the newest 200
+traces of the last hour are read; a suffix such as `?since=2h&limit=500` changes that.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from tandem.failure import Failure, Misconfigured
 
 _SECONDS = 60.0
 _SINCE_S, _LIMIT = 3_600, 200
-# Of one answer: 2,000 requests of a hundred rounds; a larger one would not fit into memory twice.
+# Largest answer: 2,000 requests of a hundred rounds; two copies of a larger one may not fit memory.
 _MAX_ANSWER_BYTES = 512 << 20
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-# What starts a request's trace; passes have traces of their own, and there are too many of them.
+# The span that starts a request's trace. Passes have their own traces, too many to read.
 _OPERATION, _SERVICE, _NAMESPACE = "generate", "orchestrator", "tandem"
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to ask whom.
+    """A query, and the API that answers it.
 
     Attributes:
         kind: `jaeger` or `tempo`.
-        url: of the API, without a path of ours.
-        since_s: how far back, seconds.
-        limit: traces at most.
+        url: base URL of the API.
+        since_s: how far back to look, seconds.
+        limit: most traces.
     """
 
     kind: str
@@ -50,10 +50,10 @@ class Query:
 
     @classmethod
     def of(cls, address: str) -> Query | None:
-        """The query that an address names; None if it is the name of a file.
+        """The query that an address names; None if the address is the name of a file.
 
         Raises:
-            Misconfigured: it is neither.
+            Misconfigured: the address or its suffix is wrong.
         """
         kind, _, rest = address.partition(":")
         if kind not in _APIS or not rest:
@@ -65,7 +65,7 @@ class Query:
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise Misconfigured(f"{kind}: needs the address of its API, such as {kind}:http://HOST")
         if since is None or not limit.isdecimal() or not int(limit) or asked:
-            raise Misconfigured(f"{address}: behind the ? can stand since=1h and limit={_LIMIT}")
+            raise Misconfigured(f"{address}: after the ? are allowed: since=1h and limit={_LIMIT}")
         seconds = int(since[1]) * _UNITS[since[2]]
         url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         return cls(kind, url, seconds, int(limit))
@@ -74,10 +74,10 @@ class Query:
         """OTLP documents, of one trace or many.
 
         Args:
-            advance: is told of bytes as they come.
+            advance: is called with the number of bytes of each answer.
 
         Raises:
-            Failure: nobody answers, or not what was asked for.
+            Failure: the API does not answer, or not with JSON.
         """
         return _APIS[self.kind](self, advance)
 
@@ -114,7 +114,7 @@ def _jaeger(query: Query, advance: Callable[[int], object]) -> Iterator[Any]:
         "query.operation_name": _OPERATION,
         "query.start_time_min": _rfc3339(now - query.since_s),
         "query.start_time_max": _rfc3339(now),
-        # Its older and its newer name.
+        # The older and the newer name of the limit.
         "query.num_traces": query.limit,
         "query.search_depth": query.limit,
     }

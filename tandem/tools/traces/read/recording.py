@@ -16,16 +16,16 @@ class Recording:
     """The requests of trace files, one after the other.
 
     Attributes:
-        left_out: what is in no figure; complete once `requests` has been gone through.
+        left_out: counts of what no figure includes; complete once `requests` is exhausted.
         skews: of the clocks.
 
     Args:
         names: of files and folders, `-`, or addresses of a query API.
-        advance: is told of bytes as they are read.
+        advance: is called with the number of bytes of each read.
 
     Raises:
         Misconfigured: a file cannot be read, or none has a span of Tandem.
-        Failure: there is no room for temporary files, or nobody answers a query.
+        Failure: there is no room for temporary files, or a query is not answered.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Recording:
     def requests(
         self, on_pass: Callable[[RecordedSpan], object] = lambda _: None
     ) -> Iterator[TracedRequest]:
-        """All requests, those that failed too. Can be gone through once.
+        """All requests, including failed ones. Can be iterated once.
 
         Args:
-            on_pass: is handed the spans of engines' passes on the way.
+            on_pass: is called with each span of an engine's pass on the way.
         """
         clocks = Clocks(self.skews)
         for spans in self._store.traces(self.left_out):
@@ -67,7 +67,7 @@ class Recording:
         """The requests that ended well; the others are counted as left out.
 
         Raises:
-            Failure: there is none.
+            Failure: no request ended well.
         """
         found = False
         for request in self.requests(on_pass):
@@ -82,10 +82,10 @@ class Recording:
             raise Failure("no request that ended well", tuple(self._seen_instead()))
 
     def request(self, wanted: str) -> TracedRequest:
-        """The request of an id, or of the beginning of its id or its trace's.
+        """The request whose id or trace id is, or begins with, `wanted`.
 
         Raises:
-            Misconfigured: there is none, or more than one.
+            Misconfigured: no request matches, or several begin with it.
         """
         found = None
         for request in self.requests():

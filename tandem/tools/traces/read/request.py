@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from tandem.tools.traces.read.clocks import Clocks
 from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
-# Ours are six deep; a chain of a million foreign-made spans would end the interpreter.
+# Our own trees are six deep; recursion over a chain of a million crafted spans would crash.
 _MAX_DEPTH = 32
 _FIRST_TOKEN = "first_token"
 
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """A round as its spans tell of it.
+    """A round, read from its spans.
 
     Attributes:
-        span: the orchestrator's.
-        draft: the drafter's; None without a draft, or if its file is missing.
-        verify: the target's; None if its file is missing.
-        gamma: depth of what was drafted.
+        span: the orchestrator's span.
+        draft: the drafter's span; None without a draft, or if its file is missing.
+        verify: the target's span; None if its file is missing.
+        gamma: depth of the draft.
         accepted: tokens kept.
-        verifier: that decided.
+        verifier: the rule that decided.
     """
 
     span: RecordedSpan
@@ -52,7 +52,7 @@ class TracedRequest:
         self._collect(children, clocks)
 
     def _collect(self, children: dict[str, list[RecordedSpan]], clocks: Clocks) -> None:
-        """Take what can be reached from the root, level by level."""
+        """Collect the spans that can be reached from the root, level by level."""
         level = [self.root]
         for _ in range(_MAX_DEPTH):
             below: list[RecordedSpan] = []
@@ -68,16 +68,16 @@ class TracedRequest:
             found.sort(key=lambda span: (span.start_ns, span.end_ns))
 
     def children(self, span: RecordedSpan) -> list[RecordedSpan]:
-        """By their starts."""
+        """A span's children, sorted by their starts."""
         return self._children.get(span.span_id, [])
 
     def parent(self, span: RecordedSpan) -> RecordedSpan | None:
-        """None for the root."""
+        """A span's parent; None for the root."""
         return None if span is self.root else self._by_id[span.parent_id]
 
     @property
     def id(self) -> str:
-        """The request's id; its trace's, if it has none."""
+        """The request's id, or else its trace id."""
         return self.root.text("tandem.request_id") or self.root.trace_id
 
     @property
@@ -105,7 +105,7 @@ class TracedRequest:
 
     @property
     def first_token_ns(self) -> int | None:
-        """From the call to its first token; None if no span tells."""
+        """From the call to its first token; None if not recorded."""
         for name, at in self.root.events:
             if name == _FIRST_TOKEN:
                 return at - self.root.start_ns
@@ -113,7 +113,7 @@ class TracedRequest:
         return firsts[0] - self.root.start_ns if firsts else None
 
     def server_side(self, span: RecordedSpan, name: str) -> RecordedSpan | None:
-        """The service's span of a call below `span`, with or without the client's in between."""
+        """The service's span of a call below `span`, with or without a client span in between."""
         for child in self.children(span):
             if child.name == name and child.kind == RecordedKind.SERVER:
                 return child
@@ -122,7 +122,7 @@ class TracedRequest:
         return None
 
     def rounds(self) -> Iterator[TracedRound]:
-        """The rounds that were decided, in their order."""
+        """The rounds that were decided, in order."""
         for span in self.children(self.root):
             accepted = span.number("tandem.accepted")
             if span.name != "round" or accepted is None:
@@ -149,8 +149,8 @@ class Trace:
 
     Attributes:
         requests: one for each `generate`.
-        passes: of an engine, which have traces of their own.
-        orphans: that belong to nothing here.
+        passes: spans of an engine's passes, which have traces of their own.
+        orphans: spans that belong to no request here.
     """
 
     requests: list[TracedRequest]

@@ -1,4 +1,4 @@
-"""Where traces are read from: files, folders, standard input, plain or gzipped; or an API."""
+"""Sources of traces: files, folders and standard input, plain or gzipped; or a query API."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from tandem.tools.traces.read.spans import Broken, Foreign, RecordedSpan, spans_
 
 STDIN = Path("-")
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
-# A collector writes some thousand spans a line, a few MiB; beyond this it is another kind of file.
+# A collector writes some thousand spans a line, a few MiB; a longer line is another kind of file.
 MAX_LINE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 18
-# Other programs' services that are named one by one; a file of theirs may have any number.
+# Other programs' services that are counted by name; a file may have any number of them.
 _NAMED_SERVICES = 1_000
 
 
 @dataclass
 class LeftOut:
-    """What was read and is in no figure.
+    """Counts of what was read and no figure includes.
 
     Attributes:
-        malformed_lines: that are no OTLP-JSON.
-        long_lines: beyond `MAX_LINE_BYTES`.
+        malformed_lines: lines that are no OTLP-JSON.
+        long_lines: lines longer than `MAX_LINE_BYTES`.
         cut_off: names of files that end within a line or a gzip stream.
-        broken_spans: without an id, a name or times.
-        foreign_spans: of other programs, by service.
+        broken_spans: spans without an id, a name or times.
+        foreign_spans: spans of other programs, by service.
         duplicates: spans that were read before.
-        crowded_spans: of traces with more spans than are looked at.
+        crowded_spans: spans beyond the most that are kept of one trace.
         orphans: spans whose parent is missing.
-        rootless_traces: without their `generate`.
-        failed_requests: that ended with an error.
-        cancelled_requests: whose client left.
+        rootless_traces: traces without their `generate`.
+        failed_requests: requests that ended with an error.
+        cancelled_requests: requests whose client left.
     """
 
     malformed_lines: int = 0
@@ -57,7 +57,7 @@ class LeftOut:
     cancelled_requests: int = 0
 
     def sentences(self) -> list[str]:
-        """A line for each kind that there was."""
+        """A line for each kind that occurred."""
         services = ", ".join(name for name, _ in self.foreign_spans.most_common(3))
         if len(self.foreign_spans) > 3:
             services += f" and {len(self.foreign_spans) - 3} more"
@@ -78,10 +78,10 @@ class LeftOut:
 
 
 def sources_of(names: Sequence[str]) -> list[Path | Query]:
-    """What names stand for: files, those of folders in the order of their names, and queries.
+    """The sources of these names: files, folders' files in order of their names, and queries.
 
     Raises:
-        Misconfigured: there is no such file, a folder holds none, or an address is wrong.
+        Misconfigured: there is no such file, a folder has no trace file, or an address is wrong.
     """
     found: list[Path | Query] = []
     for name in names:
@@ -105,16 +105,16 @@ def sources_of(names: Sequence[str]) -> list[Path | Query]:
 def read(
     source: Path | Query, left_out: LeftOut, advance: Callable[[int], object]
 ) -> Iterator[RecordedSpan]:
-    """Tandem's spans of a source, in its order; of a file a line at a time.
+    """Tandem's spans of a source, in its order. Files are read a line at a time.
 
     Args:
         source: a file, `-` for standard input, or a query.
-        left_out: counts what is no span of ours.
-        advance: is told of bytes as they are read.
+        left_out: counts everything that is no span of ours.
+        advance: is called with the number of bytes of each read.
 
     Raises:
         Misconfigured: the file cannot be opened.
-        Failure: nobody answers the query.
+        Failure: the query is not answered.
     """
     if isinstance(source, Query):
         for document in source.documents(advance):
@@ -146,9 +146,9 @@ def _name(path: Path) -> str:
 
 
 class _Chunks(io.RawIOBase):
-    """Hands on what one read brings, and tells of it.
+    """Hands on the bytes of one read, and reports their number.
 
-    A buffered reader that reads ahead would lose all of it to the error that a cut file ends with.
+    A buffered reader that reads ahead would lose those bytes when a cut file ends with an error.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class _Chunks(io.RawIOBase):
 
 
 def _lines(stream: io.BufferedReader, name: str, left_out: LeftOut) -> Iterator[bytes]:
-    """Whole lines; a last one without its end only if it can be read."""
+    """Whole lines; a last one without a newline only if it is valid JSON."""
     zipped = stream.peek(2)[:2] == b"\x1f\x8b"
     if zipped:
         stream = io.BufferedReader(_Chunks(gzip.GzipFile(fileobj=stream)), _BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""Spans, as OTLP-JSON writes them."""
+"""Spans, parsed from OTLP-JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = str | int | float | bool | list[Any] | None
 
 
 class RecordedKind(IntEnum):
-    """Kind of a span, as OTLP numbers it."""
+    """Kind of a span, with OTLP's numbers."""
 
     UNSPECIFIED = 0
     INTERNAL = 1
@@ -30,7 +30,7 @@ class RecordedKind(IntEnum):
 
 
 class Process(NamedTuple):
-    """What wrote a span; each has a clock of its own."""
+    """The process that wrote a span; each has its own clock."""
 
     service: str
     instance: str
@@ -43,13 +43,13 @@ class RecordedSpan:
     Attributes:
         trace_id: 32 hexadecimal digits.
         span_id: 16 hexadecimal digits.
-        parent_id: the same; empty for the first of a trace.
+        parent_id: 16 hexadecimal digits; empty for the first span of a trace.
         process: that wrote it.
         name: of the span.
         kind: client's or server's side of a call, or neither.
         start_ns: nanoseconds since the epoch, by the process's clock.
         end_ns: the same.
-        failed: its status is ERROR.
+        failed: whether its status is ERROR.
         attributes: of the span.
         events: names and times.
         links: trace and span ids.
@@ -74,12 +74,12 @@ class RecordedSpan:
         return self.end_ns - self.start_ns
 
     def number(self, key: str) -> int | None:
-        """A whole number among the attributes; None if there is none of that name."""
+        """An integer attribute; None if there is none of that name."""
         value = self.attributes.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def text(self, key: str) -> str:
-        """A string among the attributes; empty if there is none of that name."""
+        """A string attribute; empty if there is none of that name."""
         value = self.attributes.get(key)
         return value if isinstance(value, str) else ""
 
@@ -103,7 +103,7 @@ def spans_of(document: Any) -> Iterator[RecordedSpan | Foreign | Broken]:
     """The spans of one OTLP-JSON document, a line of a file.
 
     Raises:
-        ValueError: it is no such document.
+        ValueError: `document` is something else.
     """
     try:
         for resource in document["resourceSpans"]:
@@ -154,14 +154,14 @@ def _span(raw: dict[str, Any], process: Process) -> RecordedSpan:
 
 
 def _kind(raw: int | str) -> int:
-    """OTLP-JSON says a number; some writers say its name."""
+    """A span's kind: a number in OTLP-JSON, but some writers use its name."""
     return (
         RecordedKind[raw.removeprefix("SPAN_KIND_")] if isinstance(raw, str) else RecordedKind(raw)
     )
 
 
 def _id(raw: str, what: str) -> str:
-    """Hexadecimal digits, from those or from base64, as JSON made from protobuf has it."""
+    """An id's hexadecimal digits, from such digits or from base64 (protobuf's own JSON)."""
     digits = 2 * _ID_BYTES[what]
     if len(raw) == digits and _HEX.match(raw):
         return raw.lower()

@@ -1,6 +1,6 @@
-"""Spans of many files, brought together by trace.
+"""Spans of many files, grouped by trace.
 
-The services' files interleave as they like, so a trace is whole only when the last file is read.
+A trace is spread over the services' files, so it is complete only when the last file is read.
 Spans wait in a temporary SQLite database, which stays in its page cache while it is small and
 goes to disk beyond that: nothing is sampled, and memory is bounded by `_CACHE_MIB`.
 """
@@ -21,7 +21,7 @@ from tandem.tools.traces.read.spans import Process, RecordedKind, RecordedSpan
 
 _CACHE_MIB = 64
 _BATCH = 2_000
-# One trace is held at a time: a text of 8,192 tokens makes some 160,000 spans.
+# One trace is in memory at a time; a text of 8,192 tokens makes some 160,000 spans.
 MAX_TRACE_SPANS = 400_000
 
 _SCHEMA = """
@@ -42,12 +42,12 @@ WHERE callee.kind = ? AND caller.process != callee.process
 
 
 class Exchange:
-    """A call as both sides saw it, each by its own clock.
+    """A call, with the times of both sides, each by its own clock.
 
     Attributes:
         caller: the process that called.
         callee: the process that answered.
-        exact: whether the caller's times are those of this call, and not of something longer.
+        exact: whether the caller's times are those of this call alone, not of a longer span.
         sent_ns: by the caller's clock, as is `back_ns`.
         got_ns: by the callee's clock, as is `answered_ns`.
     """
@@ -73,13 +73,13 @@ class Store:
     def __init__(self) -> None:
         self._processes: dict[Process, int] = {}
         with _reported():
-            self._base = sqlite3.connect("")  # a private file that nobody else sees
+            self._base = sqlite3.connect("")  # a private temporary database
             self._base.execute(f"PRAGMA cache_size = -{_CACHE_MIB << 10}")
             self._base.execute("PRAGMA journal_mode = OFF")
             self._base.execute(_SCHEMA)
 
     def add(self, spans: Iterable[RecordedSpan], left_out: LeftOut) -> None:
-        """Keep spans; what was read before counts as a duplicate."""
+        """Keep spans; one that was read before counts as a duplicate."""
         with _reported():
             rows_of = map(self._row, spans)
             while rows := list(islice(rows_of, _BATCH)):
@@ -102,11 +102,11 @@ class Store:
         return first or 0
 
     def processes(self) -> list[Process]:
-        """What wrote the spans."""
+        """The processes that wrote the spans."""
         return list(self._processes)
 
     def exchanges(self) -> Iterator[Exchange]:
-        """Every call of which both sides are here."""
+        """Every call whose two sides were both recorded."""
         processes = self.processes()
         with _reported():
             for caller, callee, kind, *times in self._base.execute(

@@ -1,1 +1,1 @@
-"""Traces for a reader: tables, waterfalls, exports, the page of `tandem trace view`."""
+"""Output of traces: tables, waterfalls, exports, the page of `tandem trace view`."""

@@ -15,7 +15,7 @@ _NOTHING = 1e-6
 
 
 def comparison_table(lines: Sequence[Line], before: str, after: str) -> Table:
-    """One line a figure."""
+    """A table with one line per figure."""
     columns = ("", "A", "B", "B - A")
     judged = bool(lines) and lines[0].moved is not None
     title = f"A: {before}, B: {after}"
@@ -42,7 +42,7 @@ def _signed(number: float) -> str:
 def comparison_remarks(
     lines: Sequence[Line], before: RequestSample, after: RequestSample
 ) -> Iterator[str]:
-    """What a reader has to know of the intervals."""
+    """What a reader must know about the intervals."""
     if lines and lines[0].moved is None:
         yield (
             f"{before.count} and {after.count} requests: an interval needs {MIN_REQUESTS} or more"
@@ -103,7 +103,7 @@ def outlook_verdict(outlook: Outlook) -> str:
     """The one change worth most."""
     best = outlook.best
     if best is None:
-        return "Nothing of this would make a request faster."
+        return "None of these changes would make a request faster."
     return (
         f"Worth most to a request: {best.change}, {best.factor:.2f}x. Assumed: {best.assumption}."
     )

@@ -1,9 +1,8 @@
-"""Chrome trace events, as ui.perfetto.dev, speedscope and chrome://tracing open them.
+"""Chrome trace events, for ui.perfetto.dev, speedscope and chrome://tracing.
 
 A service is a process, a request's sequence on it a thread, a span a complete event. Spans of one
-request that overlap without one holding the other (the drafter's prefill and the first round) get
-a second thread, since slices of a thread must nest. An arrow leads from each draft to the
-verification of it.
+request that overlap without nesting (the drafter's prefill and the first round) get a second
+thread, since slices of a thread must nest. An arrow leads from each draft to its verification.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ def write(recording: Recording, only: TracedRequest | None, put: Callable[[str],
     """Write a document of trace events, event by event.
 
     Args:
-        recording: of which all requests are written, those that failed too.
-        only: this request instead, and no passes.
-        put: takes the document's pieces.
+        recording: all of its requests are written, including failed ones.
+        only: write only this request, and no passes.
+        put: is called with each piece of the document.
     """
     events = Events(recording.first_ns)
     put('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -52,7 +51,7 @@ class Events:
         self._flows = 0
 
     def of(self, recording: Recording) -> Iterator[Event]:
-        """Of all requests and passes."""
+        """The events of all requests and passes."""
         passes: list[RecordedSpan] = []
         for request in recording.requests(passes.append):
             yield from self._of_passes(passes)
@@ -60,7 +59,7 @@ class Events:
         yield from self._of_passes(passes)
 
     def of_request(self, request: TracedRequest) -> Iterator[Event]:
-        """Of one request."""
+        """The events of one request."""
         lanes: dict[Process, list[_Lane]] = {}
         places: dict[str, tuple[int, int]] = {}
         for span in sorted(request.spans, key=lambda span: (span.start_ns, -span.end_ns)):
@@ -81,7 +80,7 @@ class Events:
                 yield from self._arrow(round_.draft, round_.verify, places)
 
     def _of_passes(self, passes: list[RecordedSpan]) -> Iterator[Event]:
-        """Of what has come meanwhile."""
+        """The events of the passes so far; empties the list."""
         for span in passes:
             yield from self._process(span.process)
             if span.process not in self._pass_threads:
@@ -117,7 +116,7 @@ class Events:
     def _arrow(
         self, draft: RecordedSpan, verify: RecordedSpan, places: dict[str, tuple[int, int]]
     ) -> Iterator[Event]:
-        """Both ends of an arrow, which viewers bind to the slices that hold them."""
+        """Both ends of an arrow, which viewers bind to the slices around them."""
         self._flows += 1
         last_within = max(draft.end_ns - 1, draft.start_ns)
         for ph, span, at in (("s", draft, last_within), ("f", verify, verify.start_ns)):
@@ -138,7 +137,7 @@ class _Lane:
         self._open: list[RecordedSpan] = []
 
     def takes(self, span: RecordedSpan, request: TracedRequest) -> bool:
-        """Whether a span lies behind those that were added, or below them and within."""
+        """Whether a span starts after all open ones, or lies within the last, its ancestor."""
         while self._open and self._open[-1].end_ns <= span.start_ns:
             self._open.pop()
         if not self._open:
@@ -149,5 +148,5 @@ class _Lane:
         return above is not None and span.end_ns <= above.end_ns
 
     def add(self, span: RecordedSpan) -> None:
-        """Open it."""
+        """Add a span as the innermost open one."""
         self._open.append(span)

@@ -106,7 +106,7 @@ def tables(report: Report) -> list[Table]:
 
 
 def _table(title: str, texts: int, *columns: str) -> Table:
-    """A table whose first columns are texts, and the others numbers."""
+    """A table whose first `texts` columns are text, and the others numbers."""
     table = Table(*columns, title=title, title_justify="left", title_style="bold")
     for column in table.columns[texts:]:
         column.justify = "right"
@@ -188,13 +188,13 @@ def _slowest(report: Report) -> Table:
 
 
 def process_name(process: Process, all_: list[Process]) -> str:
-    """A process's service, with the beginning of its instance where there are several."""
+    """A process's service, with the beginning of its instance if there are several."""
     alike = sum(other.service == process.service for other in all_)
     return f"{process.service} {process.instance[:8]}" if alike > 1 else process.service
 
 
 def headline(report: Report) -> str:
-    """The whole in a line."""
+    """The report in one line."""
     first = f"; first token after {report.first_token.at(0.5) / 1e6:.1f} ms (p50)"
     return (
         f"{report.wall.count} requests, {report.rounds} rounds, {report.tokens} tokens;"
@@ -204,7 +204,7 @@ def headline(report: Report) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """What has to be said: clocks that are apart, and what was left out."""
+    """Remarks on clock skew, and on what was left out."""
     lines = []
     processes = [side for skew in report.skews for side in (skew.caller, skew.callee)]
     unique = list(dict.fromkeys(processes))

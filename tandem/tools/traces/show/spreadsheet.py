@@ -1,4 +1,4 @@
-"""Spans as a table of comma-separated values: one line a span."""
+"""Spans as comma-separated values: one line per span."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
 COLUMNS = (
     *("request_id", "trace_id", "span_id", "parent_id", "service", "instance", "name", "kind"),
-    # Of the stage that the span's own time counts for; empty where the request never waited.
+    # stage: what the span's own time counts for; empty if the request never waited for the span.
     *("stage_service", "stage", "round", "start_ns", "duration_ns", "waited_ns"),
     *("gamma", "depth", "accepted", "verifier", "batch_size", "tokens", "error"),
 )
@@ -25,9 +25,9 @@ def write(recording: Recording, only: TracedRequest | None, put: Callable[[str],
     """Write a head line, and a line for each span of the requests and of engines' passes.
 
     Args:
-        recording: of which all requests are written, those that failed too.
-        only: this request instead, and no passes.
-        put: takes the lines.
+        recording: all of its requests are written, including failed ones.
+        only: write only this request, and no passes.
+        put: is called with each line.
     """
     rows = csv.writer(_Sink(put), lineterminator="\n")
     rows.writerow(COLUMNS)
@@ -42,7 +42,7 @@ def write(recording: Recording, only: TracedRequest | None, put: Callable[[str],
 
 
 class _Sink:
-    """What csv writes to."""
+    """The file-like object that csv writes to."""
 
     def __init__(self, put: Callable[[str], object]) -> None:
         self._put = put
@@ -61,7 +61,7 @@ def _of_request(request: TracedRequest) -> Iterator[list[Any]]:
 
 
 def _of_passes(passes: list[RecordedSpan]) -> Iterator[list[Any]]:
-    """Of what has come meanwhile."""
+    """The rows of the passes so far; empties the list."""
     yield from (_row(span, "", None, None, 0) for span in passes)
     passes.clear()
 

@@ -17,21 +17,21 @@ from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.read.request import TracedRequest
 from tandem.tools.traces.read.spans import RecordedSpan
 
-# A page of more would take a browser longer to open than anybody waits: 1,000 take a second or two.
+# A browser would take too long to open a page of more: 1,000 requests take a second or two.
 MAX_REQUESTS = 2_000
 _MARK = "/*DATA*/"
 _TEXT = "tandem.text."
 
 
 def write(recording: Recording, put: Callable[[str], object]) -> int:
-    """Write the page, with the first `MAX_REQUESTS` requests; those that failed too.
+    """Write the page, with the first `MAX_REQUESTS` requests, including failed ones.
 
     Args:
-        recording: to be shown.
-        put: takes the page's pieces.
+        recording: to show.
+        put: is called with each piece of the page.
 
     Returns:
-        How many requests were left out.
+        Number of requests that were left out.
     """
     head, tail = (
         files("tandem.tools.traces.show").joinpath("view.html").read_text("utf-8").split(_MARK)
@@ -51,7 +51,7 @@ def write(recording: Recording, put: Callable[[str], object]) -> int:
 
 
 class _Names:
-    """Numbers names as they appear: a name a span would be most of the page."""
+    """Numbers names as they appear: with a name in each span, names would be most of the page."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -61,7 +61,7 @@ class _Names:
 
 
 def _safe(value: object) -> str:
-    """JSON that cannot end the script it stands in, whatever a model wrote."""
+    """JSON that cannot end the surrounding script, whatever a model wrote."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -84,7 +84,7 @@ def _request(request: TracedRequest, names: _Names) -> dict[str, Any]:
         "tokens": request.tokens,
         "status": status,
         "stages": {index: _micros(spent) for index, spent in sorted(stages.items())},
-        # Name, service, depth, start, length and waited for (microseconds); a round's own.
+        # Name, service, depth; start, duration, time waited for (microseconds); a round's data.
         "spans": rows,
     }
 
@@ -97,7 +97,7 @@ def _rows(
     names: _Names,
     rows: list[list[Any]],
 ) -> int:
-    """Rows of a span and all below it, as a waterfall has them; how long they were waited for."""
+    """Add the rows of a span and all below it, in a waterfall's order; return the time waited."""
     start = _micros(span.start_ns - request.root.start_ns)
     named = names.number(span.name), names.number(span.process.service)
     row: list[Any] = [*named, depth, start]
@@ -113,7 +113,7 @@ def _rows(
 
 
 def _round(span: RecordedSpan) -> dict[str, Any]:
-    """What a round's row says: counts, and texts where they were recorded."""
+    """The data of a round's row: counts, and texts if they were recorded."""
     found: dict[str, Any] = {
         key: span.number(f"tandem.{key}") for key in ("round", "depth", "nodes", "accepted")
     }

@@ -22,8 +22,8 @@ class Waterfall:
     """A request's spans and its critical path.
 
     Args:
-        request: to be shown.
-        expanded: numbers of the rounds whose inside is shown; without any, the longest's.
+        request: to show.
+        expanded: numbers of the rounds to show in detail; without any, the longest round.
     """
 
     def __init__(self, request: TracedRequest, expanded: Collection[int] = ()) -> None:
@@ -95,7 +95,7 @@ class Waterfall:
         return table
 
     def lines(self) -> Iterator[Text]:
-        """A line for each span: where it lies, and how much of it the request waited for."""
+        """A line for each span: its place in time, and how long the request waited for it."""
         yield Text(
             f"{'span':<34} {'start':>10} {'ms':>9} {'waited':>9}  {_WAITED_FOR} waited for,"
             f" {_BESIDE} beside it; a round's inside is drawn to its own scale",
@@ -129,7 +129,7 @@ class Waterfall:
 
 
 def _bar(span: RecordedSpan, owned: list[OwnedInterval], scale: RecordedSpan) -> str:
-    """Where a span lies within another one."""
+    """A bar that shows where a span lies within another one."""
     cells = [" "] * _WIDTH
     for start, end, mark in (
         (span.start_ns, span.end_ns, _BESIDE),
