@@ -1,1 +1,1 @@
-"""How many replicas a load needs: from what was measured, by simulation of its queues."""
+"""How many replicas a load needs: a simulation of its queues, from measurements."""

@@ -12,18 +12,18 @@ from tandem.tools.planning.simulation.served import RunFigures
 NOTHING = "nothing, one target is the least"
 SLOTS = "the batch slots"
 TARGETS, DRAFTERS = "the targets' engines", "the drafters' engines"
-# Above this share of places in use, texts wait for one.
+# Above this share of slots in use, texts wait for one.
 _ALL_HELD = 0.95
-# A fleet whose texts come this close to a limit is bound by it. Where they have more room, and a
-# few targets less miss it all the same, those are overloaded.
+# A limit binds a fleet if its texts use at least this share of it. If they use less, and slightly
+# fewer targets still miss the limit, then those are overloaded.
 _CLOSE = 0.7
-# How much more a target has to yield with all of its places than with half of them, for further
-# places to help.
+# More slots would help if a target with all slots in use yields this many times as much as with
+# half of them.
 _WORTH_IT = 1.1
 
 
 def spent(served: RunFigures, objective: Objective) -> dict[str, NDArray[np.float64]]:
-    """What texts took of each limit of an objective, as a share of it; above 1 is too late."""
+    """For each limit of an objective, the share of it that each text used; above 1 is too late."""
     limits = {
         "TTFT": (served.ttft, objective.ttft_ms),
         "TPOT": (served.tpot, objective.tpot_ms),
@@ -37,14 +37,14 @@ def spent(served: RunFigures, objective: Objective) -> dict[str, NDArray[np.floa
 def binding(
     pace: Pace, objective: Objective, targets: int, served: RunFigures, fewer: RunFigures | None
 ) -> str:
-    """What fewer targets lack.
+    """The resource or limit that fewer targets would lack.
 
     Args:
         pace: of a target.
-        objective: that is to be held.
+        objective: to hold.
         targets: of the fleet.
-        served: what texts see of it.
-        fewer: what texts see of fewer targets; None where they cannot serve all texts.
+        served: figures of the fleet.
+        fewer: figures of a fleet with fewer targets; None if it cannot serve all texts.
     """
     if targets == 1:
         return NOTHING
@@ -58,7 +58,7 @@ def binding(
 
 
 def _fullest(pace: Pace) -> str:
-    """What is used up of a target whose places are all held."""
+    """The exhausted resource of a target whose slots are all in use."""
     speeds = pace.tokens_per_s()
     half = pace.slots // 2
     if not half or pace.slots * speeds[pace.slots] > _WORTH_IT * half * speeds[half]:

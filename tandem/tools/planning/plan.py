@@ -19,13 +19,13 @@ _MILLION = 1e6
 
 @dataclass(frozen=True)
 class Prices:
-    """Of a replica.
+    """Prices and GPUs of replicas.
 
     Attributes:
-        target: an hour.
-        drafter: an hour.
-        target_gpus: GPUs of one.
-        drafter_gpus: GPUs of one.
+        target: price of a target per hour.
+        drafter: price of a drafter per hour.
+        target_gpus: GPUs of a target.
+        drafter_gpus: GPUs of a drafter.
     """
 
     target: float = 0.0
@@ -35,17 +35,17 @@ class Prices:
 
     @property
     def are_known(self) -> bool:
-        """Whether there is any; the other one is 0 then."""
+        """Whether any price is given; the other is then 0."""
         return bool(self.target or self.drafter)
 
     def an_hour(self, targets: int, drafters: int) -> float:
-        """Of a fleet; its GPUs where there are no prices."""
+        """Price of a fleet per hour; its number of GPUs if there are no prices."""
         if not self.are_known:
             return float(self.gpus(targets, drafters))
         return targets * self.target + drafters * self.drafter
 
     def gpus(self, targets: int, drafters: int) -> int:
-        """Of a fleet."""
+        """GPUs of a fleet."""
         return targets * self.target_gpus + drafters * self.drafter_gpus
 
 
@@ -54,12 +54,12 @@ class Plan:
     """What to run.
 
     Attributes:
-        need: what is wanted.
+        need: the load and its objective.
         prices: of replicas.
-        fleet: that does it.
-        plain: the one that does it without drafts; None where none does.
+        fleet: the cheapest one that holds the objective.
+        plain: the fleet that holds it without drafts; None if there is none.
         tokens_a_round: block efficiency.
-        mean_tokens: of a text.
+        mean_tokens: mean length of a text.
         notes: what was assumed.
     """
 
@@ -73,12 +73,12 @@ class Plan:
 
     @property
     def tokens_per_s(self) -> float:
-        """That a fleet writes which holds the asked rate."""
+        """Tokens a second of all texts at the needed rate."""
         return self.need.rate * self.mean_tokens
 
     @property
     def speed_up(self) -> float | None:
-        """Tokens a second of a text over those without drafts, each in its own fleet."""
+        """Speed of a text relative to one without drafts, each in its own fleet."""
         if self.plain is None:
             return None
         ours, theirs = (float(np.mean(s.served.tpot)) for s in (self.fleet, self.plain))
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def is_cheaper_plain(self) -> bool:
-        """Whether the load costs less without drafts, in money or else in GPUs."""
+        """Whether the load costs less without drafts, in money or, without prices, in GPUs."""
         if self.plain is None:
             return False
         ours, theirs = (
@@ -95,11 +95,11 @@ class Plan:
         return theirs < ours
 
     def gpus(self, sized: Sized) -> int:
-        """Of a fleet."""
+        """GPUs of a fleet."""
         return self.prices.gpus(sized.targets, sized.drafters)
 
     def million_tokens(self, sized: Sized) -> float | None:
-        """Price of a million tokens at the asked rate; None without prices."""
+        """Price of a million tokens at the needed rate; None without prices."""
         if not self.prices.are_known:
             return None
         hour = self.prices.an_hour(sized.targets, sized.drafters)
@@ -154,16 +154,16 @@ def times(served: RunFigures) -> dict[str, float]:
 
 
 def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None) -> Plan:
-    """The cheapest fleet with drafts, by its GPUs where there are no prices.
+    """The cheapest fleet with drafts; the one with the fewest GPUs if there are no prices.
 
     Args:
         measured: times and acceptance.
-        need: what is wanted.
+        need: the load and its objective.
         prices: of replicas.
-        gamma: draft length; the likeliest few are tried by default.
+        gamma: draft length; by default, a few likely ones are tried.
 
     Raises:
-        Failure: no fleet does it.
+        Failure: no fleet holds the objective.
     """
     likely = likely_gamma(measured, prices.an_hour(1, 0), prices.an_hour(0, 1), need.slots)
     lengths = {gamma} if gamma is not None else {likely, max(likely // 2, 1), measured.gamma}
@@ -187,7 +187,7 @@ def planned(measured: Measurement, need: Need, prices: Prices, gamma: int | None
 def _cheapest(
     measured: Measurement, need: Need, prices: Prices, lengths: Collection[int]
 ) -> tuple[Sized | None, Failure | None]:
-    """The cheapest fleet of some draft lengths, or why there is none."""
+    """The cheapest fleet with any of these draft lengths, or why there is none."""
     found: list[Sizing] = []
     failure = None
     for length in sorted(lengths):

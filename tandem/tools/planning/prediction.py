@@ -1,4 +1,4 @@
-"""What given replicas do under a load, round by round."""
+"""Predicts what given replicas do under a load, by simulating round by round."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.plan import times
 from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, Simulated
 
-# Steps of texts on targets in a run: some five seconds.
+# Most simulated steps of targets in a run, which takes some five seconds.
 _MOST_STEPS = 500_000
-# Texts: a 99th percentile has some twenty behind it. Of a client, until all is as it will stay.
+# Texts of a run, so that some twenty lie above the 99th percentile; and texts of each client, until
+# the simulation is in its steady state.
 _FEWEST_TEXTS = 2_000
 _TEXTS_EACH = 20
 _LATENCIES = 8
-# Further steps that a run may have where each of its clients has a text or two.
+# A run may have this many times as many steps if each client needs them for this many texts.
 _MOST_TIMES = 4
 _TEXTS_AT_LEAST = 2
-# Fewer targets do not stand for many where texts come at random: they even out less.
+# With random arrivals, fewer targets do not represent many: load varies more on them.
 _FEWEST_TARGETS = 8
-# Share of the later half of the texts by which those under way may grow while it comes.
+# The queue grows if, while the second half of the texts arrives, the number of texts in flight
+# increases by more than this share of that half.
 _GROWTH = 0.1
 
 
 @dataclass(frozen=True)
 class LoadPrediction:
-    """What came of it.
+    """The result of a simulated load.
 
     Attributes:
         gamma: draft length.
-        rate: texts a second that were asked for; None in a closed loop.
-        served: by those replicas that were simulated.
-        parts: that the fleet was divided into, of which one was simulated.
-        targets: that were simulated.
-        texts: that they were given.
-        grows: whether ever more texts are under way, so that times only hold for those given.
+        rate: requested texts a second; None in a closed loop.
+        served: figures of the replicas that were simulated.
+        parts: number of equal parts of the fleet, of which one was simulated.
+        targets: simulated targets.
+        texts: simulated texts.
+        grows: whether the number of texts in flight keeps growing; the times then hold only for
+            the simulated texts.
     """
 
     gamma: int
@@ -50,7 +53,7 @@ class LoadPrediction:
 
     @property
     def texts_per_s(self) -> float:
-        """Of the whole fleet."""
+        """Texts a second of the whole fleet."""
         return self.served.texts_per_s * self.parts
 
     @property
@@ -75,15 +78,15 @@ class LoadPrediction:
 
 
 def predicted(measured: Measurement, fleet: Fleet, load: OfferedLoad) -> LoadPrediction:
-    """A fleet, or an equal part of one that is too large, with its part of the load.
+    """Simulate a fleet or, if it is too large, an equal part of it with its part of the load.
 
     Args:
         measured: times and acceptance.
         fleet: that serves.
-        load: that is asked for; of its texts as many are taken as tell enough.
+        load: the offered load; its number of texts is chosen here.
 
     Raises:
-        Failure: even a few of its texts are too many rounds to be simulated.
+        Failure: even a few texts have too many rounds to simulate.
     """
     steps = max(measured.steps(fleet.gamma), 1.0)
     few = max(int(_MOST_STEPS / steps), 1)
@@ -101,7 +104,7 @@ def predicted(measured: Measurement, fleet: Fleet, load: OfferedLoad) -> LoadPre
     run = Rounds(measured, part, share)
     served = run.run()
     if load.rate:
-        # Half as many again as are under way at once would still be filling the fleet.
+        # The run must be much longer than a text, or it would only fill the fleet.
         under_way = min(share.rate * float(served.latency.mean()), part.targets * part.slots)
         enough = min(math.ceil(_LATENCIES * under_way), few)
         if enough > texts:
@@ -115,7 +118,7 @@ def predicted(measured: Measurement, fleet: Fleet, load: OfferedLoad) -> LoadPre
 
 
 def _parts(fleet: Fleet, load: OfferedLoad, few: int) -> int:
-    """Into how many equal parts a fleet is divided, so that one needs no more than a few texts."""
+    """Number of equal parts to divide a fleet into, so that one needs no more than `few` texts."""
     common = math.gcd(fleet.targets, fleet.drafters, load.clients)
     if load.clients:
         needed, fewest = _TEXTS_EACH * load.clients, 1
@@ -131,7 +134,7 @@ def _parts(fleet: Fleet, load: OfferedLoad, few: int) -> int:
 
 
 def _grows(run: Rounds) -> bool:
-    """Whether many more texts are under way when the last one comes than at half of them."""
+    """Whether many more texts are in flight when the last one arrives than at half of them."""
     arrived = sorted(text.arrived for text in run.ended)
     ended = [text.ended for text in run.ended]
     half = len(arrived) // 2

@@ -16,35 +16,38 @@ from tandem.tools.planning.simulation.pace import Pace, ratio_of
 from tandem.tools.planning.simulation.served import RunFigures
 from tandem.tools.planning.simulation.texts import SimulatedTexts
 
-# A plan of more is a plan for another tool.
+# Larger fleets are beyond this tool.
 MOST_TARGETS = 16_384
 _LONGEST_GAMMA = 16
-# Of a run: a 99th percentile has some twenty texts behind it, and the queues have come to rest.
+# Texts of a run: some twenty lie above the 99th percentile; and latencies that it lasts, so that
+# the queues reach their steady state.
 _FEWEST_TEXTS = 2_000
 _LATENCIES = 8
-# Of the runs that look for a fleet, and of the last one. All of a plan's take some ten seconds.
+# Most texts of a run that searches for a fleet, and of the last run. All runs of a plan take some
+# ten seconds.
 _MOST_TEXTS_LOOKING, _MOST_TEXTS = 8_000, 60_000
-# Targets of a run that looks for a fleet, at most.
+# Most targets of a run that searches for a fleet.
 _SLICE = 64
-# To which share of itself a fleet is found, and by which it may grow a few times afterwards.
+# Relative precision of the search; also the step by which a fleet may grow afterwards, at most
+# this many times.
 _CLOSE = 1 / 64
 _MORE_TIMES = 4
-# Beyond what a drafter is busy with when all goes evenly.
+# Spare capacity of drafters, relative to a perfectly even load.
 _DRAFTER_ROOM = 1.25
-# Of an orchestrator's one event loop, that texts may keep it at work: above, they wait for it.
+# Largest share of its time that an orchestrator's event loop may be busy: above, texts wait for it.
 _ORCHESTRATOR_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Need:
-    """What is wanted.
+    """The load and its objective.
 
     Attributes:
         rate: texts a second.
-        objective: that they have to keep.
+        objective: that the texts must keep.
         slots: texts that a target holds.
         gather: as the services' setting of that name.
-        seed: of everything random.
+        seed: of all random draws.
     """
 
     rate: float
@@ -56,19 +59,19 @@ class Need:
 
 @dataclass(frozen=True)
 class Sized:
-    """A fleet that does it.
+    """A fleet that holds the objective.
 
     Attributes:
         gamma: draft length.
         targets: replicas.
         drafters: replicas; 0 with gamma 0.
         orchestrators: replicas.
-        served: what texts see.
-        good: share of them that keep the objective.
-        orchestrator_busy: share of their time that orchestrators are at work.
+        served: figures of its texts.
+        good: share of texts that keep the objective.
+        orchestrator_busy: share of the time that orchestrators are busy.
         bound: what fewer targets would lack.
         simulated: targets that were simulated for `served`.
-        texts: that they were given.
+        texts: texts that were simulated.
     """
 
     gamma: int
@@ -84,7 +87,7 @@ class Sized:
 
     @property
     def busy(self) -> dict[str, float]:
-        """How much of each thing is in use, most first."""
+        """The used share of each resource, the largest first."""
         shares = {
             TARGETS: self.served.target_busy,
             DRAFTERS: self.served.drafter_busy,
@@ -105,7 +108,7 @@ def good_share(served: RunFigures, objective: Objective) -> float:
 def likely_gamma(
     measured: Measurement, target_price: float, drafter_price: float, slots: int
 ) -> int:
-    """The draft length whose tokens cost least where targets and drafters hold full batches."""
+    """The draft length whose tokens cost least if targets and drafters run full batches."""
 
     def cost(gamma: int) -> float:
         batch = min(slots, 16)
@@ -117,7 +120,7 @@ def likely_gamma(
 
 
 def ratio_for(measured: Measurement, gamma: int, slots: int) -> Fraction:
-    """Drafters for each target, so that they are no busier than it."""
+    """Drafters per target, so that drafters are no busier than targets."""
     if not gamma:
         return Fraction(0)
     batch = min(slots, 16)
@@ -128,17 +131,17 @@ def ratio_for(measured: Measurement, gamma: int, slots: int) -> Fraction:
 class Sizing:
     """The fewest targets at a draft length, with drafters in proportion.
 
-    They are looked for by bisection with a slice of each fleet: some of its targets, with their
-    share of the texts. Then as much as may be of the fleet that was found is simulated. More
-    replicas share a load more evenly, so that a slice errs towards more.
+    The search bisects, and simulates a slice of each fleet: some of its targets, with their share
+    of the texts. Then as much of the found fleet as possible is simulated. More replicas share a
+    load more evenly, so a slice overestimates the needed targets.
 
     Attributes:
-        targets: by the slices.
+        targets: found with slices.
         drafters: in proportion.
 
     Args:
         measured: times and acceptance.
-        need: what is wanted.
+        need: the load and its objective.
         gamma: draft length.
 
     Raises:
@@ -154,14 +157,14 @@ class Sizing:
 
     @property
     def drafters(self) -> int:
-        """See there."""
+        """Drafters for these targets."""
         return math.ceil(self.targets * self._pace.drafters_each)
 
     def sized(self) -> Sized:
-        """By the whole fleet, or its largest slice that may be; a few more where that shows it.
+        """Check with the whole fleet, or its largest possible slice; add a few targets if needed.
 
         Raises:
-            Failure: it takes more than a few.
+            Failure: a few more targets are not enough.
         """
         for _ in range(_MORE_TIMES):
             run = self._runs.run(self.targets, self.targets, _MOST_TEXTS)
@@ -180,8 +183,8 @@ class _Run:
 
     Attributes:
         targets: of the slice.
-        texts: that it was given.
-        served: what they saw.
+        texts: simulated texts.
+        served: their figures.
     """
 
     targets: int
@@ -193,21 +196,21 @@ class _Slices:
     """Runs of fleets, or of some of their targets.
 
     Args:
-        measured: for what texts are like.
+        measured: for the lengths of texts.
         pace: of targets with their drafters.
-        need: what is wanted.
+        need: the load and its objective.
     """
 
     def __init__(self, measured: Measurement, pace: Pace, need: Need) -> None:
         self._measured, self._pace, self._need = measured, pace, need
 
     def run(self, targets: int, slice_: int, most_texts: int) -> _Run | None:
-        """A slice of a fleet; None where the texts would become ever more.
+        """Simulate a slice of a fleet; None if its queue would grow without end.
 
         Args:
             targets: of the fleet.
-            slice_: targets to simulate, fewer where they would need more texts than they may.
-            most_texts: in the run; a single target has as many as it needs.
+            slice_: most targets to simulate; fewer if they would need more than `most_texts`.
+            most_texts: most texts of the run; a single target gets as many as it needs.
         """
         tokens, rate = self._measured.mean_tokens, self._need.rate / targets
         texts = self._pace.needed(rate * tokens)
@@ -228,10 +231,10 @@ class _Slices:
         return good_share(run.served, self._need.objective) >= self._need.objective.share
 
     def fewest(self) -> tuple[int, _Run | None]:
-        """Targets, by doubling and bisection; and what a few less come to.
+        """The fewest targets, by doubling and bisection; and the run of slightly fewer targets.
 
         Raises:
-            Failure: no number of them does.
+            Failure: no number of targets holds the objective.
         """
         low, high = 0, 1
         failed = None

@@ -1,1 +1,1 @@
-"""What a plan is made of: measurements from traces or from a bench."""
+"""The basis of a plan: measurements from traces or from a bench."""

@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 30
 
 
 def is_bench(path: Path) -> bool:
-    """Whether a file is one JSON object over several lines: trace files have one a line."""
+    """Whether a file is one JSON object over several lines: trace files have one on each line."""
     try:
         with path.open(encoding="utf-8") as file:
             return file.readline(8).strip() == "{"
@@ -32,7 +32,7 @@ def read(path: Path) -> list[Timeline]:
     """The texts of a run, or of all rates of a sweep.
 
     Raises:
-        Misconfigured: it cannot be read, or is something else.
+        Misconfigured: the file cannot be read, or is something else.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -48,10 +48,10 @@ def read(path: Path) -> list[Timeline]:
 
 
 def measured_from(texts: Sequence[Timeline]) -> Measurement:
-    """From texts whose summaries tell of their stages.
+    """A measurement from texts' summaries.
 
     Raises:
-        Failure: none drafted.
+        Failure: no text that ended well used drafts.
     """
     summaries = [text.summary for text in texts if text.summary is not None and not text.error]
     drafted = [summary for summary in summaries if summary.drafted_tokens]
@@ -70,7 +70,7 @@ def measured_from(texts: Sequence[Timeline]) -> Measurement:
         for step in ("draft", "verify")
         for part in ("queue", "gather")
     )
-    # The simulation has queues of its own.
+    # Queueing is left out: the simulation has queues of its own.
     prefill = sum(total(f"target_prefill{part}_busy_ns") for part in ("", "_queue", "_gather"))
     wall = sum(sum(summary.stages.round_wall_ns) for summary in drafted) / _NS
     passes = sum(gamma * count for gamma, count in gammas.items())
@@ -104,13 +104,13 @@ def _shape(summary: Any) -> MeasuredText:
 
 
 def _shares(drafted: Sequence[Any], gammas: Counter[int]) -> list[float]:
-    """Of drafts, those kept up to each place."""
+    """For each place, the share of drafts that kept its token."""
     longest = max(gammas)
     accepted = [0] * longest
     for summary in drafted:
         for place, count in enumerate(summary.accepted_per_position):
             accepted[place] += count
-    # A draft that the text's end has cut says nothing of the places behind its own.
+    # A draft that was cut at the text's end tells nothing about the places beyond its length.
     long_enough = [sum(n for gamma, n in gammas.items() if gamma > p) for p in range(longest)]
     shares = [kept_ / had for kept_, had in zip(accepted, long_enough, strict=True)]
     before = [1.0, *shares[:-1]]

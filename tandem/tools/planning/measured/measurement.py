@@ -1,4 +1,4 @@
-"""What a plan is made from: times and acceptance that somebody has measured."""
+"""The basis of a plan: measured times and acceptance."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class MeasuredText:
     """A text that was measured.
 
     Attributes:
-        new_tokens: emitted.
-        target_prefill_s: of the target's engine, for its prompt.
-        drafter_prefill_s: of the drafter's.
-        target_passes: that the prompt was divided into at the target.
+        new_tokens: emitted tokens.
+        target_prefill_s: time of the target's engine for its prompt.
+        drafter_prefill_s: time of the drafter's engine for its prompt.
+        target_passes: passes of the target over its prompt.
     """
 
     new_tokens: int
@@ -30,15 +30,15 @@ class Measurement:
     """One pair on its devices. Times are seconds.
 
     Attributes:
-        gamma: draft length that most rounds had.
-        verify: of the target's engine for a batch of verifications, by its size.
-        draft: of the drafter's engine for one pass of a batch, by its size.
-        shares: of the drafts that were kept up to each place.
-        texts: that were measured.
-        opening_s: of a text from its arrival to its first token, beside the target's engine.
-        round_s: of a round beside both engines: network, messages, the orchestrator.
-        orchestrator_text_s: that the orchestrator is at work for a text, beside its rounds.
-        orchestrator_round_s: the same for a round.
+        gamma: draft length of most rounds.
+        verify: time of the target's engine for a batch of verifications, by batch size.
+        draft: time of the drafter's engine for one pass, by batch size.
+        shares: for each place, the share of drafts that kept its token.
+        texts: the measured texts.
+        opening_s: from a text's arrival to its first token, outside the target's engine.
+        round_s: of a round, outside both engines: network, messages, the orchestrator.
+        orchestrator_text_s: the orchestrator's own time for a text, outside rounds.
+        orchestrator_round_s: the orchestrator's own time for a round.
         notes: what had to be assumed.
     """
 
@@ -55,7 +55,7 @@ class Measurement:
 
     @property
     def mean_tokens(self) -> float:
-        """Of a text."""
+        """Mean length of a text."""
         return sum(text.new_tokens for text in self.texts) / len(self.texts)
 
     def tokens_a_round(self, gamma: int) -> float:
@@ -63,10 +63,10 @@ class Measurement:
         return 1 + sum(self.shares[:gamma])
 
     def rounds(self, gamma: int) -> float:
-        """Of a text, on average."""
+        """Mean rounds of a text."""
         return max(self.mean_tokens - 1, 0.0) / self.tokens_a_round(gamma)
 
     def steps(self, gamma: int) -> float:
-        """Of a text on its target, on average: passes of its prompt, and rounds."""
+        """Mean steps of a text on its target: passes over its prompt, and rounds."""
         passes = sum(text.target_passes for text in self.texts) / len(self.texts)
         return passes + self.rounds(gamma)

@@ -18,16 +18,16 @@ from tandem.tools.traces.read.spans import RecordedKind, RecordedSpan
 
 _NS = 1e9
 _FORWARD = ".forward"
-# What else of a step its engine is at work for.
+# Stages of a step during which its engine is busy.
 _WORK = (_FORWARD, ".draw", ".accept")
 _WAITS = (".queue", ".gather")
-# The orchestrator's own spans of a text, beside its rounds.
+# The orchestrator's own spans of a text, outside rounds.
 _OWN = ("tokenize", "detokenize")
 
 
 @dataclass
 class _Times:
-    """Times of steps by batch size, nanoseconds in all."""
+    """Total times of steps by batch size, nanoseconds."""
 
     spent: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     steps: dict[int, int] = field(default_factory=lambda: defaultdict(int))
@@ -84,7 +84,7 @@ class Recorded:
         self._rounds += 1
 
     def measurement(self) -> Measurement:
-        """Of all of them.
+        """The measurement from all requests.
 
         Raises:
             Failure: too little was recorded.
@@ -113,7 +113,7 @@ class Recorded:
 
 
 def _sum(request: TracedRequest, step: RecordedSpan | None, parts: tuple[str, ...]) -> float:
-    """What some stages of a step took, nanoseconds."""
+    """Time of some stages of a step, nanoseconds."""
     if step is None:
         return 0.0
     children = request.children(step)
@@ -121,13 +121,13 @@ def _sum(request: TracedRequest, step: RecordedSpan | None, parts: tuple[str, ..
 
 
 def _passes(request: TracedRequest, step: RecordedSpan | None) -> int:
-    """Of the model, in a step."""
+    """Forward passes of a step."""
     children = request.children(step) if step else ()
     return sum(1 for child in children if child.name.endswith(_FORWARD))
 
 
 def measured_from(recording: Recording) -> Measurement:
-    """From a recording's requests that ended well.
+    """A measurement from a recording's requests that ended well.
 
     Raises:
         Failure: too little was recorded.

@@ -1,4 +1,4 @@
-"""A replica's engine, simulated: it serves all who wait in one pass, and others wait meanwhile."""
+"""A replica's engine, simulated: a pass serves all waiting texts, later ones wait for the next."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from tandem.tools.traces.prediction.costs import Curve
 
-# As tandem/engine/gathering.py has them: nobody is as punctual as his average.
+# As in tandem/engine/gathering.py: a sequence may return later than its average.
 _GRACE = 1.5
 _GRACE_SECONDS = 0.001
 
 
 class Times:
-    """Lengths of an engine's passes by their batch, computed once each.
+    """Times of an engine's passes by batch size, each computed once.
 
     Args:
-        curve: of a pass.
-        most: sequences in a batch.
+        curve: time of a pass by batch size.
+        most: largest batch size.
     """
 
     def __init__(self, curve: Curve, most: int) -> None:
@@ -24,7 +24,7 @@ class Times:
 
 
 class _Job:
-    """A step of a text: so many passes, each with what it takes beyond its batch."""
+    """A step of a text: its number of passes, and the extra time of each."""
 
     __slots__ = ("done", "extra_s", "passes", "text")
 
@@ -37,20 +37,20 @@ class _Job:
 class SimulatedEngine:
     """One engine.
 
-    A pass takes what its batch takes, and the prompts in it what they take beyond. As
-    tandem/engine/gathering.py has it, a pass waits up to the length of the last one for sequences
-    that should be back by then, once for each of their absences.
+    The time of a pass depends on its batch size; prompts in it add extra time. As in
+    tandem/engine/gathering.py, a pass waits up to the time of the last pass for sequences that
+    should be back by then, once for each absence of a sequence.
 
     Attributes:
-        active: texts that hold a place.
-        busy_s: in passes, in all.
-        passes: how many.
-        served: sequences in those passes, in all.
+        active: texts that hold a slot.
+        busy_s: total time of passes.
+        passes: number of passes.
+        served: sequences in those passes, in total.
 
     Args:
         times: of its passes.
-        gather: share of the last pass that it waits at most.
-        at: calls a function at a moment.
+        gather: longest wait for others, as a share of the last pass.
+        at: schedules a function for a time.
     """
 
     __slots__ = (
@@ -70,11 +70,11 @@ class SimulatedEngine:
         self._last = 0.0
         self._waiting: list[_Job] = []
         self._batch: list[_Job] = []
-        # Who is away since when; how long each is as a rule, and the others are.
+        # Since when each absent text is away; its usual absence; that of the latest text to return.
         self._absent: dict[int, float] = {}
         self._usual: dict[int, float] = {}
         self._commonly: float | None = None
-        # For whom a pass waits now, and until when at most; the same in order, the latest last.
+        # The texts that a pass waits for, each with its deadline; the same sorted by deadline.
         self._awaited: dict[int, float] = {}
         self._latest: list[tuple[float, int]] = []
         self._wake = 0.0
@@ -87,14 +87,14 @@ class SimulatedEngine:
         passes: int = 1,
         extra_s: float = 0.0,
     ) -> None:
-        """A text has a step to be done.
+        """A text asks for a step.
 
         Args:
-            now: the moment.
-            text: whose.
-            done: called at its end. Must not ask in it, but at a later moment.
+            now: current time.
+            text: that asks.
+            done: is called at the end of the step. It must not call `ask` itself, only schedule it.
             passes: of the step.
-            extra_s: that each takes beyond what its batch takes: a prompt's.
+            extra_s: added to the time of each pass, for a prompt.
         """
         self._come(now, text)
         self._waiting.append(_Job(text, passes, extra_s, done))
@@ -119,12 +119,12 @@ class SimulatedEngine:
         self._commonly = self._usual[text] = away if before is None else (away + before) / 2
 
     def _gather_some(self, now: float) -> None:
-        """Find out for whom the pass that could begin now should wait."""
+        """Decide which texts the next pass should wait for."""
         self._gathering = True
         until = now + self._gather * self._last
         for text, left in self._absent.items():
             usual = self._usual.get(text, self._commonly)
-            # Less than 0: a pass has waited for it since it left.
+            # Negative: a pass has already waited for this text since it left.
             if usual is not None and left >= 0 and left + usual <= until:
                 self._awaited[text] = min(left + usual * _GRACE + _GRACE_SECONDS, until)
         self._latest = sorted((until, text) for text, until in self._awaited.items())
@@ -143,12 +143,12 @@ class SimulatedEngine:
             self._at(until, self._overdue)
 
     def _overdue(self, now: float) -> None:
-        # Another moment's: the last of those that it was for has come, or the pass has begun.
+        # Otherwise this alarm is outdated: its last text has come, or the pass has begun.
         if self._gathering and self._wake == now:
             self._start(now)
 
     def _start(self, now: float) -> None:
-        for text in self._awaited:  # who is late delays no other pass
+        for text in self._awaited:  # a text that is late delays no second pass
             self._absent[text] = -abs(self._absent[text])
         self._awaited.clear()
         self._gathering = False

@@ -1,4 +1,4 @@
-"""How fast a target's texts go on, by how many it has: simulated round by round."""
+"""How fast a target's texts progress, by their number: simulated round by round."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.simulation.rounds import Fleet
 from tandem.tools.planning.simulation.window import Seen, Window
 
-# Whole texts that tell how texts differ in pace; a level with fewer takes the level's before it.
+# Whole texts needed to tell how texts differ in pace; with fewer, a level takes the previous one's.
 _TELLING_TEXTS = 16
-# Replicas of each kind that stand for a fleet of their ratio.
+# Most replicas of each kind that represent a fleet of their ratio.
 _MOST_IN_CELL = 4
 
 
 @dataclass(frozen=True)
 class TargetPace:
-    """A target with so many texts, all the time.
+    """A target that always has the same number of texts.
 
     Attributes:
         texts: on each target.
-        pace: of each text, relative to their mean.
-        seen: all of the window.
+        pace: time per token of each text, relative to the mean.
+        seen: figures of the window.
     """
 
     texts: int
@@ -45,7 +45,7 @@ class Pace:
 
     Args:
         measured: times and acceptance.
-        drafters_each: the ratio, of small numbers; 0 with gamma 0.
+        drafters_each: drafters for each target, a ratio of small numbers; 0 with gamma 0.
         gamma: draft length.
         slots: texts that a target holds.
         gather: as the services' setting of that name.
@@ -76,31 +76,31 @@ class Pace:
         self._at = [float(level.texts) for level in self.levels]
 
     def tokens_per_s(self) -> list[float]:
-        """Of each text, by how many are on its target: from 0 (as with 1) to `slots`."""
+        """Tokens a second of each text, by texts on its target: from 0 (as for 1) to `slots`."""
         known = [level.seen.tokens_per_s for level in self.levels]
         found = np.interp(range(self.slots + 1), self._at, known)
         return [float(speed) for speed in found]
 
     def busy(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Shares of the time that targets' and drafters' engines are in a step, by texts on a
-        target: from 0, with which they rest."""
+        """Shares of the time that targets' and drafters' engines are in a pass, by texts on a
+        target, from 0."""
         known = [(level.seen.target_busy, level.seen.drafter_busy) for level in self.levels]
         at, texts = [0.0, *self._at], range(self.slots + 1)
         target, drafter = ([0.0, *of] for of in zip(*known, strict=True))
         return np.interp(texts, at, target), np.interp(texts, at, drafter)
 
     def needed(self, tokens_per_s: float) -> int | None:
-        """The fewest texts on a target that together go on so fast; None where none do."""
+        """The fewest texts on a target that together reach this speed; None if none do."""
         speeds = self.tokens_per_s()
         return next((n for n in range(1, self.slots + 1) if n * speeds[n] >= tokens_per_s), None)
 
     def nearest(self, texts: int) -> TargetPace:
-        """The level that most resembles a target with so many texts, from above."""
+        """The lowest level with at least this many texts."""
         return next((lev for lev in self.levels if lev.texts >= texts), self.levels[-1])
 
 
 def ratio_of(drafters_each: float) -> Fraction:
-    """A ratio of small numbers that is no less than this one."""
+    """The smallest ratio of small numbers that is at least this one."""
     best = Fraction(math.ceil(drafters_each))
     for targets in range(1, _MOST_IN_CELL + 1):
         drafters = math.ceil(drafters_each * targets - 1e-9)
@@ -110,6 +110,6 @@ def ratio_of(drafters_each: float) -> Fraction:
 
 
 def _up_to(slots: int) -> list[int]:
-    """1, 2, 4 and so on, and `slots`."""
+    """1, 2, 4 and so on, then `slots`."""
     doubled = [1 << power for power in range(slots.bit_length())]
     return sorted({*(texts for texts in doubled if texts < slots), slots})

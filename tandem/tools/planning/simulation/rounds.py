@@ -1,4 +1,4 @@
-"""Texts through the queues of some replicas, round by round."""
+"""Simulates texts on some replicas and their queues, round by round."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tandem.tools.planning.simulation.served import RunFigures, steady
 
 
 class Counted(Protocol):
-    """A replica."""
+    """A replica whose active texts are counted."""
 
     active: int
 
 
 class LeastLoaded:
-    """Hands texts to the replica that has the fewest.
+    """Gives texts to the replica with the fewest.
 
     Args:
-        replicas: their `active` is counted here.
+        replicas: this class counts their `active` texts.
     """
 
     def __init__(self, replicas: Sequence[Counted]) -> None:
@@ -35,9 +35,9 @@ class LeastLoaded:
         self._heap = [(0, number) for number in range(len(replicas))]
 
     def take(self, most: int) -> int | None:
-        """One more text on it: its number; None where all have `most`."""
+        """Add a text to the least loaded replica; its number, or None if all have `most`."""
         heap, replicas = self._heap, self._replicas
-        while heap[0][0] != replicas[heap[0][1]].active:  # said before its load changed
+        while heap[0][0] != replicas[heap[0][1]].active:  # an outdated entry
             heapq.heappop(heap)
         active, number = heap[0]
         if active >= most:
@@ -47,7 +47,7 @@ class LeastLoaded:
         return number
 
     def give_back(self, number: int) -> None:
-        """One text less."""
+        """Remove a text from a replica."""
         self._replicas[number].active -= 1
         heapq.heappush(self._heap, (self._replicas[number].active, number))
 
@@ -57,7 +57,7 @@ _Then = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Fleet:
-    """What serves.
+    """The replicas that serve.
 
     Attributes:
         targets: replicas.
@@ -76,13 +76,13 @@ class Fleet:
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """What is asked for: an open loop or, with `clients`, a closed one.
+    """The offered load: an open loop or, with `clients`, a closed one.
 
     Attributes:
-        texts: in all.
+        texts: total number.
         rate: texts a second, at random moments (a Poisson process).
-        clients: that ask again as soon as they have their text.
-        seed: of everything random.
+        clients: each asks again as soon as it has its text.
+        seed: of all random draws.
     """
 
     texts: int
@@ -93,10 +93,10 @@ class OfferedLoad:
 
 @dataclass(frozen=True)
 class Simulated(RunFigures):
-    """What came of it, batches too.
+    """Figures of a run, with batch sizes.
 
     Attributes:
-        target_batch: sequences in a target's step, on average.
+        target_batch: mean sequences in a target's pass.
     """
 
     target_batch: float
@@ -106,14 +106,14 @@ class Rounds:
     """One run.
 
     Attributes:
-        steps: passes of texts that targets have done: of prompts, and verifications.
-        under_way: texts that have come and not ended, by their numbers.
-        ended: the others.
+        steps: steps of texts on targets so far: passes over prompts, and verifications.
+        under_way: texts that have arrived and not ended, by their numbers.
+        ended: texts that have ended.
 
     Args:
         measured: times and acceptance.
         fleet: that serves.
-        load: that is asked for.
+        load: the offered load.
     """
 
     def __init__(self, measured: Measurement, fleet: Fleet, load: OfferedLoad) -> None:
@@ -123,7 +123,7 @@ class Rounds:
         self.random = random.Random(load.seed)
         self.alone_s, self.drafted_alone_s = measured.verify.at(1), measured.draft.at(1)
         verify = Times(measured.verify, fleet.slots)
-        # Drafters have no places of their own here: all texts that targets hold are spread on them.
+        # Drafters have no slots of their own here: all texts on targets are spread over them.
         most = fleet.slots * fleet.targets // max(fleet.drafters, 1) + 1
         draft = Times(measured.draft, most if fleet.drafters else 1)
         self.targets = [
@@ -145,11 +145,11 @@ class Rounds:
         self.ended: list[Text] = []
 
     def at(self, moment: float, then: _Then) -> None:
-        """Call something at a moment."""
+        """Schedule a call at a time."""
         heapq.heappush(self.events, (moment, next(self._order), then))
 
     def run(self) -> Simulated:
-        """Until all texts have ended."""
+        """Run until all texts have ended."""
         if self.load.clients:
             for _ in range(min(self.load.clients, self.load.texts)):
                 self._arrive(0.0)
@@ -178,13 +178,13 @@ class Rounds:
             self._waiting.append(text)
 
     def begin(self, shape: MeasuredText, now: float) -> Text:
-        """A text that nobody serves yet."""
+        """A new text, not yet placed on a replica."""
         number, self._begun = self._begun, self._begun + 1
         text = self.under_way[number] = Text(self, number, shape, now)
         return text
 
     def place(self, text: Text, now: float) -> bool:
-        """Give a text a target and a drafter, where there is a place."""
+        """Give a text a target and a drafter; False if no target has a free slot."""
         target = self._least_target.take(self.fleet.slots)
         if target is None:
             return False
@@ -195,7 +195,7 @@ class Rounds:
         return True
 
     def leave(self, text: Text, now: float) -> None:
-        """A text has ended."""
+        """End a text; its slot goes to a waiting one, and a client's next text arrives."""
         self.ended.append(text)
         del self.under_way[text.number]
         self.held_s += now - text.placed
@@ -210,7 +210,7 @@ class Rounds:
             self._arrive(now)
 
     def accepted(self) -> int:
-        """Of a draft, by chance."""
+        """Draw how many tokens of a draft are accepted."""
         draw = self.random.random()
         kept = 0
         for share in self._shares:
@@ -238,7 +238,7 @@ class Rounds:
 
 
 class Text:
-    """One text on its way."""
+    """One text in the simulation."""
 
     __slots__ = (
         *("_gamma", "_simulation", "arrived", "drafter", "ended", "first", "left"),
@@ -254,15 +254,15 @@ class Text:
         self._gamma = simulation.fleet.gamma
 
     def open(self, now: float) -> None:
-        """Its prompt has come to the target."""
+        """Its prompt has arrived at the target."""
         simulation, shape = self._simulation, self.shape
-        # In a pass that is computed anyway a prompt costs what it takes beyond.
+        # A prompt adds only the time beyond that of a pass of one sequence.
         extra = max(shape.target_prefill_s / shape.target_passes - simulation.alone_s, 0.0)
         target = simulation.targets[self.target]
         target.ask(now, self.number, self._opened, shape.target_passes, extra)
 
     def resume(self, now: float, left: int) -> None:
-        """It is in its midst already, with so many tokens to come."""
+        """Continue in the middle of the text, with `left` tokens to come."""
         self.left = left
         self._go_on(now)
 

@@ -1,4 +1,4 @@
-"""What texts saw of a simulated fleet."""
+"""Latencies and rates of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Times = NDArray[np.float64]
-# Of the texts, at the beginning and at the end: the queues fill, and run empty.
+# Shares of texts to skip at the beginning and at the end, while the queues fill and run empty.
 _WARM_UP, _RUN_OUT = 0.25, 0.1
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Of a run without its beginning and its end. Times are seconds.
+    """Figures of a run without its beginning and its end. Times are seconds.
 
     Attributes:
         ttft: of each text.
         tpot: of each text; 0 for one of a single token.
         latency: of each text.
-        texts_per_s: that ended.
-        tokens_per_s: of them.
-        slots_held: share of the targets' places that were held.
-        target_busy: share of the time that the targets' engines were in a step.
-        drafter_busy: the same of the drafters'.
+        texts_per_s: texts that ended, a second.
+        tokens_per_s: their tokens, a second.
+        slots_held: share of the targets' slots that were in use.
+        target_busy: share of the time that the targets' engines were in a pass.
+        drafter_busy: share of the time that the drafters' engines were in a pass.
     """
 
     ttft: _Times
@@ -44,19 +44,19 @@ def steady(
     tokens: NDArray[np.int64],
     *in_use: float,
 ) -> RunFigures:
-    """What is between the beginning and the end.
+    """The figures between the beginning and the end of a run.
 
     Args:
-        arrived: when each text came.
-        first: when its first token did.
-        ended: when its last did.
-        tokens: that it had.
-        in_use: shares of places and of engines, as `RunFigures` has them.
+        arrived: when each text arrived.
+        first: time of its first token.
+        ended: time of its last token.
+        tokens: its number of tokens.
+        in_use: the last three attributes of `RunFigures`.
     """
     number = len(arrived)
     inside = slice(int(number * _WARM_UP), max(int(number * (1 - _RUN_OUT)), 1))
     by_arrival = np.argsort(arrived, kind="stable")[inside]
-    # Rates are between two ends, since a closed loop's texts begin all at once.
+    # Rates are taken between ends of texts, since a closed loop's texts all begin at once.
     by_end = np.argsort(ended, kind="stable")[inside]
     span = float(ended[by_end[-1]] - ended[by_end[0]]) if len(by_end) > 1 else 0.0
     later = np.maximum(tokens - 1, 1)

@@ -1,7 +1,7 @@
-"""Texts through a fleet of thousands of replicas, text by text.
+"""Simulates texts on a fleet of thousands of replicas, text by text.
 
-A target's texts all go on at the pace that so many texts have (`Pace`): what changes is only when
-one comes or goes. So a text is a handful of events, however many rounds it has.
+All texts of a target progress at a pace that depends only on their number (`Pace`), so it changes
+only when a text comes or goes. A text is thus a handful of events, however many rounds it has.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class _Target:
     """A replica whose texts share its pace.
 
     Attributes:
-        active: texts that hold a place.
-        writing: those behind their first token: what each has done when it ends, and which.
-        done: tokens that each text has been given since the beginning, had it been there.
-        since: when `done` was true.
-        version: of the one end that is to come.
+        active: texts that hold a slot.
+        writing: texts past their first token: the value of `done` at which each ends, and which.
+        done: tokens that a text would have got if it had been there from the beginning.
+        since: the time at which `done` was computed.
+        version: of the next end; an event with another version is outdated.
     """
 
     __slots__ = ("active", "done", "since", "version", "writing")
@@ -45,12 +45,12 @@ class SimulatedTexts:
     """One run.
 
     Args:
-        measured: for what texts are like.
+        measured: for the lengths of texts.
         pace: of targets with their drafters.
         targets: replicas.
         rate: texts a second, at random moments (a Poisson process).
-        texts: in all.
-        seed: of everything random.
+        texts: total number.
+        seed: of all random draws.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class SimulatedTexts:
         self._first = [0.0] * texts
         self._ended = [0.0] * texts
         self._on = [0] * texts
-        # Seconds of all targets, by the texts that each had.
+        # Seconds that targets spent with each number of texts.
         self._spent = [0.0] * (pace.slots + 1)
 
     def run(self) -> RunFigures:
-        """Until all texts have ended."""
+        """Run until all texts have ended."""
         at = 0.0
         for text in range(self._count):
             at += self._random.expovariate(self._rate)
@@ -109,7 +109,7 @@ class SimulatedTexts:
             self._waiting.append(text)
 
     def _place(self, now: float, text: int) -> bool:
-        """Give a text a place, if there is one."""
+        """Give a text a slot; False if none is free."""
         number = self._least.take(self._pace.slots)
         if number is None:
             return False
@@ -122,7 +122,7 @@ class SimulatedTexts:
         return True
 
     def _begin(self, now: float, text: int) -> None:
-        """Its first token has come."""
+        """A text's first token has come."""
         number = self._on[text]
         target = self._targets[number]
         self._first[text] = now
@@ -133,13 +133,13 @@ class SimulatedTexts:
         self._schedule(now, number)
 
     def _advance(self, now: float, target: _Target, texts: int) -> None:
-        """Bring a target up to a moment, until which it had so many texts."""
+        """Bring a target up to now; until now it had this many texts."""
         self._spent[texts] += now - target.since
         target.done += (now - target.since) * self._speeds[texts]
         target.since = now
 
     def _schedule(self, now: float, number: int) -> None:
-        """When the next of its texts ends, if none comes or goes until then."""
+        """Schedule the end of a target's next text, valid if no text comes or goes before."""
         target = self._targets[number]
         target.version += 1
         if target.writing:

@@ -1,4 +1,4 @@
-"""A closed loop looked at in the midst of its work, for so many steps."""
+"""Simulates a closed loop in its steady state, for a limited number of steps."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from tandem.tools.planning.measured.measurement import Measurement
 from tandem.tools.planning.simulation.rounds import Fleet, OfferedLoad, Rounds, Text
 
-# Whole texts of a client that end a window: fewer steps than it may have are enough then.
+# A window ends after this many texts of each client, and at least this many in total.
 _TEXTS_EACH = 4
 _FEWEST_TEXTS = 240
-# Steps of texts on targets. However long texts are, a window ends with these; with each client's
-# few where there are many, so that batches have found their ways.
+# However long texts are, a window ends after this many steps on targets; with many clients after a
+# few steps of each, so that batches have settled.
 _MOST_STEPS = 20_000
 _STEPS_EACH = 8
-# Of a window, until the engines know their sequences.
+# Share of a window that is skipped, until the engines know their sequences.
 _WARM_UP = 0.25
 _NO_TEXT_ENDS_IT = 1 << 62
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What was to be seen in a window.
+    """The figures of a window.
 
     Attributes:
-        tokens_per_s: of each text, behind its first token; 1 where no text has a second.
+        tokens_per_s: mean speed of a text after its first token; 1 if no text has a second one.
         ttft: seconds, of each text that began.
         tpot: seconds, of each text of several tokens that began and ended.
-        target_busy: share of the time that the targets' engines were in a step.
-        drafter_busy: the same of the drafters'.
+        target_busy: share of the time that the targets' engines were in a pass.
+        drafter_busy: share of the time that the drafters' engines were in a pass.
     """
 
     tokens_per_s: float
@@ -44,13 +44,13 @@ class Seen:
 
 
 class Window(Rounds):
-    """Clients that ask again as soon as they are answered, of whom most begin amid a text.
+    """Clients that ask again as soon as they are answered; most start in the middle of a text.
 
     Args:
         measured: times and acceptance.
         fleet: that serves.
-        clients: no more than it has places for.
-        seed: of everything random.
+        clients: at most as many as the fleet has slots.
+        seed: of all random draws.
     """
 
     def __init__(self, measured: Measurement, fleet: Fleet, clients: int, seed: int) -> None:
@@ -61,7 +61,7 @@ class Window(Rounds):
         self._now = 0.0
 
     def look(self) -> Seen:
-        """Run it."""
+        """Run the window."""
         self._begin_amid_texts()
         begin = self._run_until(_WARM_UP)
         left = {number: text.left for number, text in self.under_way.items()}
@@ -79,11 +79,11 @@ class Window(Rounds):
     def _speed(
         self, left: dict[int, int], ended: Sequence[Text], begin: float, end: float
     ) -> float:
-        """Tokens a second of a text, from what texts had left at the beginning and at the end."""
+        """Tokens a second of a text, from the tokens left to each text at the start and the end."""
         spent, tokens = 0.0, 0
         for text in (*ended, *self.under_way.values()):
             later = text.shape.new_tokens - 1
-            if text.left > later:  # its first token is still to come
+            if text.left > later:  # it has no token yet
                 continue
             until = end if text.number in self.under_way else text.ended
             spent += until - min(max(text.first, begin), until)
@@ -91,7 +91,10 @@ class Window(Rounds):
         return tokens / spent if tokens and spent else 1.0
 
     def _begin_amid_texts(self) -> None:
-        """All at once, since who shares passes goes on together; the first at a text's start."""
+        """Start all clients at once, as texts that share passes stay in step.
+
+        The first client starts a new text, most others start in the middle of one.
+        """
         self._arrive(0.0)
         each = self.measured.tokens_a_round(self.fleet.gamma)
         shapes = self.measured.texts
@@ -108,7 +111,7 @@ class Window(Rounds):
             text.resume(0.0, self.random.randrange(1, shape.new_tokens))
 
     def _run_until(self, share: float) -> float:
-        """A share of its steps or of its texts; the moment of its end."""
+        """Run up to a share of the window's steps or texts; return the time."""
         events, ended, pop = self.events, self.ended, heapq.heappop
         steps, texts = share * self._most_steps, share * self._most_texts
         while self.steps < steps and len(ended) < texts:
@@ -117,14 +120,14 @@ class Window(Rounds):
         return self._now
 
     def _whole(self) -> list[Text]:
-        """Texts that have come and ended, those aside that were resumed."""
+        """Texts that began and ended in the window."""
         return [text for text in self.ended if text.number not in self._resumed]
 
     def _first_tokens(self) -> NDArray[np.float64]:
-        """Of all texts that have come by now.
+        """Times to the first token of all texts that have arrived so far.
 
-        It goes on until the last of them has its own; for as many steps again at most, with
-        which an overloaded target's count as they are then.
+        Runs until each has its first token, for at most as many steps again. If a target is
+        overloaded, the time of a text that still has none counts up to then.
         """
         texts = self._whole()
         late = [text for text in self.under_way.values() if text.number not in self._resumed]
