@@ -1,1 +1,1 @@
-"""Running services, watched by their metrics."""
+"""Watches running services through their metrics."""

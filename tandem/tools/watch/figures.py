@@ -1,4 +1,4 @@
-"""What a person wants to know of running services, from their metrics at two moments."""
+"""The main figures of running services, from two scrapes of their metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tandem.tools.watch.scrape import Scrape
 
 @dataclass(frozen=True)
 class WatchedStage:
-    """What a step spent in a stage.
+    """The time that steps spent in a stage.
 
     Attributes:
-        name: "verify.forward".
-        seconds: a step, on average.
-        share: of all stages of its step.
+        name: such as "verify.forward".
+        seconds: mean per step.
+        share: of the time of all stages of its step.
     """
 
     name: str
@@ -30,12 +30,12 @@ class WatchedService:
     """A drafter, a target or an orchestrator: all replicas of the role together.
 
     Attributes:
-        role: see `metrics`.
-        replicas: that answer.
-        open: sequences, or texts.
-        waiting: for a place.
-        kv_share: of the cache that is reserved; None where there is none.
-        batch: sequences a pass, on average; None where none was computed.
+        role: "drafter", "target" or "orchestrator".
+        replicas: number that answer.
+        open: open sequences; for an orchestrator, active texts.
+        waiting: sequences that wait for a slot; for an orchestrator, waiting prompts.
+        kv_share: reserved share of the KV cache; None without a cache.
+        batch: mean sequences per pass; None without a pass.
     """
 
     role: str
@@ -48,16 +48,16 @@ class WatchedService:
 
 @dataclass(frozen=True)
 class WatchedFigures:
-    """All of them, over the time between two moments.
+    """Figures of all services, over the time between two scrapes.
 
     Attributes:
-        seconds: between the two.
-        tokens: emitted, a second.
-        rounds: a second.
-        requests: that ended, a second.
-        failed: of them, those that ended with another status than OK.
-        acceptance: share of drafted tokens kept; None without a draft.
-        block_efficiency: accepted + 1 a draft; None without one.
+        seconds: between the two scrapes.
+        tokens: emitted tokens a second.
+        rounds: rounds a second.
+        requests: ended requests a second.
+        failed: requests a second that ended with another status than OK.
+        acceptance: share of drafted tokens that were accepted; None without a draft.
+        block_efficiency: accepted tokens per draft, plus 1; None without a draft.
         services: those that answer.
         stages: of steps, and of texts that ended.
     """
@@ -74,11 +74,12 @@ class WatchedFigures:
 
 
 def figures(before: Mapping[str, Scrape], after: Mapping[str, Scrape]) -> WatchedFigures:
-    """Of all services together.
+    """The figures of all services together.
 
     Args:
-        before: by endpoint; what is missing there has not grown.
-        after: the same, later.
+        before: the earlier scrapes, by endpoint; an endpoint that is missing here counts as
+            unchanged.
+        after: the later scrapes, by endpoint.
     """
     grown = {name: now.since(before.get(name, now)) for name, now in after.items()}
     spans = [now.at - before[name].at for name, now in after.items() if name in before]
@@ -135,13 +136,13 @@ def _services(after: Mapping[str, Scrape], grown: Mapping[str, Scrape]) -> list[
 
 
 def _role_of(scrape: Scrape) -> str:
-    """Each service has its event loop's lag, with its role."""
+    """A service's role: a label of its event loop's lag, which every service reports."""
     name = f"{metrics.EVENT_LOOP_LAG.prometheus_name}_count"
     return next((labels["role"] for labels, _ in scrape.series(name)), "")
 
 
 def _stages(grown: Mapping[str, Scrape]) -> list[WatchedStage]:
-    """In each step, the longest first."""
+    """The stages of each step, the longest first."""
     name = metrics.STAGE_DURATION.prometheus_name
     spent: dict[tuple[str, str], dict[str, float]] = {}
     counts: dict[tuple[str, str], dict[str, float]] = {}

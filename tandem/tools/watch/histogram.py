@@ -1,4 +1,4 @@
-"""A histogram's observations between two moments, over all services together."""
+"""A histogram's observations between two scrapes, over all services together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.tools.watch.scrape import Scrape
 
 @dataclass(frozen=True)
 class Histogram:
-    """Observations by their upper bounds.
+    """Observations by the upper bounds of the buckets.
 
     Attributes:
         counts: observations up to each bound, cumulative; the last bound is infinity.
@@ -23,7 +23,7 @@ class Histogram:
 
     @classmethod
     def of(cls, metric: Metric, scrapes: Iterable[Scrape]) -> Histogram:
-        """A metric's series, of several scrapes, added up."""
+        """The sum of a metric's buckets over several scrapes."""
         counts: dict[float, float] = {}
         for scrape in scrapes:
             for labels, value in scrape.series(f"{metric.prometheus_name}_bucket"):
@@ -37,9 +37,9 @@ class Histogram:
         return max(self.counts.values(), default=0.0)
 
     def quantile(self, share: float) -> float | None:
-        """A quantile, straight between two bounds as Prometheus has it; None without a value.
+        """A quantile, interpolated linearly between two bounds, as in Prometheus.
 
-        One above the last finite bound is that bound.
+        None without observations. A quantile above the last finite bound is that bound.
         """
         if not self.count:
             return None
@@ -53,5 +53,5 @@ class Histogram:
         return edges[-1][0]
 
     def surely_within(self, limit: float) -> float:
-        """Observations that were no larger, for certain: up to the last bound that is not."""
+        """Observations that are certainly at most `limit`: those up to the last bound below it."""
         return max((upto for bound, upto in self.counts.items() if bound <= limit), default=0.0)

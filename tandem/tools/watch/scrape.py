@@ -1,4 +1,4 @@
-"""What a service's metrics say at a moment, as its Prometheus endpoint has it."""
+"""One scrape of a service's Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Labels = frozenset[tuple[str, str]]
 
 # A service's answer has some twenty kilobytes; more is something else.
 _MAX_BYTES = 4 << 20
-# How names of series end that only grow.
+# Suffixes of series that only grow.
 _COUNTS = ("_total", "_count", "_bucket", "_sum")
 
 
@@ -22,7 +22,7 @@ class Scrape:
     """The series of one service.
 
     Attributes:
-        at: when, by time.monotonic().
+        at: time of the scrape, by time.monotonic().
         values: by name and labels.
     """
 
@@ -30,20 +30,20 @@ class Scrape:
     values: Mapping[tuple[str, _Labels], float]
 
     def series(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
-        """Those of a name that have some labels, each with all its labels."""
+        """The values of the series with a name and these labels, each with all its labels."""
         wanted = labels.items()
         for (found, own), value in self.values.items():
             if found == name and wanted <= own:
                 yield dict(own), value
 
     def value(self, name: str, **labels: str) -> float:
-        """Their sum; 0 without any."""
+        """The sum of those series; 0 without any."""
         return sum(value for _, value in self.series(name, **labels))
 
     def since(self, earlier: Scrape) -> Scrape:
-        """By how much each series has grown; those of a service that is new, by all they have.
+        """How much each series has grown; after a restart of the service, its whole value.
 
-        It is new where any count of it has fallen: others may be beyond what they were already.
+        A restart shows in any counter that has fallen: others may already exceed their old value.
         """
         before = earlier.values
         if any(
@@ -57,15 +57,15 @@ class Scrape:
 
 
 def scrape(endpoint: str, seconds: float) -> Scrape:
-    """Ask an endpoint.
+    """Scrape an endpoint.
 
     Args:
         endpoint: host:port.
-        seconds: that it may take.
+        seconds: time limit.
 
     Raises:
-        OSError: it does not answer.
-        ValueError: it answers something else than metrics.
+        OSError: the endpoint does not answer.
+        ValueError: the answer is not metrics.
     """
     host, _, port = endpoint.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=seconds)
