@@ -1,4 +1,4 @@
-"""Which exporter OTEL_* variables ask for, of whatever signal."""
+"""The exporter that OTEL_* variables ask for, for any signal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def chosen(signal: str) -> str:
-    """Name of the exporter of a signal ("traces", "metrics"), as its entry point has it.
+    """Entry-point name of the exporter of a signal ("traces", "metrics").
 
-    As OTEL_{signal}_EXPORTER says, else OTLP if an endpoint for it is set, else "none".
+    OTEL_{signal}_EXPORTER if set, else OTLP if an endpoint for it is set, else "none".
 
     Raises:
-        StartupError: the protocol asked for is unknown.
+        StartupError: the OTLP protocol is unknown.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return "none"
@@ -37,10 +37,10 @@ def chosen(signal: str) -> str:
 
 
 def installed(signal: str, name: str) -> Any:
-    """An exporter that is installed, made as its own OTEL_* variables say.
+    """An installed exporter, configured by its own OTEL_* variables.
 
     Raises:
-        StartupError: it is not installed, or cannot be made.
+        StartupError: the exporter is not installed, or cannot be made.
     """
     found = entry_points(group=f"opentelemetry_{signal}_exporter", name=name)
     if not found:
@@ -50,5 +50,5 @@ def installed(signal: str, name: str) -> Any:
         )
     try:
         return next(iter(found)).load()()
-    except Exception as error:  # each exporter reads its own variables, and raises as it likes
+    except Exception as error:  # each exporter reads its own variables, and may raise anything
         raise StartupError(f"cannot make the exporter {name!r} from OTEL_*: {error}") from error

@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, JSON unless a person is watching."""
+"""Structured logs: one line per event, in JSON unless standard error is a terminal."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ import structlog
 
 from tandem.telemetry.tracing.ids import SpanIds
 
-# Of OpenTelemetry's own, which tries a collector that is away again and again.
+# Least time between two lines of an OpenTelemetry logger: it often retries a missing collector.
 _EXPORT_SECONDS = 600.0
 _SPAN = "span"
 
 
 def bind_request(request_id: str) -> None:
-    """Have a request's id in every line that is logged for it from now on."""
+    """Add a request's id to every line that is logged for it from now on."""
     structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
 def bind_caller(name: str) -> None:
-    """Have a caller's name in every line that is logged for its call from now on."""
+    """Add a caller's name to every line that is logged for its call from now on."""
     structlog.contextvars.bind_contextvars(caller=name)
 
 
 def bind_span(span: SpanIds) -> None:
-    """Have a span's ids in every line that is logged for it from now on."""
+    """Add a span's ids to every line that is logged for it from now on."""
     structlog.contextvars.bind_contextvars(**{_SPAN: span})
 
 
 def _tell_span(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Write the ids out, of lines that are written at all."""
+    """Format a span's ids, only for lines that are written."""
     if (span := event.pop(_SPAN, None)) is not None:
         event["trace_id"], event["span_id"] = f"{span.trace_id:032x}", f"{span.span_id:016x}"
     return event
 
 
 class _ExportFailures(logging.Filter):
-    """Lets a line of each of OpenTelemetry's loggers through in `_EXPORT_SECONDS`, with the number
-    of others."""
+    """Passes one line of each OpenTelemetry logger in `_EXPORT_SECONDS`, with the number of lines
+    it held back."""
 
     def __init__(self) -> None:
         super().__init__()
-        # By logger: when the next line is let through, and how many were not.
+        # By logger: when the next line may pass, and how many lines were held back.
         self._next: dict[str, float] = {}
         self._others: Counter[str] = Counter()
 

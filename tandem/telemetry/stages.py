@@ -1,11 +1,11 @@
-"""Where time goes: the one list of stages, a step's times in a service, and a request's clock."""
+"""Where time goes: the only list of stages, a step's times in a service, and a request's clock."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-# What a text waits for in the orchestrator: exclusive parts of its wall time, `own` the rest.
+# What a text waits for in the orchestrator: disjoint parts of its wall time; `own` is the rest.
 WAITS = {
     "tokenize": "turning the prompt into ids",
     "place_wait": "for a place on a target",
@@ -18,7 +18,7 @@ WAITS = {
     "own": "anything else",
 }
 
-# What a step does in a service, in this order; passes and numbers take turns in a draft.
+# The stages of a step in a service, in order; a draft alternates between forward and numbers.
 READ, QUEUE, GATHER, FORWARD, NUMBERS, REPLY = (
     "read",
     "queue",
@@ -35,13 +35,13 @@ STEP_STAGES = {
     NUMBERS: "from a pass to its results on the host: distributions, draws, the verdict",
     REPLY: "from the last result to the encoded reply",
 }
-# Those that its replies tell.
+# The stages whose times a reply contains.
 ENGINE_STAGES = (QUEUE, GATHER, FORWARD, NUMBERS)
-# What the numbers of a step are called.
+# Names of the stage `numbers` by step.
 _NUMBERS = {"draft": "draw", "verify": "accept", "prefill": "accept"}
 
 
-# What a text's summary tells of its services, beside the waits: of its openings and its rounds.
+# Times of the services in a text's summary, besides the waits: of its prefills and its rounds.
 BUSY = (
     "drafter_prefill",
     "target_prefill",
@@ -58,12 +58,12 @@ def span_of(step: str, stage: str) -> str:
 
 
 def busy_of(step: str, stage: str) -> str:
-    """Its name among `BUSY`: "draft_forward"."""
+    """Name of a stage of a step in `BUSY`: "draft_forward"."""
     return f"{step}_{name_of(step, stage)}"
 
 
 def name_of(step: str, stage: str) -> str:
-    """What a stage is called in a step: numbers are drawn in a draft, and accepted elsewhere."""
+    """Name of a stage in a step: `numbers` is "draw" in a draft, and "accept" elsewhere."""
     return _NUMBERS[step] if stage == NUMBERS else stage
 
 
@@ -73,12 +73,12 @@ class StageTimes:
 
     Attributes:
         queue_ns: from the checked message until the engine has time for it.
-        gather_ns: of the engine's wait for others.
-        forward_ns: in passes; the device's time, where it works by itself.
-        numbers_ns: from passes to their results on the host.
+        gather_ns: while the engine waited for other sequences to share the pass.
+        forward_ns: in passes; on an asynchronous device, the device's own time.
+        numbers_ns: from the end of passes to their results on the host.
         batch_size: sequences that shared the last pass.
-        stamps: each part with its beginning and end, of time.perf_counter_ns(), where the step
-            is traced.
+        stamps: if the step is traced, each part with its beginning and end by
+            time.perf_counter_ns(); else None.
     """
 
     queue_ns: int = 0
@@ -94,7 +94,7 @@ class StageTimes:
         return nanoseconds
 
     def waited(self, since_ns: int, gathering_ns: int, until_ns: int) -> None:
-        """Book a wait for a pass, of which the last part was for others."""
+        """Record a wait for a pass; its last part, from `gathering_ns`, was for other sequences."""
         gathering_ns = min(max(since_ns, gathering_ns), until_ns)
         self.queue_ns += gathering_ns - since_ns
         self.gather_ns += until_ns - gathering_ns
@@ -102,7 +102,7 @@ class StageTimes:
         self._stamp(GATHER, gathering_ns, until_ns)
 
     def computed(self, start_ns: int, passed_ns: int, end_ns: int) -> None:
-        """Book a pass and what was made of it."""
+        """Record a pass, and the computation of its results."""
         self.forward_ns += passed_ns - start_ns
         self.numbers_ns += end_ns - passed_ns
         self._stamp(FORWARD, start_ns, passed_ns)
@@ -116,7 +116,7 @@ class StageTimes:
 class StageClock:
     """Attributes every nanosecond of a request's wall time to exactly one of `WAITS`.
 
-    What happens in no named stage is `own`. Stages do not nest.
+    Time outside named stages is `own`. Inside a nested stage only the inner one counts.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class StageClock:
         return StageTimer(self, name)
 
     def switch(self, name: str) -> str:
-        """Be in a stage from now on; the stage until now."""
+        """Enter a stage now; return the stage that this ends."""
         now = time.perf_counter_ns()
         self._spent[self._stage] += now - self._mark_ns
         self._mark_ns = now
@@ -147,7 +147,7 @@ class StageClock:
 
 
 class StageTimer:
-    """Time inside the block, for a clock. See `StageClock.stage`."""
+    """Attributes the time inside its block to a stage. See `StageClock.stage`."""
 
     __slots__ = ("_clock", "_name", "_outer")
 

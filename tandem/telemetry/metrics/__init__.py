@@ -1,1 +1,1 @@
-"""Metrics: the one list of them, their store, and who reads it."""
+"""Metrics: their only list, their store, and its readers."""

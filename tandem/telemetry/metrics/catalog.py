@@ -1,7 +1,7 @@
-"""Every metric of the services: the one list from which all that reads metrics follows.
+"""Every metric of the services, in one list.
 
-`instruments` makes them for Prometheus, `otlp` sends the same ones by OTLP, and the table
-in docs/telemetry.md is held against this list and against what a run of the services emits.
+`instruments` makes them for Prometheus, and `otlp` sends the same ones by OTLP. Tests compare the
+table in docs/telemetry.md with this list and with what a run of the services emits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DRAFTER, TARGET, ORCHESTRATOR = "drafter", "target", "orchestrator"
 _MODELS = (DRAFTER, TARGET)
 _ALL = (DRAFTER, TARGET, ORCHESTRATOR)
 
-# Prometheus spells units out, and has none for what is merely counted.
+# Prometheus spells units out, and has no unit for plain counts.
 _UNITS = {"s": "seconds", "By": "bytes"}
 
 # A pass of a small model takes a tenth of a millisecond, a text of a large one a minute.
@@ -23,7 +23,7 @@ _STAGE_SECONDS = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-# The next three are those of the semantic conventions, with finer ones below for small models.
+# The next three have the bounds of the semantic conventions, and finer ones for small models.
 _FIRST_TOKEN_SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
@@ -43,7 +43,7 @@ _GEN_AI = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.mode
 
 
 class MetricKind(Enum):
-    """How a metric is kept."""
+    """How a metric is recorded."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -56,12 +56,12 @@ class Metric:
 
     Attributes:
         name: with dots.
-        kind: see there.
-        unit: as UCUM writes it.
+        kind: counter, gauge or histogram.
+        unit: in UCUM notation.
         meaning: a sentence for people, without its full stop.
         labels: names of its attributes, in the order in which their values are given.
-        buckets: upper bounds of a histogram's.
-        roles: services that have it.
+        buckets: upper bounds of a histogram's buckets.
+        roles: services that have the metric.
     """
 
     name: str
@@ -74,24 +74,24 @@ class Metric:
 
     @property
     def prometheus_unit(self) -> str:
-        """As the end of its name in Prometheus; empty for what is counted."""
+        """The unit at the end of its name in Prometheus; empty for a count."""
         return _UNITS.get(self.unit, "")
 
     @property
     def prometheus_name(self) -> str:
-        """By which queries find it; a histogram's series add _bucket, _sum and _count to it."""
+        """Its name in queries; the series of a histogram add _bucket, _sum and _count."""
         unit = f"_{self.prometheus_unit}" if self.prometheus_unit else ""
         total = "_total" if self.kind is MetricKind.COUNTER else ""
         return f"{underscored(self.name)}{unit}{total}"
 
 
 def underscored(name: str) -> str:
-    """A name of OpenTelemetry as Prometheus writes it."""
+    """The Prometheus form of an OpenTelemetry name."""
     return name.replace(".", "_")
 
 
 def exemplar_of(span: SpanIds | None) -> dict[str, str] | None:
-    """What leads from a measurement to its trace; None where it has none."""
+    """The exemplar that leads from a measurement to its trace; None without a trace."""
     if span is None:
         return None
     return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
@@ -117,7 +117,7 @@ TIME_PER_OUTPUT_TOKEN = Metric(
     "gen_ai.server.time_per_output_token",
     MetricKind.HISTOGRAM,
     "s",
-    "Mean time a token behind the first one, of texts that came to their end",
+    "Mean time per token after the first one, of texts that ended normally",
     _GEN_AI,
     _OUTPUT_TOKEN_SECONDS,
 )
@@ -135,50 +135,53 @@ REPLICAS = Metric(
     "tandem.replicas",
     MetricKind.GAUGE,
     "{replica}",
-    "Replicas of a service that texts may go to now",
+    "Replicas of a service that can take texts now",
     ("role",),
 )
 ROUNDS = Metric(
     "tandem.rounds",
     MetricKind.COUNTER,
     "{round}",
-    "Rounds that were committed, drafted or not, without those drawn from a prefill",
+    "Committed rounds, with or without a draft; tokens drawn from a prefill are not rounds",
 )
 NUM_DRAFTS = Metric(
     "tandem.spec_decode.num_drafts",
     MetricKind.COUNTER,
     "{draft}",
-    "Drafts of at least one token that were decided",
+    "Verified drafts of at least one token",
 )
 NUM_DRAFT_TOKENS = Metric(
     "tandem.spec_decode.num_draft_tokens", MetricKind.COUNTER, "{token}", "Tokens of those drafts"
 )
 NUM_ACCEPTED_TOKENS = Metric(
-    "tandem.spec_decode.num_accepted_tokens", MetricKind.COUNTER, "{token}", "Drafted tokens kept"
+    "tandem.spec_decode.num_accepted_tokens", MetricKind.COUNTER, "{token}", "Accepted draft tokens"
 )
 NUM_ACCEPTED_TOKENS_PER_POS = Metric(
     "tandem.spec_decode.num_accepted_tokens_per_pos",
     MetricKind.COUNTER,
     "{token}",
-    "Drafted tokens kept, by their place in the draft, from 0",
+    "Accepted draft tokens, by their position in the draft, from 0",
     ("position",),
 )
 WASTED_TOKENS = Metric(
     "tandem.spec_decode.wasted_tokens",
     MetricKind.COUNTER,
     "{token}",
-    "Drafted tokens for nothing: of drafts that were never decided, since the target was lost or"
-    " the text over (undecided), or kept ones behind a text's end (behind_end)",
+    "Draft tokens without use: of drafts that were never verified, because the target was lost or"
+    " the text had ended (undecided); or accepted beyond the text's end (behind_end)",
     ("reason",),
 )
 DRAFT_PAYLOAD = Metric(
-    "tandem.draft.payload", MetricKind.COUNTER, "By", "Size of the decided drafts' distributions"
+    "tandem.draft.payload",
+    MetricKind.COUNTER,
+    "By",
+    "Size of the distributions of verified drafts",
 )
 DRAFTERS_LOST = Metric(
     "tandem.drafters.lost",
     MetricKind.COUNTER,
     "{text}",
-    "Texts whose drafter failed, was full, too slow or not there",
+    "Texts whose drafter failed, was full, too slow or missing",
 )
 TOKENS_EMITTED = Metric(
     "tandem.tokens.emitted",
@@ -194,8 +197,9 @@ STAGE_DURATION = Metric(
     "tandem.stage.duration",
     MetricKind.HISTOGRAM,
     "s",
-    "Time in a stage of a step: prefill and draft at the drafter, prefill and verify at the"
-    " target; at the orchestrator a step is a whole text, whose stages sum to its wall time",
+    "Time of a step in a stage. Steps are prefill and draft at the drafter, prefill and verify at"
+    " the target. At the orchestrator the step is the whole text, and its stages sum to its wall"
+    " time",
     ("role", "step", "stage"),
     _STAGE_SECONDS,
     _ALL,
@@ -213,7 +217,7 @@ QUEUE_DEPTH = Metric(
     "tandem.queue.depth",
     MetricKind.GAUGE,
     "{sequence}",
-    "Sequences that wait for a place; at the orchestrator prompts that wait to be encoded",
+    "Sequences that wait for a slot; at the orchestrator, prompts that wait to be tokenized",
     ("role",),
     roles=_ALL,
 )
@@ -221,7 +225,7 @@ SEQUENCES_OPEN = Metric(
     "tandem.sequences.open",
     MetricKind.GAUGE,
     "{sequence}",
-    "Sequences that hold a place",
+    "Sequences that hold a slot",
     ("role",),
     roles=_MODELS,
 )
@@ -229,7 +233,7 @@ KV_POSITIONS = Metric(
     "tandem.kv.positions",
     MetricKind.GAUGE,
     "{token}",
-    "Positions of the KV cache that new sequences get a part of: reserved (used) or not (free)",
+    "Positions of the KV cache that new sequences use: reserved (used) or not (free)",
     ("role", "state"),
     roles=_MODELS,
 )
@@ -237,7 +241,7 @@ EVENT_LOOP_LAG = Metric(
     "tandem.event_loop.lag",
     MetricKind.HISTOGRAM,
     "s",
-    "How much later than due the event loop woke, ten times a second",
+    "Delay of the event loop's wake-ups, measured ten times a second",
     ("role",),
     _LAG_SECONDS,
     _ALL,

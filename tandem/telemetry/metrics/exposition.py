@@ -1,4 +1,4 @@
-"""The Prometheus endpoint: a port and a thread of its own."""
+"""The Prometheus endpoint, with its own port and thread."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from tandem.errors import StartupError
 
-# A client that says nothing, or a byte now and then, must not stop the others.
+# Time limit of a client: one that sends nothing, or a byte now and then, must not block others.
 _CLIENT_SECONDS = 5.0
 _CLIENTS = 8
-# How often it looks whether it is to stop.
+# How often the server checks whether to stop.
 _POLL_SECONDS = 0.1
 
 
@@ -29,7 +29,7 @@ class _Quiet(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each client, of a few at once."""
+    """A thread for each client, for a few clients at once."""
 
     daemon_threads = True
     block_on_close = False
@@ -39,14 +39,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer it, or hang up where too many are answered already."""
+        """Answer a client, or hang up if too many are being served."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """End with the client after a while, whatever it sends until then."""
+        """Serve a client, and hang up after a time limit whatever it sends."""
         hanging_up = threading.Timer(_CLIENT_SECONDS, self.shutdown_request, (request,))
         hanging_up.daemon = True
         hanging_up.start()
@@ -57,14 +57,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def server_bind(self) -> None:
-        """Bind, and ask no name server who we are."""
+        """Bind without asking a name server for our own host name."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
         self.setup_environ()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away, or stands still, is its own affair."""
+        """Ignore a client that goes away or stalls."""
 
 
 class _Server6(_Server):
@@ -72,17 +72,17 @@ class _Server6(_Server):
 
 
 class Exposition:
-    """Serves a registry: as text, or as OpenMetrics with exemplars where that is asked for.
+    """Serves a registry: as text, or as OpenMetrics with exemplars if a client asks for it.
 
     Attributes:
-        port: that is served on.
+        port: the port in use.
 
     Args:
         listen: host:port; port 0 takes a free one.
-        registry: to show.
+        registry: to serve.
 
     Raises:
-        StartupError: the port is taken, or the address is not ours.
+        StartupError: the port is taken, or the address is not one of this machine.
     """
 
     def __init__(self, listen: str, registry: CollectorRegistry) -> None:
@@ -107,6 +107,6 @@ class Exposition:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the port back. Scrapes that are under way end with the process."""
+        """Close the port. Running scrapes end with the process."""
         self._server.shutdown()
         self._server.server_close()

@@ -1,8 +1,8 @@
-"""What a service records into: the list's metrics, as Prometheus' registry holds them.
+"""What a service records into: the metrics of the catalog, in a Prometheus registry.
 
-One store for all readers. A count is an addition; an observation takes a lock or two, about a
-microsecond. The SDK's own instruments take 5, and have no histogram that is only looked at when
-somebody asks.
+All readers share this store. A count is an addition; an observation takes a lock or two, about a
+microsecond. The SDK's own instruments take 5 microseconds, and have no histogram that is only
+evaluated when it is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Count:
     """A number that only grows. Added to in one thread, read in any.
 
     Attributes:
-        value: so far.
+        value: the count so far.
     """
 
     __slots__ = ("value",)
@@ -31,12 +31,14 @@ class Count:
 
 
 class Counter:
-    """A counter's series. The client's own take a lock and a check for each addition, which a
-    dozen of them in every round would make the dearest part of it.
+    """A counter's series.
+
+    prometheus_client's own counters take a lock and a check for each addition. With a dozen
+    additions in every round, that would be the most expensive part of recording.
 
     Args:
-        metric: of which these are.
-        registry: that shows them.
+        metric: of the series.
+        registry: that collects them.
     """
 
     def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
@@ -47,7 +49,7 @@ class Counter:
         registry.register(self)
 
     def series(self, labels: tuple[str, ...]) -> Count:
-        """The one that has these labels; 0 if it is new."""
+        """The series with these labels; a new one starts at 0."""
         assert len(labels) == len(self._metric.labels)
         return self._series.setdefault(labels, Count())
 
@@ -65,7 +67,7 @@ class Counter:
         yield family
 
     def describe(self) -> Iterator[Family]:
-        """For the registry, which refuses a name that it has."""
+        """For the registry, which refuses duplicate names."""
         return self.collect()
 
 
@@ -73,16 +75,16 @@ _Instrument = Counter | Gauge | Histogram
 
 
 class Instruments:
-    """The metrics of one service, all there from the start.
+    """The metrics of one service, all created at the start.
 
     Attributes:
         role: of the service.
-        registry: for whoever writes Prometheus' formats.
+        registry: for writers of Prometheus' formats.
         started_ns: when counting began, by time.time_ns().
     """
 
     def __init__(self, role: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a line a series for nobody
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # nothing reads them
         self.role = role
         self.registry = CollectorRegistry()
         self.started_ns = time.time_ns()
@@ -91,25 +93,25 @@ class Instruments:
         }
 
     def counter(self, metric: Metric, *labels: str) -> Count:
-        """The series of a counter that has these labels."""
+        """A counter's series with these labels."""
         found = self._all[metric]
         assert isinstance(found, Counter)
         return found.series(labels)
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """The series of a histogram that has these labels."""
+        """A histogram's series with these labels."""
         found = self._all[metric]
         assert isinstance(found, Histogram)
         return found.labels(*labels) if labels else found
 
     def watch(self, metric: Metric, read: Callable[[], float], *labels: str) -> None:
-        """Have a gauge read when somebody asks for it, from any thread."""
+        """Compute a gauge by `read` whenever it is collected, in any thread."""
         found = self._all[metric]
         assert isinstance(found, Gauge)
         (found.labels(*labels) if labels else found).set_function(read)
 
     def families(self) -> Iterator[tuple[Metric, Family]]:
-        """What each metric holds now."""
+        """Each metric with its current values."""
         for metric, instrument in self._all.items():
             (family,) = instrument.collect()
             yield metric, family

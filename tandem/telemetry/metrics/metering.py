@@ -1,4 +1,4 @@
-"""A service's metrics while it lives: its instruments, and whoever reads them."""
+"""A service's metrics while it runs: its instruments and their readers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LAG_INTERVAL_SECONDS = 0.1
 
 
 class Metering:
-    """Instruments with their readers: started with the service, stopped behind it.
+    """Instruments with their readers: started with the service, stopped after it.
 
     Attributes:
         instruments: to record into.
-        port: of the Prometheus endpoint, once it is started; 0 without one.
+        port: of the Prometheus endpoint once started; 0 without one.
 
     Args:
         role: of the service.
         listen: host:port of the Prometheus endpoint; None for none.
-        exporter: sends by OTLP; None where nothing is sent.
+        exporter: sends by OTLP; None to send nothing.
     """
 
     def __init__(self, role: str, listen: str | None, exporter: MetricExporter | None) -> None:
@@ -40,7 +40,7 @@ class Metering:
         self._lag: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Let the readers read, on the running loop.
+        """Start the readers, and the measurement of the running loop's lag.
 
         Raises:
             StartupError: the endpoint's port is taken, or an OTEL_* variable is wrong.
@@ -62,7 +62,7 @@ class Metering:
             lag.observe(max(time.perf_counter() - due, 0.0))
 
     async def stop(self) -> None:
-        """End the readers; what was recorded is sent once more."""
+        """Stop the readers; metrics are sent one last time."""
         if self._lag is not None:
             self._lag.cancel()
         for reader in self._readers:

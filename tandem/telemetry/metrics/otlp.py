@@ -1,7 +1,7 @@
-"""Metrics by OTLP: what the instruments hold, sent now and then by an exporter of the SDK.
+"""Metrics by OTLP: an exporter of the SDK sends the instruments' values periodically.
 
-Without the SDK's meter provider: it has no histogram that is only read when it is sent, and its
-own would be recorded into beside ours, at several times the cost.
+The SDK's meter provider is not used: it has no histogram that is only read when it is sent, and we
+would have to record into its instruments too, at several times the cost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 _CUMULATIVE = AggregationTemporality.CUMULATIVE
 _NS = 1_000_000_000
-# What the end of the process waits for the last export, and for a collector that is gone.
+# How long the process waits at its end for the last export, or for an unreachable collector.
 _LAST_SECONDS = 2.0
 
 
@@ -53,7 +53,7 @@ class OtlpMetrics:
 
     Args:
         instruments: to read.
-        exporter: that sends; shut down in the end.
+        exporter: that sends; shut down at the end.
         seconds: between two exports.
     """
 
@@ -75,23 +75,23 @@ class OtlpMetrics:
     def _send(self) -> None:
         try:
             self._exporter.export(metrics_data(self._instruments, self._resource))
-        except Exception as error:  # of whatever exporter; those of OTLP say it in their own log
+        except Exception as error:  # of any exporter; those of OTLP log failures themselves
             if not self._failed:
                 _log.warning("metrics cannot be sent", error=first_line(error))
             self._failed = True
 
     def stop(self) -> None:
-        """Send once more, and end. Waits two seconds at most for either."""
+        """Send once more, and shut down. Waits at most two seconds for each."""
         self._stopping.set()
         self._thread.join(_LAST_SECONDS)
         self._exporter.shutdown(timeout_millis=_LAST_SECONDS * 1000)
 
 
 def make_exporter(name: str) -> MetricExporter:
-    """The exporter that OTEL_* variables ask for by a name.
+    """The metrics exporter of this name.
 
     Raises:
-        StartupError: it is unknown, cannot be made, or is asked for what we do not do.
+        StartupError: it is unknown or cannot be made, or OTEL_* asks for something unsupported.
     """
     if name == "prometheus":
         raise StartupError(
@@ -106,10 +106,10 @@ def make_exporter(name: str) -> MetricExporter:
 
 
 def interval_seconds() -> float:
-    """Between two exports, as OTEL_METRIC_EXPORT_INTERVAL says in milliseconds; 60 s by default.
+    """Seconds between two exports: OTEL_METRIC_EXPORT_INTERVAL, in milliseconds; default 60 s.
 
     Raises:
-        StartupError: that is not a positive number.
+        StartupError: the variable is not a positive number.
     """
     value = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
     try:
@@ -124,11 +124,11 @@ def interval_seconds() -> float:
 
 
 def metrics_data(instruments: Instruments, resource: Resource) -> MetricsData:
-    """All that the instruments hold now, in the SDK's form. Metrics without a value are left out.
+    """The instruments' current values in the SDK's form. Metrics without a value are left out.
 
     Args:
         instruments: to read.
-        resource: whose they are.
+        resource: the process that they belong to.
     """
     start_ns, now_ns = instruments.started_ns, time.time_ns()
     metrics = [
@@ -157,7 +157,7 @@ def _data(
 
 
 def _attributes(metric: Metric, sample: Sample) -> Mapping[str, str]:
-    """Under OpenTelemetry's names; one without a value is not there."""
+    """A sample's labels under OpenTelemetry's names, without empty ones."""
     found = {name: sample.labels[underscored(name)] for name in metric.labels}
     return {name: value for name, value in found.items() if value}
 
@@ -169,11 +169,11 @@ def _histogram(
     start_ns: int,
     now_ns: int,
 ) -> HistogramDataPoint:
-    """One series: Prometheus counts what is at or below a bound, OTLP what is between two."""
+    """One series. Prometheus counts values up to each bound, OTLP those between two bounds."""
     buckets = [sample for sample in samples if sample.name.endswith("_bucket")]
     (total,) = (sample.value for sample in samples if sample.name.endswith("_sum"))
     below = [0, *(int(bucket.value) for bucket in buckets)]
-    unknown: Any = None  # the protocol has its extremes optional, the SDK's type has not
+    unknown: Any = None  # minimum and maximum: optional in the protocol, not in the SDK's type
     return HistogramDataPoint(
         attributes,
         start_ns,

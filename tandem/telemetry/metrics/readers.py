@@ -1,4 +1,4 @@
-"""Whether anybody reads a service's metrics: if not, nothing is imported, kept or recorded."""
+"""Whether a service's metrics have a reader: if not, nothing is imported, kept or recorded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def metering_of(role: str, listen: str | None) -> Metering | None:
-    """A service's metering; None where nobody reads it.
+    """A service's metering; None if its metrics have no reader.
 
     Args:
         role: of the service.
-        listen: host:port of the Prometheus endpoint, as METRICS_LISTEN says; None for none.
+        listen: host:port of the Prometheus endpoint (METRICS_LISTEN); None for none.
 
     Raises:
         StartupError: an OTEL_* variable is wrong.
@@ -27,7 +27,7 @@ def metering_of(role: str, listen: str | None) -> Metering | None:
     name = exporters.chosen("metrics")
     if name != "none":
         try:
-            # Here, since the SDK checks some of its variables while it is imported.
+            # Imported here, since the SDK checks some of its variables at import.
             from tandem.telemetry.metrics.otlp import make_exporter
 
             exporter = make_exporter(name)

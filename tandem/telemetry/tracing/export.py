@@ -1,4 +1,4 @@
-"""Where spans go: as OTEL_* says, or into a file."""
+"""Where spans go: to the exporter that OTEL_* variables name, or into a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tandem.telemetry.tracing.trace_file import TraceFile
 
 # A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
 _MAX_QUEUED_SPANS = 32_768
-# What a process that ends waits for a collector that may be away.
+# How long a process waits at its end for a collector that may be unreachable.
 _CLOSE_SECONDS = 5.0
 _SCOPE = InstrumentationScope("tandem")
 _UNSET = Status(StatusCode.UNSET)
@@ -35,8 +35,8 @@ class SpanWriter:
     """Gives ended spans to the SDK: a `spans.Recorder`.
 
     Args:
-        provider: its sampler and ids.
-        processor: takes spans, and never waits.
+        provider: gives the sampler and ids.
+        processor: takes spans without blocking.
     """
 
     def __init__(self, provider: TracerProvider, processor: SpanProcessor) -> None:
@@ -52,22 +52,22 @@ class SpanWriter:
 
     def write(self, record: SpanRecord) -> None:
         """See `spans.Recorder`."""
-        # It looks at nothing but the flags of its context.
+        # The processor only reads the flags of the record's context.
         self._processor.on_end(record)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """Write what is queued, for a bounded time."""
+        """Write the queued spans, for a bounded time."""
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
 
 
 class ReadableExporter(SpanExporter):
-    """Gives records to an exporter of the SDK, as spans of its kind.
+    """Gives records to an exporter of the SDK, as the SDK's spans.
 
     Args:
         exporter: takes them.
-        resource: who writes.
+        resource: this process.
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
@@ -97,17 +97,17 @@ class ReadableExporter(SpanExporter):
 
 
 def _context(ids: SpanIds) -> SpanContext:
-    """As the SDK has it."""
+    """A span's ids as the SDK's context."""
     return SpanContext(ids.trace_id, ids.span_id, False, ids.trace_flags, ids.trace_state)
 
 
 def make_writer(service: str, trace_file: Path | None) -> SpanWriter | None:
-    """What writes a service's spans, with its exporter.
+    """The writer of a service's spans, with its exporter; None if nothing is traced.
 
-    Exports to `trace_file` as OTLP-JSON lines if given, else as OTEL_TRACES_EXPORTER says
-    ("otlp", "console", "none" or any installed exporter), else to OTLP if an
-    OTEL_EXPORTER_OTLP_ENDPOINT is set, else nowhere, at no cost. OTLP speaks the protocol that
-    OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL names, else gRPC.
+    Exports to `trace_file` as OTLP-JSON lines if given, else to OTEL_TRACES_EXPORTER ("otlp",
+    "console", "none" or any installed exporter), else by OTLP if an OTEL_EXPORTER_OTLP_ENDPOINT is
+    set, else nowhere, at no cost. OTLP uses the protocol that OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or
+    OTEL_EXPORTER_OTLP_PROTOCOL names, else gRPC.
 
     Raises:
         StartupError: the exporter is unknown or cannot be made, or the file cannot be written.
@@ -125,7 +125,7 @@ def make_writer(service: str, trace_file: Path | None) -> SpanWriter | None:
 
 
 def resource_of(service: str) -> Resource:
-    """Who this process is; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win."""
+    """Names this process; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override our values."""
     named = {
         "service.name": service,
         "service.namespace": "tandem",

@@ -1,4 +1,4 @@
-"""What names a span across processes."""
+"""The ids of a span, which name it across processes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class SpanIds(NamedTuple):
-    """Of a span that is recorded. The SDK's own form takes ten times as long to make.
+    """Ids of a recorded span. The SDK's own form takes ten times as long to make.
 
     Attributes:
         trace_id: 128 bits.
         span_id: 64 bits.
-        trace_state: of the caller's vendor, passed on.
+        trace_state: vendor data of the caller, passed on.
     """
 
     trace_id: int
@@ -24,5 +24,5 @@ class SpanIds(NamedTuple):
 
     @property
     def trace_flags(self) -> TraceFlags:
-        """What the SDK looks at."""
+        """Flags for the SDK: always sampled."""
         return _SAMPLED

@@ -1,7 +1,7 @@
 """Spans as they are recorded here: a few slots while they run, the SDK's form when they end.
 
-The SDK's own spans take 15 microseconds each, ten times these, and one cannot know a span's id
-before it starts, which a pass needs that is linked with the rounds that it serves.
+The SDK's own spans take 15 microseconds each, ten times as long. Nor do they reveal a span's id
+before it starts, which a pass needs to link to the rounds that it serves.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from opentelemetry.util.types import AttributeValue
 from tandem.errors import TandemError, cut
 from tandem.telemetry.tracing.ids import SpanIds
 
-# As OpenTelemetry's own, of which a line is let through now and then.
+# Named like OpenTelemetry's own loggers, whose lines are rate-limited.
 _log = logging.getLogger("opentelemetry.tandem")
 T = TypeVar("T")
 _PROPAGATOR = TraceContextTextMapPropagator()
-# A shorter wait or computation has no span of its own: it is a part of the outer one.
+# A shorter wait or computation has no span of its own: it counts for the outer span.
 SHORTEST_NS = 50_000
 _TRACEPARENT = re.compile("00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class SpanRecord(Protocol):
-    """One span that has ended, or several that are made of it when they are written."""
+    """An ended span, or a record from which several spans are made when they are written."""
 
     @property
     def context(self) -> SpanIds:
-        """Of the outermost one."""
+        """Ids of the outermost span."""
 
     def spans(self) -> Iterable[Span]:
-        """All of them. In the thread that writes."""
+        """All spans of the record. Called in the thread that writes."""
 
 
 class Recorder(Protocol):
     """Where the process's spans go, and which are recorded."""
 
     def trace_id(self) -> int:
-        """Of a new trace."""
+        """Id for a new trace."""
 
     def span_id(self) -> int:
-        """Of a new span."""
+        """Id for a new span."""
 
     def wants(self, context: Context, trace_id: int, name: str) -> bool:
-        """Whether a request is recorded, whose first span here it is."""
+        """Whether to record a request, from its first span in this process."""
 
     def write(self, record: SpanRecord) -> None:
-        """Take what has ended. Never waits."""
+        """Take an ended record. Never blocks."""
 
 
 _recorder: Recorder | None = None
@@ -73,15 +73,15 @@ class Span:
 
     Attributes:
         name: see docs/telemetry.md.
-        parent: its caller's or its outer one's context; None for the root of a trace.
-        kind: of call.
-        links: others that it is done for.
-        start_ns: of the epoch; now by default.
+        parent: ids of the caller's or the outer span; None for the root of a trace.
+        kind: server's or client's side of a call, or internal.
+        links: spans that this one works for.
+        start_ns: nanoseconds since the epoch; now by default.
         context: its ids.
         attributes: so far.
-        events: what happened, and when, in nanoseconds of the epoch.
-        error: what it failed with, in a sentence.
-        end_ns: of the epoch, once it has ended.
+        events: names and times, nanoseconds since the epoch.
+        error: a sentence if it failed, else empty.
+        end_ns: nanoseconds since the epoch, once it has ended.
     """
 
     __slots__ = (
@@ -119,19 +119,18 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """For messages, so that what they cause is recorded below this span."""
+        """For messages, so that the spans they cause become children of this one."""
         context = self.context
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
 
     def event(self, name: str) -> None:
-        """Something happened now."""
+        """Record an event that happens now."""
         self.events.append((name, time.time_ns()))
 
     def fail(self, error: BaseException) -> None:
-        """Mark it as failed; one whose caller left has not failed.
+        """Mark the span as failed, or as cancelled if the caller left.
 
-        Only our own errors have sentences that may leave the process: a library's may quote a
-        prompt.
+        Only the messages of our own errors may leave the process: a library's may quote a prompt.
         """
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             self.attributes["tandem.cancelled"] = True
@@ -141,7 +140,7 @@ class Span:
         self.error = sentence.encode(errors="replace").decode() or name
 
     def end(self, at_ns: int | None = None) -> None:
-        """Hand it to whoever writes it."""
+        """End the span, and hand it to the recorder."""
         self.end_ns = time.time_ns() if at_ns is None else at_ns
         write(self)
 
@@ -154,7 +153,7 @@ class Span:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """It lasts as long as the block, and fails with it."""
+        """End with the block, and fail if the block raised."""
         if error is not None:
             self.fail(error)
         self.end()
@@ -165,13 +164,13 @@ class Span:
 
 
 def write(record: SpanRecord) -> None:
-    """Hand what has ended to whoever writes it."""
+    """Hand an ended record to the recorder."""
     if _recorder is not None:
         _recorder.write(record)
 
 
 def guarded(records: Iterable[SpanRecord], encode: Callable[[Span], T]) -> list[T]:
-    """Every span of records that can be encoded; one that cannot be loses its record alone."""
+    """All spans, encoded; if a span cannot be encoded, only its own record is lost."""
     found: list[T] = []
     for record in records:
         try:
@@ -182,19 +181,21 @@ def guarded(records: Iterable[SpanRecord], encode: Callable[[Span], T]) -> list[
 
 
 def below(parent: SpanIds | None) -> SpanIds:
-    """Ids of a new span of a trace; None begins one."""
-    assert _recorder is not None  # or there would be nothing to make it for
+    """Ids of a new span below a parent; None begins a new trace."""
+    assert _recorder is not None  # without a recorder no span is made
     trace_id = _recorder.trace_id() if parent is None else parent.trace_id
     state = None if parent is None else parent.trace_state
     return SpanIds(trace_id, _recorder.span_id(), state)
 
 
 def head(name: str, metadata: Mapping[str, str]) -> Span | None:
-    """The first span of a request here, if the sampler wants it: its decision holds for all others.
+    """A request's first span in this process; None unless the sampler takes the request.
+
+    That decision holds for all other spans of the request.
 
     Args:
         name: of the span.
-        metadata: of the call; a traceparent in it is the caller's span, unless it is malformed.
+        metadata: of the call; a well-formed traceparent in it names the caller's span.
     """
     if _recorder is None:
         return None
@@ -210,8 +211,8 @@ def head(name: str, metadata: Mapping[str, str]) -> Span | None:
 
 
 def caller_of(traceparent: str) -> SpanIds | None:
-    """The span that a message belongs to; None where nothing is recorded, or it is malformed."""
-    # Not by int() alone, which takes signs and spaces: no encoder takes such an id.
+    """The span that a message belongs to; None if nothing is recorded, or it is malformed."""
+    # int() alone would accept signs and spaces, and no encoder could write such an id.
     if _recorder is None or _TRACEPARENT.fullmatch(traceparent) is None:
         return None
     trace_id, span_id = int(traceparent[3:35], 16), int(traceparent[36:52], 16)

@@ -1,4 +1,4 @@
-"""Whether the process is traced, and to where."""
+"""Turns tracing of the process on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def configure(service: str, trace_file: Path | None) -> SpanWriter | None:
-    """Have the process's spans written; None where nothing is traced.
+    """Start recording the process's spans, and return their writer; None if nothing is traced.
 
     Raises:
         StartupError: an OTEL_* variable is wrong, or the file cannot be written.
     """
     try:
-        # Here, since the SDK checks some of its variables while it is imported.
+        # Imported here, since the SDK checks some of its variables at import.
         from tandem.telemetry.tracing.export import make_writer
 
         writer = make_writer(service, trace_file)

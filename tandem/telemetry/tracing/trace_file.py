@@ -1,7 +1,7 @@
-"""Spans as lines of OTLP-JSON, which `tandem trace` reads, and any collector's file receiver.
+"""Spans as lines of OTLP-JSON, which `tandem trace` and any collector's file receiver can read.
 
 A line holds a batch. The SDK's own encoders take 30 microseconds a span on the cores that the
-models need; this takes a seventh of it.
+models need; this encoder takes a seventh of that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ERROR = 2
 
 
 class TraceFile(SpanExporter):
-    """Appends to a file; what is written is whole lines.
+    """Appends whole lines to a file.
 
     Args:
-        path: made if it is not there.
-        resource: who writes.
+        path: of the file; created if it does not exist.
+        resource: this process.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, resource: Resource) -> None:
@@ -48,7 +48,7 @@ class TraceFile(SpanExporter):
         )
 
     def export(self, records: Sequence[SpanRecord]) -> SpanExportResult:  # type: ignore[override]
-        """Write what ended."""
+        """Write ended spans as one line."""
         encoded = ",".join(guarded(records, _encoded))
         self._file.write(f"{self._head}{encoded}]}}]}}]}}\n")
         self._file.flush()
@@ -93,7 +93,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value as OTLP-JSON has it: whole numbers are strings there."""
+    """A value in OTLP-JSON, where integers are strings."""
     if isinstance(value, bool):
         return f'{{"boolValue":{str(value).lower()}}}'
     if isinstance(value, int):
