@@ -2,6 +2,6 @@
 
 import sys
 
-# `import openvino` would report itself to a statistics server, from a process that it forks for
-# that: nothing leaves a service but what its caller asked for. OpenVINO has a stub for this case.
+# `import openvino` would fork a process that reports to a statistics server, but nothing may leave
+# a service that its caller did not ask for. OpenVINO replaces a missing module by a stub.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A checkpoint: the model and the tokenizer that a directory or a model hub has."""
+"""A checkpoint: the model and the tokenizer in a directory or on a model hub."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from tandem.errors import StartupError, first_line
 
-# transformers patches its own classes while it loads, which two threads must not do at once.
+# transformers patches its own classes while it loads; two threads must not do that at once.
 _LOADING = threading.Lock()
-# A checkpoint is data: code that comes with it is never run, and nobody is asked on a terminal
-# whether it may.
+# A checkpoint is data: code in it is never run, and no prompt on a terminal asks to run it.
 _AS_DATA = {"trust_remote_code": False}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -31,7 +30,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
         dtype: a name; "auto" is float32 on a CPU, else the checkpoint's.
 
     Raises:
-        StartupError: one sentence on what is missing or broken.
+        StartupError: what is missing or broken, in one sentence.
     """
     where = _device(device)
     disable_progress_bar()  # bars would tear the structured log
@@ -39,7 +38,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
         wanted: Any = torch.float32 if where.type == "cpu" else "auto"
     else:
         wanted = _DTYPES[dtype]
-    # What can only be a directory would be called a malformed id of a hub.
+    # For a missing directory, transformers would complain about a malformed hub id.
     if os.path.isabs(model) and not (Path(model) / "config.json").is_file():
         raise StartupError(
             f"cannot load the model {model!r}: there is no {model}/config.json; mount the model"
@@ -53,11 +52,11 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
                 config=config,
                 dtype=wanted,
                 output_loading_info=True,
-                use_safetensors=True,  # the other format is a pickle, a program that is run
+                use_safetensors=True,  # the other format is a pickle, which can run code
                 **_AS_DATA,
             )
         loaded = loaded.to(where)
-    except Exception as error:  # transformers raises whatever its readers raise
+    except Exception as error:  # transformers passes on its readers' exceptions, of any kind
         raise StartupError(
             f"cannot load the model {model!r}: {type(error).__name__}: {first_line(error)}"
         ) from error
@@ -77,10 +76,10 @@ def _device(name: str) -> torch.device:
 
 
 def read_tokenizer(model: str) -> Any:
-    """A checkpoint's fast tokenizer, or None where it has no tokenizer at all.
+    """A checkpoint's fast tokenizer, or None if it has no tokenizer at all.
 
     Raises:
-        StartupError: it cannot be read, or has no fast version.
+        StartupError: the tokenizer cannot be read, or has no fast version.
     """
     if Path(model).is_dir() and not list(Path(model).glob("tokenizer*")):
         return None
@@ -96,6 +95,6 @@ def read_tokenizer(model: str) -> Any:
 
 
 def sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of everything but the weights, so that what happens to one leaves the other alone."""
+    """A copy that shares the weights, and nothing else: changing one leaves the other alone."""
     copied: PreTrainedModel = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     return copied

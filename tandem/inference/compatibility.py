@@ -1,4 +1,4 @@
-"""Whether a model can be served: asked by name, and then by measurement."""
+"""Whether a model can be served: a check of its declared features, then of its logits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, TandemError, first_line
 
-# Largest difference of logits, as a share of their spread. Another order of summation
-# explains less; attention that looks elsewhere gives many times as much.
+# Largest accepted difference of logits, as a share of their spread. Another order of summation
+# causes less; attention to wrong positions causes many times as much.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
 def check_support(model: PreTrainedModel) -> None:
-    """Refuse what cannot be rewound, or does its attention by itself.
+    """Refuse a model that cannot be rewound, or whose attention cannot be replaced.
 
     Raises:
-        StartupError: names the architecture and the reason.
+        StartupError: the model is refused; names the architecture and the reason.
     """
     if getattr(model, "_is_stateful", False):
         raise cannot_serve(model, "its recurrent state cannot be rewound after a rejection")
@@ -33,7 +33,7 @@ def check_support(model: PreTrainedModel) -> None:
 
 
 def max_positions(config: Any) -> int:
-    """The most positions that a model was made for, and computes alike in any batch.
+    """The most positions that a model supports with the same results in any batch.
 
     Args:
         config: of a text model.
@@ -42,7 +42,7 @@ def max_positions(config: Any) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     for parameters in (rope, *rope.values()):  # some models have one set for each kind of layer
         if isinstance(parameters, dict) and parameters.get("rope_type") == "longrope":
-            # Beyond this length its frequencies are others, for the whole batch.
+            # A longer text changes the frequencies for the whole batch.
             limit = min(limit, int(parameters["original_max_position_embeddings"]))
     return limit
 
@@ -50,10 +50,10 @@ def max_positions(config: Any) -> int:
 def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     """[n, V] logits of one sequence by the model's own attention, without a cache.
 
-    Eager attention is the one that honours all that a model asks for, such as soft caps.
+    Eager attention honours everything that a model asks for, such as soft caps.
 
     Raises:
-        StartupError: they are not finite.
+        StartupError: the logits are not finite.
     """
     model.set_attn_implementation("eager")
     tokens = torch.tensor([list(token_ids)], device=model.device)
@@ -64,10 +64,10 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
 
 
 def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
-    """Refuse a model that a ragged batch computes otherwise.
+    """Refuse a model whose logits in a ragged batch differ from a plain pass.
 
     Raises:
-        StartupError: names the architecture and the difference.
+        StartupError: the model is refused; names the architecture and the difference.
     """
     if found.shape != expected.shape:
         raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
@@ -77,18 +77,18 @@ def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
 
 
 def agrees(expected: Tensor, found: Tensor) -> bool:
-    """Whether logits [n, V] differ by the order of summation at most."""
+    """Whether logits [n, V] differ by no more than the order of summation explains."""
     return _difference(expected, found) <= _TOLERANCES.get(expected.dtype, 1e-3)
 
 
 def _difference(expected: Tensor, found: Tensor) -> float:
-    """The largest one, as a share of their spread; NaN where either is not a number."""
+    """The largest difference, as a share of the logits' spread; NaN if a logit is NaN."""
     spread = float(expected.float().std()) + 1e-6
     return float((expected.float() - found.float()).abs().max()) / spread
 
 
 def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:
-    """The error that refuses a model by name."""
+    """The error that refuses a model, with its name and the reason."""
     if isinstance(reason, Exception) and not isinstance(reason, TandemError):
         kind = type(reason).__name__
         reason = f"its cache or attention is of another kind ({kind}: {first_line(reason)})"
@@ -99,5 +99,5 @@ def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupErro
 
 
 def name_of_model(model: PreTrainedModel) -> str:
-    """Its class and its kind, for people."""
+    """A model's class and type, for messages."""
     return f"{type(model).__name__} ({model.config.model_type})"

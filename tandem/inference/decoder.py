@@ -28,16 +28,16 @@ _log = structlog.get_logger(__name__)
 
 
 class Decoder:
-    """A causal language model, its KV pool, and how often it was called.
+    """A causal language model, its KV pool, and counts of its calls.
 
     Attributes:
         name: the checkpoint's name, for people.
-        vocab_size: rows of the logits.
+        vocab_size: width of the logits.
         max_length: the most positions that the model was made for.
         eos_token_ids: ids that end a text.
-        improving: `improve` may still find something faster.
+        improving: whether `improve` may still find something faster.
         forward_passes: model calls so far.
-        fed_tokens: positions computed by them.
+        fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
         fingerprint: of a loaded checkpoint, see `model_fingerprint`; else empty.
     """
@@ -96,22 +96,22 @@ class Decoder:
         Args:
             model: directory or hub id.
             device: as torch names it ("cpu", "cuda", "cuda:1").
-            dtype: a name; "auto" is float32 on a CPU, from which a drafter may come off, else
+            dtype: a name; "auto" is float32 on a CPU (a drafter may later use a faster one), else
                 the checkpoint's.
-            cache_tokens: positions that all sequences may hold together; 0 takes `at_most`,
-                or what fits into half of the free memory.
-            at_most: see there.
-            threads: of this process, as the settings have them; None leaves them alone.
+            cache_tokens: positions that all sequences may hold together; 0 takes the smaller of
+                `at_most` and what fits into half of the free memory.
+            at_most: see `cache_tokens`.
+            threads: of this process, from the settings; None leaves them unchanged.
             engine: what computes the pass; see `choose_backend`.
-            drafts: it drafts, and "auto" may be any dtype that is faster.
-            trees: sequences may have branches; a back end that takes them stands by for these
-                where the fastest one takes none.
-            graph_rows: new tokens of the largest pass to capture as a CUDA graph, where attention
+            drafts: whether the model drafts; "auto" may then be any dtype that is faster.
+            trees: whether sequences may have branches; if the fastest back end cannot take them, a
+                second one stands by for them.
+            graph_rows: new tokens of the largest pass to capture as a CUDA graph, if attention
                 takes a batch in one call; 0 captures none.
-            longest: sequence that there will be, in positions; for the graphs.
+            longest: length of the longest sequence, in positions; for the graphs.
 
         Raises:
-            StartupError: one sentence on what is missing, broken or too large.
+            StartupError: what is missing, broken or too large, in one sentence.
         """
         loaded = read_model(model, device, dtype)
         if threads is not None:  # before the layout is chosen
@@ -160,9 +160,9 @@ class Decoder:
         self.improving = choice.trial is not None
 
     def improve(self) -> None:
-        """Find out what computes the model fastest; new sequences get it from then on.
+        """Find the fastest back end for the model; new sequences use it from then on.
 
-        Takes seconds, beside whatever is computed meanwhile; from any thread, once.
+        Takes seconds, in parallel to serving. Call it once, from any thread.
         """
         trial, self._trial = self._trial, None
         if trial is None:
@@ -170,7 +170,7 @@ class Decoder:
         try:
             with torch.inference_mode():
                 self._succeed(trial.run(self._backends.current))
-        except Exception as error:  # what serves goes on
+        except Exception as error:  # the present back end goes on serving
             _log.warning(
                 "no faster pass can be had",
                 reason=f"{type(error).__name__}: {first_line(error)}",
@@ -181,7 +181,7 @@ class Decoder:
         """Give new sequences to a faster back end.
 
         Raises:
-            MemoryError: there is no room for its KV pool beside the present one.
+            MemoryError: there is no room for its KV pool besides the present one.
         """
         if faster is None:
             return
@@ -198,17 +198,17 @@ class Decoder:
 
     @property
     def dtype(self) -> str:
-        """Of its weights and passes."""
+        """Dtype of weights and passes."""
         return str(self._backends.current.dtype).removeprefix("torch.")
 
     @property
     def pool(self) -> Any:
-        """The KV cache of new sequences, of the kind that the back end fills."""
+        """The KV pool of new sequences, in the back end's own form."""
         return self._backends.current.pool
 
     @property
     def positions(self) -> int:
-        """That all sequences may hold together."""
+        """Positions that all sequences may hold together."""
         positions: int = self.pool.positions
         return positions
 
@@ -220,16 +220,16 @@ class Decoder:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether new sequences may have branches. A model that takes none is named by a warning
-        at the start; without `trees`, one may cease to take them when its back end changes."""
+        """Whether new sequences may have branches. A warning at the start names a model that takes
+        none. Without `trees`, this may become False when the back end changes."""
         return self._backends.takes_trees
 
     def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
-        """Room for a sequence; None where there is none now.
+        """Room for a sequence; None if there is none now.
 
         Args:
-            capacity: positions, those for branch rows included.
-            nodes: branch rows that it may have at once; 0 for a sequence without branches.
+            capacity: positions, including those for branch rows.
+            nodes: most branch rows at a time; 0 for a sequence without branches.
 
         Raises:
             Unsupported: the model takes no trees, and `nodes` asks for some.
@@ -237,7 +237,7 @@ class Decoder:
         return self._backends.reserve(capacity, nodes)
 
     def release(self, cache: SequenceCache) -> None:
-        """Give a sequence's room back. It must not be in a batch any more."""
+        """Free a sequence's room. The sequence must no longer be in a batch."""
         self._backends.release(cache)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
@@ -247,7 +247,7 @@ class Decoder:
             feeds: of different sequences, at least one; their caches grow.
 
         Returns:
-            [R, V] logits in the back end's dtype: the rows asked for, feed by feed.
+            [R, V] logits in the back end's dtype: the requested rows, feed by feed.
         """
         logits = self._backends.forward(feeds)
         self.forward_passes += 1
@@ -255,19 +255,19 @@ class Decoder:
         return logits
 
     def tokenizer_json(self) -> bytes:
-        """The serialised fast tokenizer; empty where the checkpoint has none."""
+        """The serialised fast tokenizer; empty if the checkpoint has none."""
         if self.tokenizer is None:
             return b""
         return bytes(self.tokenizer.backend_tokenizer.to_str(), "utf-8")
 
     def chat_template(self) -> str:
-        """The checkpoint's Jinja template; empty where it has none."""
+        """The checkpoint's Jinja template; empty if it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
 
 
 def _eos_token_ids(model: PreTrainedModel) -> list[int]:
-    """Ids that end a text, of the generation config or else the model's."""
+    """Ids that end a text, from the generation config or else the model's."""
     for config in (model.generation_config, model.config):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:

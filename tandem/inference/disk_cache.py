@@ -1,4 +1,4 @@
-"""Where an earlier start left what it found out of a model, and under which key."""
+"""Folder and keys of what earlier starts have learnt about models."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-# To be raised whenever `openvino/trace.py` makes other graphs.
+# Increment it whenever `openvino/trace.py` makes different graphs.
 _FORM = 1
 _LIBRARIES = ("openvino", "torch", "transformers")
 
 
 def cache_folder() -> Path:
-    """Where it is kept: below XDG_CACHE_HOME, or ~/.cache."""
+    """The cache folder: below XDG_CACHE_HOME, or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "tandem" / "openvino"
 
 
 def structure_key(model: PreTrainedModel) -> str:
-    """Of all that a structure depends on: configuration, shapes of weights, and versions."""
+    """Hash of everything a structure depends on: configuration, shapes of weights, versions."""
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
     config = {
         name: value

@@ -1,4 +1,4 @@
-"""What a scorer is fed: new tokens of one sequence."""
+"""The input of a scorer: new tokens of one sequence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # methods without a model run where torch is not installed
 
 @dataclass(slots=True, eq=False)
 class Draws:
-    """What one step drew for several sequences, on the device.
+    """The tokens that one step drew for several sequences, on the device.
 
     Attributes:
         tokens: [R * siblings] int64, row by row.
         rows: the R distributions they were drawn from.
-        siblings: the most draws of one row; padding behind fewer.
-        certain: they were not drawn, but are the likeliest tokens of their rows.
+        siblings: the most draws of one row; rows with fewer are padded.
+        certain: whether they were not drawn, but are the likeliest tokens of their rows.
     """
 
     tokens: Tensor
@@ -34,7 +34,7 @@ class Draws:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """One sequence's draw: number `index` of a step's."""
+    """One sequence's draw: the one at `index` among a step's."""
 
     draws: Draws
     index: int
@@ -48,15 +48,14 @@ class Drawn:
 class Feed:
     """New tokens of one sequence.
 
-    Without parents they extend its trunk. With parents the last of them, one a parent, are branch
-    rows; tokens before those extend the trunk first, and the branch rows fed earlier are then
+    Without parents the tokens extend the trunk. With n parents the last n tokens are branch rows;
+    any tokens before those extend the trunk first, and branch rows of earlier feeds are then
     forgotten. A row sees the trunk, its ancestors among the branch rows, and itself.
 
     Attributes:
-        cache: grows by them.
-        token_ids: at least one; or a token, or several, that were drawn and are on the device
-            only.
-        rows: logits wanted, of the last tokens; may be 0.
+        cache: grows by the tokens.
+        token_ids: at least one; or one or several drawn tokens that are on the device only.
+        rows: number of last tokens whose logits are wanted; may be 0.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
     """
@@ -73,9 +72,9 @@ def listed(token_ids: Sequence[int] | Drawn | Sequence[Drawn]) -> Sequence[int |
 
 
 def again(feed: Feed) -> Feed:
-    """The same with the branch rows that were fed before, where it hangs at some of them.
+    """The feed together with the branch rows fed before, if it only adds branch rows to them.
 
-    Not where all of them are one chain, which is a text like a trunk.
+    A feed is returned unchanged if all branch rows form one chain, which is a text like a trunk.
     """
     cache, parents = feed.cache, feed.parents
     if not parents or not cache.branches or len(parents) < len(feed.token_ids):

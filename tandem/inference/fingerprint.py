@@ -1,4 +1,4 @@
-"""What a model is, in 64 characters: equal where, and only where, its law is."""
+"""A model's identity in 64 characters: equal if, and only if, the model's law is equal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-# A core hashes about 2 GB/s; more threads than these wait for the memory, or for the device.
+# A core hashes about 2 GB/s; more threads would wait for the memory, or for the device.
 _MOST_THREADS = 8
-# What a configuration says of where it comes from, and not of what it computes.
+# Keys of a configuration that tell its origin, and not what the model computes.
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def model_fingerprint(model: PreTrainedModel, tokenizer: str) -> str:
-    """SHA-256 over a loaded model's weights and configuration, its ends, and its tokenizer's.
+    """SHA-256 over a loaded model's weights, configuration, end-of-text ids and tokenizer hash.
 
-    Weights count as they are loaded, so files may be split and named in any way; in another
-    dtype they are others.
+    Weights are hashed as loaded, so files may be split and named in any way, but another dtype
+    gives another fingerprint.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _ORIGIN}
     ends = model.generation_config.eos_token_id if model.generation_config else None
@@ -34,14 +34,14 @@ def model_fingerprint(model: PreTrainedModel, tokenizer: str) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """SHA-256 over the token-to-id table: the part on which a pair has to agree; "" for None."""
+    """SHA-256 over the token-to-id table, which must be equal in a pair; "" for None."""
     if tokenizer is None:
         return ""
     return _sha256(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
 
 
 def _digest(tensor: Tensor) -> str:
-    """Of one tensor: its kind, its shape and its bytes."""
+    """Hash of a tensor's dtype, shape and bytes."""
     head = f"{tensor.dtype} {list(tensor.shape)} "
     raw: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.sha256(head.encode() + hashlib.sha256(raw).digest()).hexdigest()

@@ -1,6 +1,6 @@
-"""Attention of a packed batch over the pool: each sequence looks at its own extent, in place.
+"""Attention of a packed batch over the pool: each sequence reads its own extent, in place.
 
-On a CPU one call a sequence is the fastest there is. A device gets one call for all of them.
+On a CPU one call per sequence is fastest. A device gets one call for all sequences.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """What the new tokens see of their own sequences.
+    """Attention of the new tokens to their own sequences.
 
     Args:
-        batch: who feeds what, and where it lies.
+        batch: the sequences, and where they are in the pool.
         query: [Hq, T, D] of the batch.
         keys: [H, positions, D], the pool's.
         values: [H, positions, Dv], the pool's.
@@ -39,7 +39,7 @@ def attend(
     """
     if batch.tiles is not None:
         return attend_tiled(batch.tiles, query, keys, values, scaling, window, softcap)
-    # Views of the whole, once a layer: a text's part of it is then one narrowing each.
+    # Views of the whole, once per layer: each text's part is then a single `narrow`.
     query, keys, values = query[None], keys[None], values[None]
     parts = [
         _attend_one(batch, query, keys, values, segment, scaling, window, softcap)
@@ -63,7 +63,7 @@ def _attend_one(
     heads, groups = keys.shape[1], query.shape[1] // keys.shape[1]
     count, end = segment.count, segment.start + segment.length
     q = query if count == query.shape[2] else query.narrow(2, segment.first, count)
-    if groups > 1:  # heads that share a key head become rows of one query: keys are not repeated
+    if groups > 1:  # heads that share a key head become rows of one query, to not repeat keys
         q = q.reshape(1, heads, groups * count, -1)
     if segment.branches is None:
         seen = segment.length if window is None else min(segment.length, window + count - 1)

@@ -1,4 +1,4 @@
-"""Attention of a whole batch in one call: torch's flex attention, over the pool as it lies."""
+"""Attention of a whole batch in one call: torch's flex attention, over the pool in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from tandem.inference.batch.tiles import BLOCK, Tiles
 
-# Of a device's shared memory, for keys and values on their way; the smallest have 99 KiB.
+# Shared memory for keys and values in flight; the smallest devices have 99 KiB in total.
 _ON_THEIR_WAY = 64 * 1024
 _STAGES, _WARPS = 2, 4
 
@@ -26,7 +26,7 @@ def attend_tiled(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """`attention.attend` for all sequences at once; its arguments and its result."""
+    """`attention.attend` for all sequences at once; same arguments and result."""
     kernel: Any = _compiled() if query.is_cuda else flex_attention
     seen: Tensor = kernel(
         query.index_select(1, tiles.rows)[None],
@@ -46,20 +46,20 @@ def _compiled() -> Callable[..., Any]:
     """The kernel of a device.
 
     Rows, tiles, blocks and positions are symbols in it (`dynamic`), since they change with every
-    batch; compiled apart are the sizes of a tile, and by torch itself 128 rows and more. What would
-    compile for ever raises (`fullgraph`) instead of computing all scores of the pool.
+    batch. Each tile size is compiled separately, and torch itself separates 128 rows and more.
+    With `fullgraph`, a failed compilation raises instead of computing all scores of the pool.
     """
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def _options(rows: int, keys: Tensor, values: Tensor) -> dict[str, Any]:
-    """What the kernel is made for: a tile each of its programs, and blocks that fit."""
+    """Options of the kernel: one tile per program, and blocks that fit into shared memory."""
     position = (keys.shape[-1] + values.shape[-1]) * keys.element_size()
     block = BLOCK
     while block > 16 and _STAGES * block * position > _ON_THEIR_WAY:
         block //= 2
     return {
-        # The other kernel, for few queries, wants tiles of a multiple of the heads that share one.
+        # The other kernel, for few queries, needs tiles that are a multiple of the grouped heads.
         "FORCE_USE_FLEX_ATTENTION": True,
         "BLOCK_M": rows,
         "BLOCK_N": block,

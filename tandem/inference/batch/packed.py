@@ -17,13 +17,13 @@ from tandem.inference.feed import Drawn, Draws, Feed
 
 @dataclass(slots=True)
 class Packing:
-    """Where the feeds of a batch go, as the host knows it.
+    """Where the feeds of a batch go, on the host.
 
     Attributes:
-        segments: one a sequence, in the order of the rows.
+        segments: one per sequence, in the order of the rows.
         positions: of each token in its own sequence.
         slots: of each token in the pool.
-        rows: of the batch whose logits are wanted.
+        rows: rows of the batch whose logits are wanted.
     """
 
     segments: list[Segment]
@@ -36,7 +36,7 @@ class Packing:
         """Pack feeds of different sequences.
 
         Raises:
-            ValueError: a sequence would write into its neighbour's extent; a parent is none.
+            ValueError: a sequence would outgrow its extent; or a parent is no earlier row.
         """
         packing = cls([], [], [], [])
         first = 0
@@ -64,7 +64,7 @@ class Packing:
         return packing
 
     def wanted(self, device: torch.device) -> Tensor | None:
-        """`rows` on the device; None where they are all."""
+        """`rows` on the device; None for all rows."""
         if len(self.rows) == len(self.positions):
             return None
         return torch.tensor(self.rows, dtype=torch.int64).to(device, non_blocking=True)
@@ -72,15 +72,15 @@ class Packing:
 
 @dataclass(slots=True)
 class PackedBatch:
-    """Everything that a forward pass is given.
+    """The input of a forward pass.
 
     Attributes:
-        segments: one a sequence, in the order of the rows.
+        segments: one per sequence, in the order of the rows.
         token_ids: [1, T] int64.
         positions: [1, T] int64, of each token in its own sequence.
         slots: [T] int64, of each token in the pool.
         rows: [R] int64, rows of the batch whose logits are wanted; None for all.
-        tiles: for attention in one call; None for one call a sequence.
+        tiles: for attention in one call; None for one call per sequence.
     """
 
     segments: list[Segment]
@@ -105,15 +105,15 @@ class PackedBatch:
         Args:
             feeds: at least one.
             device: where its tensors go.
-            in_one_call: attention takes all sequences at once.
-            branches_too: also where some have branches.
+            in_one_call: whether attention takes all sequences at once.
+            branches_too: whether it does so also if some have branches.
         """
         packing = Packing.of(feeds)
         segments = packing.segments
         numbers = torch.tensor([packing.positions, packing.slots], dtype=torch.int64)
         numbers = numbers.to(device, non_blocking=True)
         tiles = None
-        # One sequence alone is one call anyway, by a kernel that needs no tiles.
+        # A single sequence is one call anyway, by a kernel that needs no tiles.
         if in_one_call and len(segments) > 1:
             if all(segment.branches is None for segment in segments):
                 tiles = Tiles(segments, device)
@@ -125,21 +125,21 @@ class PackedBatch:
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor
     ) -> Tensor | None:
-        """What a sequence's new tokens may not look at, as an additive mask.
+        """An additive mask that hides what a sequence's new tokens must not see.
 
         Args:
             count: new tokens.
-            seen: keys at hand, the last of the sequence's positions.
+            seen: number of keys, the last of the sequence's positions.
             window: positions that a token sees, its own included; None for all.
             groups: query heads that share a key head; each token has a row for each.
-            like: dtype and device.
+            like: a tensor with the mask's dtype and device.
 
         Returns:
-            [groups * count, seen] of 0 and -inf; None where everything may be seen.
+            [groups * count, seen] of 0 and -inf; None if nothing is hidden.
         """
         if count == 1 and (window is None or window >= seen):
             return None
-        # Seen from the end, masks of one count are alike: the longest one has the others in it.
+        # Aligned at the end, masks of one count are equal: the longest one contains the others.
         key = (count, window, groups)
         mask = self._masks.get(key)
         if mask is None:
@@ -150,13 +150,13 @@ class PackedBatch:
             mask = torch.zeros(count, longest, dtype=like.dtype, device=like.device)
             mask = self._masks[key] = mask.masked_fill(hidden, -torch.inf).repeat(groups, 1)
         part = mask[:, mask.shape[1] - seen :]
-        # A device's kernels want a mask that begins where they can load it from.
+        # A device's kernels need an aligned mask.
         return part.contiguous() if part.is_cuda else part
 
     def branch_mask(
         self, segment: Segment, window: int | None, groups: int, like: Tensor
     ) -> Tensor:
-        """The same for a sequence with branches, whose windows are cut by position.
+        """The mask of a sequence with branches, whose windows are cut by position.
 
         Args:
             segment: its part of the batch.
@@ -165,7 +165,7 @@ class PackedBatch:
             like: as for `mask`.
 
         Returns:
-            [groups * count, seen]; the last `seen` slots of the sequence are those to look at.
+            [groups * count, seen], for the last `seen` slots of the sequence.
         """
         key = (segment.first, window, groups)
         mask = self._branch_masks.get(key)
@@ -188,7 +188,7 @@ class PackedBatch:
 
 
 def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
-    """[T] token ids of all feeds; those on the host travel together."""
+    """[T] token ids of all feeds; those on the host are sent in one transfer."""
     known: list[int] = []
     drawn: dict[int, tuple[Draws, list[int], list[int]]] = {}
     for feed in feeds:

@@ -16,10 +16,10 @@ class Segment:
     Attributes:
         first: its first row of the batch.
         count: its new tokens.
-        start: of its extent of the pool.
+        start: first slot of its extent of the pool.
         length: its slots in use, the new ones included.
-        branches: of these the last ones; None for a chain, where the order in memory is the
-            order of the text.
+        branches: its branch rows, which are the last of these slots; None for a chain, whose order
+            in memory is the order of the text.
     """
 
     first: int
@@ -30,22 +30,21 @@ class Segment:
 
     @property
     def reach(self) -> int:
-        """Positions of the longest text that its tokens make: branches share some."""
+        """Positions of the longest text in it: branches share positions."""
         if self.branches is None:
             return self.length
         return self.length - len(self.branches) + self.branches.depth
 
     @property
     def behind(self) -> tuple[np.ndarray, np.ndarray]:
-        """With branches: what lies behind the trunk that was there before the feed.
+        """With branches: the rows after the part of the trunk that was there before the feed.
 
         Returns:
-            The positions [W] of these rows, and [count, W] bool of which of them each new one
-            sees.
+            The positions [W] of these rows, and [count, W] bool: which of them each new token sees.
         """
         assert self.branches is not None
         depths = np.array(self.branches.depths)
-        later = max(0, self.count - len(depths))  # that extend the trunk
+        later = max(0, self.count - len(depths))  # new tokens that extend the trunk
         trunk = self.length - len(depths)
         positions = np.concatenate((np.arange(trunk - later, trunk), trunk - 1 + depths))
         sees = np.tri(self.count, len(positions), dtype=bool)

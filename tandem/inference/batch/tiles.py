@@ -1,7 +1,7 @@
-"""A ragged batch in tiles of rows, each of one text, for one call of attention a layer.
+"""A ragged batch in tiles of rows, each of one text, for one call of attention per layer.
 
-What a tile sees is one range of the pool, since an extent is contiguous. So the table of the
-blocks that a kernel has to read is arithmetic on the host, and nothing is asked of the device.
+A tile sees one range of the pool, since an extent is contiguous. So the host can compute the table
+of blocks that a kernel has to read, without asking the device.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from tandem.inference.batch.segment import Segment
 
 
-# Positions of the pool that a kernel reads together; extents begin with such a block, so that
-# no text's tile reads what another text holds.
+# Positions of the pool that a kernel reads together. Extents begin at the start of a block, so that
+# no tile reads what another text holds.
 BLOCK = 64
-# Rows of a tile: as few as a tensor core takes, for drafts and verifications; more for prompts.
+# Rows of a tile: the fewest for tensor cores, for drafts and verifications; more for prompts.
 FEW, MANY = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """Sizes that a batch's tiles are filled up to, so that they fit a captured pass.
+    """Sizes to which a batch is padded, so that it fits a captured pass.
 
     Attributes:
         rows: of the batch.
         tiles: of `FEW` rows, each of another text.
-        blocks: of the pool that a tile may see.
+        blocks: most blocks of the pool that a tile may see.
     """
 
     rows: int
@@ -42,17 +42,17 @@ class TileSizes:
 
 
 class Tiles:
-    """The rows of a batch, each text's filled up to whole tiles, and what they see.
+    """The rows of a batch, each text's padded to whole tiles, and what they see.
 
     Args:
-        segments: at least two, or any with room.
+        segments: at least two, or any number with `room`.
         device: where rows and masks go.
-        room: at least what the segments take; each of them is one tile then.
+        room: sizes to pad to, at least what the segments take; each segment is then one tile.
 
     Attributes:
         size: rows of a tile.
-        rows: [N] int64, the row of the batch at each of the N slots; any for one without.
-        slots: [T] int64, where each row of the batch is; any for a row that fills up.
+        rows: [N] int64, the row of the batch in each of the N slots; arbitrary for padding.
+        slots: [T] int64, the slot of each row of the batch; arbitrary for padding.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class Tiles:
         self._caps: dict[float, Callable[..., Tensor]] = {}
 
     def _lay(self, segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
-        """Find what stands where; `rows` and `slots`."""
+        """Assign rows to slots; returns `rows` and `slots`."""
         first, count, start, length = np.array(
             [(one.first, one.count, one.start, one.length) for one in segments]
         ).T
         self.size = FEW if count.max() <= FEW else MANY
         tiles = -(-count // self.size)
         text = np.repeat(np.arange(len(segments)), tiles)
-        # [tiles, size], of each slot in its text's new tokens.
+        # [tiles, size]: the index of each slot among its text's new tokens.
         nth = np.arange(len(text)) - np.repeat(tiles.cumsum() - tiles, tiles)
         nth = nth[:, None] * self.size + np.arange(self.size)
         used = nth < count[text][:, None]
         self._start = start[text][:, None]
-        # The last position of the pool that a row sees, its own; a slot without one sees none.
+        # The last position of the pool that a row sees is its own; -1 for padding, which sees none.
         self._last = np.where(used, (start + length - count)[text][:, None] + nth, -1)
         rows, slots = np.where(used, first[text][:, None] + nth, 0), np.flatnonzero(used)
         if (room := self._room) is not None:
@@ -90,13 +90,13 @@ class Tiles:
         return rows, slots
 
     def refill(self, segments: Sequence[Segment]) -> None:
-        """Take another batch in the same room, in the same memory of the device."""
+        """Take another batch of the same padded sizes, in the same memory of the device."""
         self._sent_rows.again(*self._lay(segments))
         for window, sent in self._seen.items():
             sent.again(*self._look(window))
 
     def mask(self, window: int | None, positions: int) -> BlockMask:
-        """What the slots see, shared by all layers of a window.
+        """What the slots see, shared by all layers with the same window.
 
         Args:
             window: positions that a token sees, its own included; None for all.
@@ -108,10 +108,10 @@ class Tiles:
         return mask
 
     def cap(self, softcap: float) -> Callable[..., Tensor]:
-        """What bounds a score as softcap * tanh(score / softcap), shared by all layers."""
+        """The function that bounds a score as softcap * tanh(score / softcap), for all layers."""
         capped = self._caps.get(softcap)
         if capped is None:
-            # A number of Python would be a symbol to the compiler, which it cannot place here.
+            # A Python number would become a symbol, which the compiler cannot handle here.
             bound = torch.full((), softcap, dtype=torch.float32, device=self._device)
 
             def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -121,19 +121,19 @@ class Tiles:
         return capped
 
     def _look(self, window: int | None) -> tuple[np.ndarray, ...]:
-        """What slots see first and last, and the blocks of each tile with their number."""
+        """The first and last position that slots see; each tile's blocks, and their number."""
         first = np.broadcast_to(self._start, self._last.shape)
         if window is not None:
             first = np.maximum(first, self._last - window + 1)
         return first, self._last, *self._blocks(first[:, 0])
 
     def _blocks(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of each tile, from that of the first slot that it sees, and their number."""
+        """The blocks of each tile, from the block of the first position it sees; their number."""
         low = first // BLOCK
         high = np.maximum(self._last.max(1) // BLOCK, low)
         counts = high - low + 1
-        # In fours: a size of 1 would be compiled apart, and numbers behind it begin where a kernel
-        # can load them from. What lies beyond a tile's count is not read.
+        # Rounded up to a multiple of four: a size of 1 would be compiled separately, and the arrays
+        # that follow in memory stay aligned. Entries beyond a tile's count are not read.
         most = counts.max() if self._room is None else self._room.blocks
         nth = np.arange(-(-most // 4) * 4)
         blocks = np.minimum(low[:, None] + nth, high[:, None])
@@ -163,8 +163,8 @@ def block_mask(
     Args:
         size: rows of a tile.
         indices: blocks that each tile reads.
-        counts: how many of them, for each tile.
-        shape: of the indices: tiles, and blocks at most.
+        counts: number of blocks of each tile.
+        shape: of the indices: tiles, and most blocks of a tile.
         sees: whether a row sees a position.
         positions: of the pool.
     """
@@ -179,10 +179,10 @@ def block_mask(
 
 
 class Sent:
-    """Arrays on the device, flat, in one transfer that nobody waits for.
+    """Arrays on the device, flattened and sent in one asynchronous transfer.
 
     Attributes:
-        views: one an array.
+        views: one per array.
     """
 
     def __init__(self, device: torch.device, kind: type[np.integer], *arrays: np.ndarray) -> None:
@@ -194,7 +194,7 @@ class Sent:
         ]
 
     def again(self, *arrays: np.ndarray) -> None:
-        """Other numbers of the same sizes, in the same memory."""
+        """Overwrite them with arrays of the same sizes."""
         self._flat.copy_(_flat(self._kind, arrays), non_blocking=True)
 
 
@@ -203,7 +203,7 @@ def _flat(kind: type[np.integer], arrays: Sequence[np.ndarray]) -> Tensor:
 
 
 class BranchTiles(Tiles):
-    """See `Tiles`; chains beside the trees see what they see there."""
+    """`Tiles` for batches with trees; chains among them see the same as in `Tiles`."""
 
     def _lay(self, segments: Sequence[Segment]) -> tuple[np.ndarray, np.ndarray]:
         self._segments = segments
@@ -217,7 +217,7 @@ class BranchTiles(Tiles):
         numbers = (first, last, base, ancestors, *self._blocks(low))
         sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
         sees_from, sees_to, behind, table, indices, counts = sent.views
-        # A number of Python would be a symbol to the compiler, which it cannot place here.
+        # A Python number would become a symbol, which the compiler cannot handle here.
         columns = torch.full((), width, dtype=torch.int32, device=self._device)
 
         def sees(_b: Tensor, _h: Tensor, slot: Tensor, position: Tensor) -> Tensor:
@@ -230,8 +230,8 @@ class BranchTiles(Tiles):
         return block_mask(self.size, indices, counts, numbers[4].shape, sees, positions)
 
     def _look_behind(self, window: int | None) -> tuple[np.ndarray, ...]:
-        """What slots see: first and last of a trunk, [tiles, size] each; where the rows behind it
-        begin, and which of these [tiles, size, W]."""
+        """What slots see: the first and last position of a trunk, [tiles, size] each; where the
+        rows after it begin; and which of those rows, [tiles, size, W]."""
         seen = [_seen_by(segment, window) for segment in self._segments]
         width = max(ancestors.shape[1] for _, _, _, ancestors in seen)
         padded = [np.pad(sees, ((0, 0), (0, width - sees.shape[1]))) for *_, sees in seen]
@@ -244,8 +244,8 @@ class BranchTiles(Tiles):
 
 
 def _seen_by(segment: Segment, window: int | None) -> tuple[np.ndarray, ...]:
-    """What each new row of a sequence sees, in slots of the pool: the first and the last of the
-    trunk, where the rows behind it begin, and which of these [count, W]."""
+    """What each new row of a sequence sees, in slots of the pool: the first and last one of the
+    trunk; where the rows after it begin; and which of those rows, [count, W]."""
     count, end = segment.count, segment.start + segment.length
     if segment.branches is None:
         positions = np.arange(segment.length - count, segment.length)

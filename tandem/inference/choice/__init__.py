@@ -1,1 +1,1 @@
-"""Which pass serves a model: what there is, how fast each is, what earlier starts found."""
+"""Chooses the pass that serves a model: candidates, their speeds, records of earlier starts."""

@@ -1,4 +1,4 @@
-"""The ways to compute a model's pass, each made and held to the model's own logits."""
+"""The ways to compute a model's pass: each is made, and checked against the model's own logits."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from tandem.inference.passes.torch_modules import ModulePass
 
 _log = structlog.get_logger(__name__)
 
-# The probe as often as reaches into a third block of OpenVINO's cache, and a second tile's.
+# Repetitions of the probe that reach into a third block of OpenVINO's cache, and a second tile's.
 _LONGER = 6
-# Times as large as what a pool is to hold: extents are whole blocks.
+# A pool is made this many times as large as its content, since extents are whole blocks.
 SPARE = 3
 
 
-# On a CPU with AMX its fused MLP splits the work of half as many threads: by one the process would
-# end with a division by zero.
+# On a CPU with AMX, OpenVINO's fused MLP divides work by half the number of threads: with a single
+# thread, the process would crash with a division by zero.
 OPENVINO_BFLOAT16_THREADS = 2
 
 
 class Candidate(NamedTuple):
-    """What computes a pass, and in which precision."""
+    """An engine and a precision to compute a pass with."""
 
     engine: str
     dtype: torch.dtype
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy with its weights in a dtype, and nothing else: rotations stay as precise."""
+    """A copy with only its weights in another dtype: rotations keep their precision."""
     if model.dtype == dtype:
         return sharing_weights(model)
     copied = copy.deepcopy(model)
@@ -73,14 +73,14 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
-    """Any model's back end; its weights are laid out anew.
+    """The torch back end of any model; the layout of the weights may change.
 
     Args:
         model: in its final dtype, on its device.
-        trees: sequences may have branches, which a device then compiles its attention for too.
+        trees: whether sequences may have branches; a device then compiles attention for them too.
 
     Raises:
-        StartupError: it computes otherwise in a batch, or cannot be served at all.
+        StartupError: the model gives other logits in a batch, or cannot be served at all.
     """
     device, dtype = model.device, model.dtype
     together = one_call.worthwhile(device)
@@ -95,7 +95,7 @@ def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
         found = probe(backend, head)
     except StartupError:
         raise
-    except Exception as error:  # a model's own code, whatever it raises
+    except Exception as error:  # a model's own code may raise anything
         raise cannot_serve(model, error) from error
     compare(model, expected[: len(head)], found)
     if together:
@@ -106,7 +106,7 @@ def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
 
 
 def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, sibling: Tensor) -> None:
-    """Have a back end refuse trees, with one warning, where siblings see each other."""
+    """Make a back end refuse trees, with one warning, if siblings see each other in it."""
     try:
         reason = "the branches of a tree differ from plain passes"
         backend.takes_trees = agrees(*probe_tree(backend, expected, sibling))
@@ -123,11 +123,11 @@ def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, siblin
 
 
 def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
-    """OpenVINO's back end; None, and one warning, where there is none for this model.
+    """OpenVINO's back end; None, and one warning, if it cannot compute this model.
 
     Args:
         model: in its final dtype, on a CPU.
-        record: of tries.
+        record: of earlier tries.
     """
     if record.crashes:
         _log.warning(
@@ -143,7 +143,7 @@ def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
         compare(model, expected, probe(backend, text))
         if backend.takes_trees:
             _try_tree(model, backend, expected, _plain(model, SIBLING))
-    except Exception as error:  # not installed, cannot convert: OpenVINO raises what it likes
+    except Exception as error:  # not installed, cannot convert: OpenVINO may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("OpenVINO does not run this model, torch does", reason=reason)
         backend = None
@@ -152,17 +152,17 @@ def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
 
 
 def _text(model: PreTrainedModel, times: int) -> Sequence[int]:
-    """The probe so many times, as far as the model reaches."""
+    """The probe repeated `times` times, cut at the model's longest text."""
     return (PROBE * times)[: max_positions(model.config.get_text_config())]
 
 
 def _plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
-    """By a copy: another back end may be computing by the model's own modules."""
+    """Plain logits from a copy, since another back end may be using the model's own modules."""
     return plain_logits(sharing_weights(model), text)
 
 
 def openvino_threads() -> int:
-    """That OpenVINO computes with: torch's, but no more than it would take by itself."""
+    """OpenVINO's number of threads: torch's, but no more than OpenVINO's own default."""
     return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
@@ -172,7 +172,7 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     threads = openvino_threads()
     if model.dtype == torch.bfloat16 and threads < OPENVINO_BFLOAT16_THREADS:
         raise Unsupported("OpenVINO's pass in bfloat16 by one thread")
-    # Here, since OpenVINO need not be installed and takes half a second to import.
+    # Imported here, since OpenVINO may not be installed and takes half a second to import.
     from tandem.inference.openvino.graph import complete, precision_of, slides
     from tandem.inference.openvino.paged_pass import OpenVinoPass
     from tandem.inference.openvino.store import kept
@@ -184,6 +184,6 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
     pool = compute.pool(positions)
     backend = Backend("openvino", model.dtype, compute, pool, model.device, feeds_again=True)
-    # Its windows count slots in memory, of which siblings take more than their text has positions.
+    # OpenVINO's windows count slots in memory, and siblings take more slots than positions.
     backend.takes_trees = not cut_by_place
     return backend

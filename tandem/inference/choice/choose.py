@@ -1,7 +1,7 @@
-"""Which back end computes a model's pass: one that is sure at once, then the fastest one.
+"""Which back end computes a model's pass: first one that surely works, then the fastest.
 
-A model that starts for the first time is served by torch while the other ways are made and
-measured beside it (`BackendTrial`). The fastest is remembered, and the next start begins with it.
+At its first start a model is served by torch, while the other ways are made and measured in the
+background (`BackendTrial`). The fastest is remembered, and the next start begins with it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class BackendChoice:
     """How a model is computed.
 
     Attributes:
-        backend: from now on; its pool is large enough for the probe.
-        trial: of what may be faster; None where nothing is left to try.
-        for_trees: beside it, for sequences with branches that it does not take.
+        backend: serves from now on; its pool is just large enough for the probe.
+        trial: of ways that may be faster; None if nothing is left to try.
+        for_trees: a second back end for sequences with branches, if `backend` takes none.
     """
 
     backend: Backend
@@ -50,13 +50,15 @@ class BackendChoice:
 
 
 class BackendTrial:
-    """Makes what may be faster, and measures it beside what serves. Slow; runs once, anywhere.
+    """Makes back ends that may be faster, and measures them against the serving one.
+
+    Slow; runs once, in any thread.
 
     Args:
         model: shares its weights with the one that is served.
         ways: to try.
-        record: of what is found out.
-        shapes: of the passes that count.
+        record: for the result.
+        shapes: of the passes to measure.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class BackendTrial:
 
     @torch.inference_mode()
     def run(self, serving: Backend) -> Backend | None:
-        """A faster one than the one that serves; None where there is none."""
+        """A back end that is faster than the serving one; None if there is none."""
         rivals = [serving]
         failed: set[str] = set()
         for way in self._ways:
@@ -100,18 +102,18 @@ class BackendTrial:
 def choose_backend(
     model: PreTrainedModel, engine: EngineName, drafts: bool = False, trees: bool = False
 ) -> BackendChoice:
-    """How a model is computed.
+    """Choose how a model is computed.
 
     Args:
-        model: on its device, in its dtype; whatever computes it takes its weights.
-        engine: `auto` takes the fastest; with `openvino`, what that cannot run is one warning
-            and runs by torch.
-        drafts: it drafts, which it may do in any dtype: only the time of drafts counts.
-        trees: sequences may have branches, which OpenVINO does not take where windows slide.
+        model: on its device, in its dtype; the back end takes over its weights.
+        engine: `auto` takes the fastest; with `openvino`, a model that OpenVINO cannot run gives
+            one warning and runs by torch.
+        drafts: whether the model drafts, which it may do in any dtype; then only drafts are timed.
+        trees: whether sequences may have branches, which OpenVINO cannot take with sliding windows.
 
     Raises:
-        StartupError: the model computes otherwise in a batch, or cannot be served at all;
-            `openvino` was asked for on another device than a CPU.
+        StartupError: the model gives other logits in a batch, or cannot be served at all;
+            or `openvino` was asked for on a device that is not a CPU.
     """
     cpu = model.device.type == "cpu"
     if engine == "openvino" and not cpu:
@@ -139,7 +141,7 @@ def choose_backend(
 
 
 def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidate]:
-    """What may compute a model on a CPU; the first one is sure, or was asked for."""
+    """Ways to compute a model on a CPU; the first one surely works, or was asked for."""
     engines = ("torch", "openvino") if engine == "auto" else (engine,)
     ways = [Candidate(name, dtype) for name in engines]
     if drafts and torch.cpu._is_avx512_bf16_supported():
@@ -151,13 +153,13 @@ def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidat
 def _made(
     way: Candidate, model: PreTrainedModel, record: StartRecord, trees: bool = False
 ) -> Backend | None:
-    """A back end; None, and one warning, where OpenVINO has none for this model."""
+    """A back end; None, and one warning, if OpenVINO cannot compute this model."""
     if way.engine == "openvino":
         return by_openvino(model, record)
     return by_torch(model, trees)
 
 
 def _forget_weights(model: nn.Module) -> None:
-    """Free what the compiled model has copied; the configuration stays."""
+    """Free the weights, which the compiled model has copied; the configuration stays."""
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)

@@ -1,4 +1,4 @@
-"""What earlier starts left on this machine: where, of which model, and what they found out."""
+"""What earlier starts found out about a model, recorded on this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from tandem.inference.disk_cache import cache_folder, structure_key
 
-# A start that tried OpenVINO and did not come to an end may have been stopped; so many in a row
-# have crashed, and it is left alone for a day.
+# A start whose try of OpenVINO did not finish may just have been stopped. This many in a row count
+# as crashes, and OpenVINO is not tried for a day.
 _TRIES = 3
 _TRIES_SECONDS = 86_400.0
-# What was not this much faster than the next way is measured again at the next start.
+# If the best way is not this much faster than the next, the next start measures again.
 _CLEAR = 1.15
 
 
@@ -34,12 +34,12 @@ class _Found:
 class StartRecord:
     """What was found out about the ways to compute a model, in a small file.
 
-    Nothing is remembered where it cannot be written.
+    If the file cannot be written, nothing is remembered.
 
     Args:
         model: with its weights, in its precision.
         threads: that compute.
-        question: what was asked besides: of other ways the answer is another one.
+        question: further options of the choice, on which the result depends.
     """
 
     def __init__(self, model: PreTrainedModel, threads: int, *question: object) -> None:
@@ -58,25 +58,25 @@ class StartRecord:
 
     @property
     def best(self) -> str:
-        """Name of the fastest way; empty where it is not known."""
+        """Name of the fastest way; empty if unknown."""
         return self._read().best
 
     @property
     def clear(self) -> bool:
-        """Whether it was so by so much that nothing need be measured again."""
+        """Whether the fastest way led so clearly that nothing need be measured again."""
         return self._read().clear
 
     def begin(self) -> None:
-        """OpenVINO is about to be tried."""
+        """Record that a try of OpenVINO begins."""
         found = self._read()
         self._write(replace(found, tries=found.tries % _TRIES + 1, tried_at=time.time()))
 
     def end(self) -> None:
-        """It was tried, and we are still here."""
+        """Record that the try ended without a crash."""
         self._write(replace(self._read(), tries=0))
 
     def measured(self, best: str, lead: float) -> None:
-        """Keep which way was the fastest, and how clearly: its speed over the next one's."""
+        """Record the fastest way, and its lead: its speed over the next one's."""
         self._write(_Found(best=best, clear=lead >= _CLEAR))
 
     def _read(self) -> _Found:
@@ -99,7 +99,7 @@ class StartRecord:
 
 
 def _processor() -> str:
-    """Its name and abilities, where the system tells them."""
+    """The processor's name and features; empty if the system does not tell."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "".join(sorted({x for x in lines if x.startswith(("model name", "flags"))}))

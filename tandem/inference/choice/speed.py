@@ -1,4 +1,4 @@
-"""How fast back ends are beside each other: the same passes, taken by turns."""
+"""Compares the speeds of back ends: they compute the same passes in turn."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tandem.inference.passes.backend import Backend, some_tokens
 
 _log = structlog.get_logger(__name__)
 
-# Sequences, and the rows of each in passes one after the other.
+# Number of sequences, and the rows of each in consecutive passes.
 PassShape = tuple[int, tuple[int, ...]]
-# Drafts: the first pass catches up with what was emitted. Alone and together.
+# Drafts of one sequence, and of four: the first pass also feeds the tokens emitted before.
 DRAFTS: tuple[PassShape, ...] = ((1, (3, 1, 1, 1)), (4, (3, 1, 1, 1)))
 VERIFICATIONS: tuple[PassShape, ...] = ((1, (5,)), (1, (17,)), (4, (5,)))
 _CONTEXT = 64
@@ -28,11 +28,11 @@ _MEASURING_SECONDS = 0.6
 
 
 def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
-    """Each one's speed over the first one's, all shapes alike (geometric mean).
+    """Each back end's speed relative to the first (geometric mean over all shapes).
 
     Args:
-        backends: one that serves meanwhile is measured beside its own sequences.
-        shapes: what is timed.
+        backends: one that is serving is measured while it serves.
+        shapes: of the passes to time.
     """
     count = max(texts for texts, _ in shapes)
     positions = SPARE * count * (_CONTEXT + _MOST_ROWS)
@@ -54,8 +54,8 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
 def _times(
     backends: Sequence[Backend], texts: Sequence[Sequence[Any]], rows: Sequence[int], shares: int
 ) -> list[float]:
-    """Each one's median seconds for passes of so many rows of its texts, again and again: a pass
-    of another size than the last one takes OpenVINO longer."""
+    """Each back end's median seconds for passes of these rows of its texts. Passes of one shape are
+    repeated, since a pass of another size than the last one takes OpenVINO longer."""
     spent: tuple[list[float], ...] = tuple([] for _ in backends)
     started = time.perf_counter()
     for repeat in range(_WARM_UP + _MAX_REPEATS):
@@ -77,7 +77,7 @@ def _begun(backend: Backend, count: int) -> list[Any]:
 
 def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> float:
     """Seconds of passes of some rows of each sequence, which are then forgotten."""
-    with backend.busy:  # who waits for a pass that serves would measure that one
+    with backend.busy:  # not timed: waiting for a pass that serves
         started = time.perf_counter()
         for count in rows:
             backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])

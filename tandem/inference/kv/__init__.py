@@ -1,1 +1,1 @@
-"""The KV pool: a sequence's extent in it, branch rows behind it, and its size."""
+"""The KV pool: sequences' extents in it, their branch rows, and its size."""

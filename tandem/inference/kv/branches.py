@@ -1,4 +1,4 @@
-"""Branch rows of a sequence: a tree whose root is the trunk's end. Host only."""
+"""Branch rows of a sequence: a tree whose root is the trunk's end. Runs on the host only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Branches:
-    """Rows that lie behind a trunk in memory, numbered from 1 in the order in which they were fed.
+    """Rows that follow a trunk in memory, numbered from 1 in the order in which they were fed.
 
     Attributes:
         parents: of each row: 0 for the trunk's end, else the number of an earlier row.
-        depths: of each row; 1 for a child of the trunk's end. So much behind the trunk's last
-            token is its position in its text.
+        depths: of each row; 1 for a child of the trunk's end. A row's position in its text is that
+            of the trunk's last token plus its depth.
     """
 
     parents: tuple[int, ...] = ()
@@ -27,7 +27,7 @@ class Branches:
 
     @property
     def depth(self) -> int:
-        """Of the deepest row; 0 without any."""
+        """Depth of the deepest row; 0 without any."""
         return max(self.depths, default=0)
 
     @cached_property
@@ -37,7 +37,7 @@ class Branches:
         return self.parents == tuple(range(len(self)))
 
     def grown(self, parents: Sequence[int]) -> Branches:
-        """With further rows.
+        """These rows and further ones.
 
         Raises:
             ValueError: a parent is no earlier row.
@@ -50,8 +50,8 @@ class Branches:
         return Branches((*self.parents, *parents), tuple(depths))
 
     def check_path(self, path: Sequence[int]) -> None:
-        """Raises ValueError unless each row of a path is the child of the one before, and the
-        first one of the trunk's end."""
+        """Raises ValueError unless the first row of a path is a child of the trunk's end, and each
+        further row a child of the one before."""
         before = 0
         for row in path:
             if not 0 < row <= len(self) or self.parents[row - 1] != before:
@@ -60,7 +60,7 @@ class Branches:
 
     @cached_property
     def sees(self) -> np.ndarray:
-        """[n, n] bool, whether a row sees another one: its ancestors and itself, nothing else."""
+        """[n, n] bool: whether a row sees another. A row sees its ancestors and itself only."""
         found = np.eye(len(self), dtype=bool)
         for row, parent in enumerate(self.parents):
             if parent:

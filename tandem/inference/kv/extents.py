@@ -1,4 +1,4 @@
-"""Extents of a pool of positions: who holds which part. Knows nothing of what is kept there."""
+"""Extents of a pool of positions: which sequence holds which part, whatever is stored there."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tandem.inference.kv.branches import NO_BRANCHES, Branches
 
 @dataclass(eq=False, slots=True)
 class SequenceCache:
-    """One sequence's extent of the pool: its trunk, and behind it branch rows.
+    """One sequence's extent of the pool: its trunk, followed by branch rows.
 
     Attributes:
-        pool: whose part it is.
+        pool: that the extent is part of.
         start: first position in the pool.
-        capacity: positions reserved, scratch for branch rows included.
+        capacity: reserved positions, including scratch for branch rows.
         length: of the trunk, in positions.
-        branches: rows behind it that were fed since it last grew.
-        branch_tokens: theirs, as they were fed: ids or `Drawn`.
+        branches: branch rows that were fed since the trunk last grew.
+        branch_tokens: tokens of these rows, as they were fed: ids or `Drawn`.
     """
 
     pool: Extents
@@ -38,14 +38,15 @@ class SequenceCache:
         self._forget_branches()
 
     def branched(self, count: int, parents: Sequence[int]) -> tuple[int, Branches]:
-        """What the trunk's length and the branch rows would be behind a feed with branches.
+        """The trunk's length and the branch rows as they would be after a feed with branches.
 
         Args:
-            count: its tokens; those that have no parent extend the trunk, and old rows are gone.
+            count: tokens of the feed; if some have no parent, they extend the trunk, and the old
+                branch rows are forgotten.
             parents: of its last tokens.
 
         Raises:
-            ValueError: a parent is no earlier row; there are more of them than tokens.
+            ValueError: a parent is no earlier row; or there are more parents than tokens.
         """
         new_tokens = count - len(parents)
         if new_tokens < 0:
@@ -54,7 +55,7 @@ class SequenceCache:
         return self.length + new_tokens, before.grown(parents)
 
     def grow(self, token_ids: Sequence[Any], parents: Sequence[int] | None = None) -> None:
-        """Take a feed's tokens in; see `branched`."""
+        """Add a feed's tokens; see `branched`."""
         if not parents:
             self.length += len(token_ids)
             self._forget_branches()
@@ -65,21 +66,21 @@ class SequenceCache:
         self.branch_tokens = (*old, *new)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Let the trunk grow by a path of branch rows, and forget all others.
+        """Extend the trunk by a path of branch rows, and forget all others.
 
-        The path's keys and values move up behind the trunk; those that are in place already, the
-        rows of a chain or of a tree's first path, are not copied.
+        The path's keys and values are moved to the trunk's end. Rows that are already in place, as
+        in a chain or a tree's first path, are not copied.
 
         Args:
-            path: numbers of branch rows, each the child of the one before; may be empty.
+            path: numbers of branch rows, each a child of the one before; may be empty.
 
         Raises:
-            ValueError: it is no such path.
+            ValueError: `path` is no such path.
         """
         self.branches.check_path(path)
         end = self.start + self.length
         in_place = sum(row == i + 1 for i, row in enumerate(path))
-        if in_place < len(path):  # rows ascend, so none is in place behind one that is not
+        if in_place < len(path):  # rows ascend, so those in place come first
             self.pool.move([end + row - 1 for row in path[in_place:]], end + in_place)
         self.length += len(path)
         self._forget_branches()
@@ -89,11 +90,11 @@ class SequenceCache:
 
 
 class Extents(ABC):
-    """Contiguous parts of a row of positions, that never overlap and merge again.
+    """Contiguous parts of a range of positions. They never overlap; freed neighbours merge again.
 
     Args:
         positions: that all sequences may hold together; rounded up to whole blocks.
-        block: positions that can only be held together; extents begin and end with one.
+        block: positions that can only be held together; an extent is a number of whole blocks.
     """
 
     def __init__(self, positions: int, block: int = 1) -> None:
@@ -103,7 +104,7 @@ class Extents(ABC):
         self._free = [(0, self.positions)]  # (start, size), by start, never adjacent
 
     def reserve(self, capacity: int) -> SequenceCache | None:
-        """An extent, the first that fits; None where no gap is large enough now."""
+        """An extent in the first gap that fits; None if no gap is large enough now."""
         capacity = _whole(capacity, self._block)
         with self._lock:
             for i, (start, size) in enumerate(self._free):
@@ -114,7 +115,7 @@ class Extents(ABC):
         return None
 
     def release(self, cache: SequenceCache) -> None:
-        """Give an extent back; whoever held it must not feed it any more."""
+        """Give an extent back; it must not be fed any more."""
         with self._lock:
             i = bisect.bisect(self._free, (cache.start, 0))
             start, end = cache.start, cache.start + cache.capacity
@@ -127,8 +128,8 @@ class Extents(ABC):
 
     @abstractmethod
     def move(self, slots: Sequence[int], first: int) -> None:
-        """Copy what stands at slots, in all layers, to as many from `first` on. What they held
-        before counts, where the two overlap."""
+        """Copy the content of `slots`, in all layers, to the slots from `first` on. If the two
+        overlap, the content from before the call is copied."""
 
     @property
     def free_positions(self) -> int:
@@ -138,5 +139,5 @@ class Extents(ABC):
 
 
 def _whole(positions: int, block: int) -> int:
-    """Positions of as few blocks as hold these."""
+    """Positions, rounded up to whole blocks."""
     return -(-positions // block) * block

@@ -1,7 +1,7 @@
 """The KV cache: one pool of positions, in which every sequence reserves an extent.
 
-An extent is contiguous, so that attention reads it in place: a rejected draft is undone by
-moving a length, and of an accepted branch no more is copied than its own rows.
+An extent is contiguous, so that attention reads it in place. A rejected draft is undone by
+setting a length back, and for an accepted branch only its own rows are copied.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["KVPool", "SequenceCache"]
 class KVPool(Extents, Cache):  # type: ignore[misc]
     """Keys and values [heads, positions, head_dim] of every layer, allocated once.
 
-    Sliding-window layers keep all positions too: attention cuts the window, and a window
-    that had dropped its oldest entries could not be rewound.
+    Sliding-window layers keep all positions too, and attention cuts the window: a window without
+    its oldest entries could not be rewound.
 
     Args:
         positions: that all sequences may hold together.
-        block: positions that attention reads together, whether a sequence uses them or not.
+        block: positions that attention reads together, used or not.
     """
 
     def __init__(self, positions: int, block: int = 1) -> None:
@@ -34,16 +34,16 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
         Cache.__init__(self, layers=[])
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        # Where the batch in flight writes: [T] positions of the pool.
+        # [T] positions of the pool that the current batch writes to.
         self.slots = torch.empty(0, dtype=torch.int64)
 
     @property
     def scratch(self) -> int:
-        """A slot that no sequence has, behind them all; in a pool of blocks only."""
+        """A slot after all sequences' slots, for padding; only in a pool with blocks."""
         return self.positions
 
     def resized(self, positions: int) -> KVPool:
-        """An empty pool with the same layers, allocated at once: memory is short now or never."""
+        """An empty pool with the same layers. Allocated at once, to fail now or never."""
         pool = KVPool(positions, self._block)
         for keys, values in zip(self.keys, self.values, strict=True):
             pool._allocate(keys, values)
@@ -51,7 +51,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     @property
     def bytes_per_position(self) -> int:
-        """What one position takes in all layers; known once a token was fed."""
+        """Bytes of one position in all layers; known once a token was fed."""
         return sum(
             states.shape[0] * states.shape[2] * states.element_size()
             for states in (*self.keys, *self.values)
@@ -60,7 +60,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """`write`, as the models of `transformers` call it: with states [1, heads, T, head_dim]."""
+        """`write` under the name that `transformers` calls; states are [1, heads, T, head_dim]."""
         return self.write(layer_idx, key_states[0], value_states[0])
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
 
     @torch.inference_mode()
     def move(self, slots: Sequence[int], first: int) -> None:
-        """See `Extents.move`: gathered, then copied, so that nothing is overwritten unread."""
+        """See `Extents.move`. All is read before it is written, so overlaps do no harm."""
         if not self.keys:
             return
         index = torch.tensor(slots, dtype=torch.int64)
@@ -86,15 +86,15 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
             states.narrow(1, first, len(slots)).copy_(states.index_select(1, index))
 
     def clear(self, cache: SequenceCache) -> None:
-        """Forget what an extent's former holder left.
+        """Zero the values that an extent's former sequence left.
 
-        A kernel multiplies what it reads and may not see with 0, and 0 times NaN is NaN.
+        A kernel multiplies hidden values by 0, and 0 times NaN is NaN.
         """
         for values in self.values:
             values.narrow(1, cache.start, cache.capacity).zero_()
 
     def _allocate(self, *states: Tensor) -> None:
-        """A layer for states like the first ones [heads, T, head_dim]."""
+        """Allocate a layer for states of this form [heads, T, head_dim]."""
         plain = self._block == 1
         make = torch.empty if plain else torch.zeros
         slots = self.positions if plain else self.scratch + self._block
@@ -103,5 +103,5 @@ class KVPool(Extents, Cache):  # type: ignore[misc]
             layers.append(make(heads, slots, head_dim, dtype=first.dtype, device=first.device))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Not asked for by a model that is given its positions; the pool has no one length."""
+        """Required by `Cache`, but unused: models get positions. The pool has no single length."""
         return 0

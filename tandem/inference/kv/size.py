@@ -10,7 +10,7 @@ import torch
 
 from tandem.errors import StartupError
 
-# Of the free memory, for the KV pool.
+# Largest share of the free memory for the KV pool.
 _MOST_OF_MEMORY = 0.8
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -19,16 +19,17 @@ def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int)
     """Positions of the KV pool.
 
     Args:
-        device: where it goes.
+        device: that holds the pool.
         bytes_each: of a position.
-        wanted: positions asked for; 0 for `at_most`, or what fits into half the free memory.
-        at_most: see there.
+        wanted: positions asked for; 0 takes the smaller of `at_most` and what fits into half the
+            free memory.
+        at_most: see `wanted`.
 
     Raises:
-        StartupError: the device cannot hold what was asked for; with the numbers.
+        StartupError: the device cannot hold that many; with the numbers.
     """
     free = free_memory(device)
-    # The rest is for logits and distributions, and for whoever else is on the machine.
+    # The other half is for logits and distributions, and for other programs on the machine.
     positions = wanted or min(at_most, free // 2 // bytes_each)
     if positions * bytes_each > free * _MOST_OF_MEMORY:
         raise StartupError(
@@ -41,13 +42,13 @@ def cache_size(device: torch.device, bytes_each: int, wanted: int, at_most: int)
 def free_memory(device: torch.device) -> int:
     """Bytes that can be allocated now."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps of the start's copies is free as well
+        torch.cuda.empty_cache()  # blocks that torch has cached since the start are free too
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_in_machine(), _free_in_container())
 
 
 def _free_in_machine() -> int:
-    """Memory available without swapping, which no API of Python's standard library tells."""
+    """Memory available without swapping, for which Python's standard library has no API."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             entries = dict(line.split(":", 1) for line in lines)
@@ -57,9 +58,9 @@ def _free_in_machine() -> int:
 
 
 def _free_in_container() -> int:
-    """What the control group leaves; beyond it the process is killed."""
+    """Memory left in the control group; beyond it the process is killed."""
     limit, used = (_CGROUP / name for name in ("memory.max", "memory.current"))
     try:
         return int(limit.read_text()) - int(used.read_text())
-    except (OSError, ValueError):  # no group of its own, or "max"
+    except (OSError, ValueError):  # no control group, or no limit ("max")
         return sys.maxsize

@@ -1,7 +1,7 @@
-"""A traced structure made whole: the checkpoint's weights, and paged attention over a KV pool.
+"""Completes a traced structure: adds the checkpoint's weights, and paged attention over a KV pool.
 
-Its blocks are inputs of the graph, so that they are ours: reserved, rewound and freed without
-a copy.
+The pool's blocks are inputs of the graph and belong to us: we reserve, rewind and free them
+without a copy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from tandem.errors import Unsupported
 from tandem.inference.openvino.trace import INPUTS, MARK, AttentionSpec
 
-# Positions of a block, which the CPU's kernel knows and does not ask for.
+# Positions of a block, a constant of the CPU's kernel.
 BLOCK = 32
 # Inputs of each attention that a batch sets: [B], [B + 1], [blocks], [B + 1] int32, and a scalar;
-# masks among the new tokens [n, n] of each sequence, flat, as bytes of 0 and 1, and where each
-# begins [B + 1] int32: a sequence without one is a chain, and so are all where both are empty.
+# then the masks among the new tokens [n, n] of each sequence, flattened, as bytes of 0 and 1, and
+# where each begins, [B + 1] int32. A sequence with an empty mask is a chain; if both inputs are
+# empty, all sequences are.
 BATCH_INPUTS = {
     5: "past_lens",
     6: "subsequence_begins",
@@ -41,8 +42,8 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     """A graph that can be compiled.
 
     Args:
-        structure: as `trace` makes it; used up.
-        weights: by name, float32 or bfloat16; copied.
+        structure: from `trace`; it is changed.
+        weights: by name, float32 or bfloat16; they are copied.
         cache_type: of keys and values.
 
     Returns:
@@ -50,7 +51,7 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
         [blocks, H, 32, D] of each layer i to logits [R, V] float32.
 
     Raises:
-        Unsupported: weights or attention are not what was traced.
+        Unsupported: weights differ from those traced, or there is no attention.
     """
     parameters = [port.get_node() for port in structure.inputs]
     for port in structure.inputs[len(INPUTS) :]:
@@ -74,12 +75,12 @@ def slides(structure: ov.Model) -> bool:
 
 
 def precision_of(dtype: torch.dtype) -> ov.Type:
-    """OpenVINO's name of float32 or bfloat16."""
+    """OpenVINO's type for float32 or bfloat16."""
     return _TYPES[dtype]
 
 
 def _marks(structure: ov.Model) -> list[ov.Node]:
-    """Where attention belongs, layer by layer."""
+    """The marks where attention belongs, layer by layer."""
     marks = (node for node in structure.get_ops() if node.get_friendly_name().startswith(MARK))
     return sorted(marks, key=lambda node: str(node.get_friendly_name()))
 
@@ -89,14 +90,14 @@ def _spec_of(mark: ov.Node) -> AttentionSpec:
 
 
 def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
-    """Replace an input by the checkpoint's weight of its name, computed on in float32."""
+    """Replace an input by the checkpoint's weight of its name, converted to float32."""
     weight = weights.get(port.any_name)
     if weight is None or list(weight.shape) != port.partial_shape.to_shape():
         raise Unsupported(f"a weight {port.any_name!r} that is not what was traced")
     weight = weight.contiguous()
     raw = weight.view(torch.int16) if weight.dtype == torch.bfloat16 else weight
     tensor = ov.Tensor(raw.numpy(), list(weight.shape), _TYPES[weight.dtype])
-    # Copied: what the compiled model goes on reading must not be freed with the model.
+    # Copied: the compiled model reads the weights even after the torch model is freed.
     constant: Any = op.Constant(tensor, shared_memory=False)
     if weight.dtype != torch.float32:
         constant = ops.convert(constant, "f32")
@@ -107,7 +108,7 @@ def _put_weight(port: ov.Output, weights: Mapping[str, Tensor]) -> None:
 def _put_attention(
     layer: int, joined: ov.Node, shared: Mapping[str, ov.Node], cache_type: ov.Type
 ) -> list[ov.Node]:
-    """Put paged attention where a mark stands; returns the parameters of its cache."""
+    """Replace a mark by paged attention; returns the parameters of its cache."""
     spec = _spec_of(joined)
     blocks = [
         _parameter(f"{name}_cache.{layer}", cache_type, [-1, spec.key_heads, BLOCK, dim])
@@ -132,7 +133,7 @@ def _put_attention(
 
 
 def _no_extras(spec: AttentionSpec) -> dict[int, ov.Node]:
-    """The 28 inputs of OpenVINO 2026.4 by their places, but for what a batch sets: nothing."""
+    """Inputs of OpenVINO 2026.4's attention, by index, that turn off all that we do not use."""
     numbers: dict[int, Any] = {
         9: np.float32(spec.scaling),
         10: np.int32(spec.window),

@@ -23,15 +23,15 @@ from tandem.inference.openvino.trace import INPUTS
 def core() -> ov.Core:
     """OpenVINO's runtime, made once and kept.
 
-    Its CPU plugin gives the thread that makes it a stack for signal handlers, and unmaps that
-    stack with the last core, in whatever thread lets it go: the next signal would end the process
-    with a segmentation fault (`SigAltStackSetup` in OpenVINO 2022.2 to 2026.4).
+    Its CPU plugin gives the creating thread a stack for signal handlers, and unmaps that stack when
+    the last core is freed, in any thread. The next signal would then end the process with a
+    segmentation fault (`SigAltStackSetup` in OpenVINO 2022.2 to 2026.4).
     """
     return ov.Core()
 
 
 _Array = np.ndarray[Any, Any]
-# Parameters of a model that may be in memory twice: a drafter's.
+# A model with at most this many parameters, such as a drafter, may be in memory twice.
 _SMALL = 64_000_000
 
 
@@ -40,13 +40,13 @@ class BlockPool(Extents):
 
     Args:
         positions: that all sequences may hold together; rounded up to whole blocks.
-        caches: the compiled model's inputs for them, in the order of its inputs.
+        caches: the compiled model's inputs for keys and values, in order.
     """
 
     def __init__(self, positions: int, caches: Sequence[Any]) -> None:
         super().__init__(positions, BLOCK)
         self._caches = caches
-        # What numpy can index: OpenVINO's tensors of bfloat16 are none of its own.
+        # numpy arrays, for indexing: numpy cannot view OpenVINO's bfloat16 tensors.
         self._raw = [self._allocated(cache) for cache in caches]
         self.tensors = [
             ov.Tensor(raw, list(raw.shape), cache.element_type)
@@ -59,7 +59,7 @@ class BlockPool(Extents):
 
     @property
     def bytes_per_position(self) -> int:
-        """What one position takes in all layers."""
+        """Bytes of one position in all layers."""
         return sum(
             cache.element_type.size * cache.partial_shape[1].get_length() * head_dim
             for cache in self._caches
@@ -67,30 +67,31 @@ class BlockPool(Extents):
         )
 
     def move(self, slots: Sequence[int], first: int) -> None:
-        """See `Extents.move`: all of them are read before any is written."""
+        """See `Extents.move`. All slots are read before any is written."""
         source = np.array(slots)
         to = np.arange(first, first + len(slots))
         for raw in self._raw:
             raw[to // BLOCK, :, to % BLOCK] = raw[source // BLOCK, :, source % BLOCK]
 
     def _allocated(self, cache: Any) -> _Array:
-        """A layer's keys or values. Memory that is not used yet is not taken yet."""
+        """A layer's keys or values. Memory is only taken when it is first used."""
         heads, head_dim = (cache.partial_shape[i].get_length() for i in (1, 3))
         shape = [self.positions // BLOCK, heads, BLOCK, head_dim]
-        # Zeros come from the system as it hands out pages; numpy has no bfloat16.
+        # `zeros` lets the system allocate pages at first use. For bfloat16, which numpy lacks,
+        # uint16 is used.
         return np.zeros(shape, np.float32 if cache.element_type.size == 4 else np.uint16)
 
 
 class OpenVinoPass:
     """A compiled model. Inference only, by one thread at a time.
 
-    A pass whose sizes are not the last one's takes OpenVINO about half a millisecond longer, and a
-    draft's first pass has other sizes than the rest of it. A small model is therefore compiled
-    twice: for batches of single tokens, and for all others.
+    A pass whose sizes differ from the last one's takes OpenVINO about half a millisecond longer,
+    and a draft's first pass has other sizes than its further passes. A small model is therefore
+    compiled twice: for batches of single tokens, and for all others.
 
     Args:
-        graph: as `complete` makes it.
-        dtype: float32 or bfloat16: of products and of the KV cache.
+        graph: from `complete`.
+        dtype: of products and of the KV cache: float32 or bfloat16.
         threads: to compute with.
         parameters: of the model.
     """
@@ -105,8 +106,8 @@ class OpenVinoPass:
         return BlockPool(positions, self._others.caches)
 
     def __call__(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
-        """[R, V] float32 logits of the rows that the batch asks for; the pool takes its keys
-        and values."""
+        """[R, V] float32 logits of the rows that the batch asks for; its keys and values are
+        written to the pool."""
         single = batch.token_ids.shape[1] == len(batch.segments)
         return (self._singles if single else self._others).infer(batch, pool)
 
@@ -125,15 +126,15 @@ class _Request:
                 "KV_CACHE_PRECISION": precision,  # 8 bits by default
                 "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
                 "INFERENCE_NUM_THREADS": threads,
-                "ENABLE_HYPER_THREADING": True,  # else it may take fewer than it is told to
-                # A drafter and a target on one machine would be tied to the same cores.
+                "ENABLE_HYPER_THREADING": True,  # else it may use fewer threads than it is told to
+                # Pinning would tie a drafter and a target on one machine to the same cores.
                 "ENABLE_CPU_PINNING": False,
             },
         )
         self._request = self._compiled.create_infer_request()
         self._ports = {port.any_name: i for i, port in enumerate(self._compiled.inputs)}
         self._places = [i for name, i in self._ports.items() if "_cache." in name]
-        # What the inputs read, kept alive here: a tensor of OpenVINO may not do so.
+        # The arrays behind the inputs, kept alive here: OpenVINO's tensors may not do so.
         self._held: dict[str, _Array] = {}
         for name in (*INPUTS, *BATCH_INPUTS.values()):
             scalar = name == "max_context_len"
@@ -155,11 +156,11 @@ class _Request:
         for name, value in _values(batch).items():
             self._hand_in(name, value)
         self._request.infer(share_outputs=True)
-        # Copied: the next pass writes there. To hand in memory of our own takes longer.
+        # Copied, since the next pass overwrites it. An output buffer of our own takes longer.
         return torch.from_numpy(self._request.get_output_tensor(0).data.copy())
 
     def _hand_in(self, name: str, value: Sequence[int] | _Array) -> None:
-        """Set an input: in place where its size is the last one, for that is what costs."""
+        """Set an input; in place if its size is unchanged, since a change of size is expensive."""
         held = self._held[name]
         if len(held) == len(value):
             held[:] = value
@@ -173,7 +174,7 @@ class _Request:
 
 
 def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
-    """Every input but the pool: tokens, and where each sequence begins and lies."""
+    """Every input except the pool: tokens, and each sequence's place in the batch and the pool."""
     segments = batch.segments
     counts = [-(-segment.length // BLOCK) for segment in segments]
     blocks: list[int] = []
@@ -197,8 +198,8 @@ def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
 
 
 def _masks(segments: Sequence[Segment]) -> tuple[Sequence[int] | _Array, Sequence[int]]:
-    """What the new tokens of each sequence see of each other, and where each one's mask begins;
-    nothing for chains."""
+    """Which of each other the new tokens of each sequence see, and where each sequence's mask
+    begins; empty if all are chains."""
     if all(segment.branches is None for segment in segments):
         return (), ()
     masks = [

@@ -1,8 +1,8 @@
 """Traced structures on disk, so that a model is traced once on a machine.
 
-Only structures: weights are read from the checkpoint each time, so a file cannot hold old ones.
-What a structure depends on is in its file's name; what is not what it was when it was written
-is not read.
+Only structures are stored: weights are read from the checkpoint each time, so no file can hold old
+ones. The folder's name is a hash of everything a structure depends on. A checksum guards against
+files that changed after they were written.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FILES = ("graph.xml", "graph.bin", "sha256")
 
 
 def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) -> ov.Model:
-    """The model's structure from disk, or else made, and then written if it can be.
+    """The model's structure from disk; else it is made, and written to disk if possible.
 
-    Whatever is wrong with the disk is one warning, and the structure is made.
+    Trouble with the disk gives one warning, and the structure is made.
 
     Raises:
-        Exception: as `make` does.
+        Exception: from `make`.
     """
     wrong = None
     try:
@@ -40,7 +40,7 @@ def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) ->
         found = _read(folder)
         if found is not None:
             return found
-    except Exception as error:  # no home, no rights, no graph: OpenVINO raises what it likes
+    except Exception as error:  # no home, no permission, no graph: OpenVINO may raise anything
         wrong = error
     structure = make(model)
     try:
@@ -54,7 +54,7 @@ def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) ->
 
 
 def _read(folder: Path) -> ov.Model | None:
-    """The graph; None where none is kept."""
+    """The stored graph; None if there is none."""
     if not folder.exists():
         return None
     graph, constants, total = (folder / name for name in _FILES)
@@ -64,9 +64,9 @@ def _read(folder: Path) -> ov.Model | None:
 
 
 def _write(structure: ov.Model, folder: Path) -> None:
-    """Write it beside its place and move it there, whole.
+    """Write to a temporary folder, then move that to its place in one step.
 
-    Of two services that start at once, either may win.
+    If two services start at once, either may win.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

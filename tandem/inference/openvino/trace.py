@@ -1,9 +1,9 @@
-"""A model's pass as a graph of OpenVINO, by tracing it once with dummies.
+"""A model's pass as a graph of OpenVINO, by tracing it once with dummy inputs.
 
-What comes out is the structure alone. Weights are inputs, so that it is the same graph for
-every checkpoint of one configuration and can be kept on disk without them. A paged attention
-cannot be written to a file by OpenVINO 2026.4, so a mark stands where each belongs, with its
-numbers in its name; `graph.py` puts weights and attention in.
+The result is the structure alone. Weights are inputs, so the graph is the same for all checkpoints
+of one configuration, and is stored without weights. OpenVINO 2026.4 cannot write paged attention to
+a file, so a mark takes its place, with its parameters in the mark's name; `graph.py` adds weights
+and attention.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 MARK = "tandem_attention"
 INPUTS = ("token_ids", "positions", "rows")
 _ATTENTION = "tandem_traced"
-# What a model calls is registered by that name, and torch traces one thing at a time.
+# All traces register their attention under one name, and torch traces one model at a time.
 _TRACING = threading.Lock()
-# Two rows of three tokens: sizes that differ, so that no dimension is taken for another one.
+# Three tokens, two rows: sizes that differ, so that no dimension is mistaken for another.
 _EXAMPLE = (torch.tensor([1, 2, 0]), torch.tensor([0, 1, 2]), torch.tensor([1, 2]))
 
 
@@ -63,19 +63,19 @@ class AttentionSpec:
 
 @torch.library.custom_op("tandem::attention", mutates_args=())
 def _attention(query: Tensor, key: Tensor, value: Tensor, layer: int) -> Tensor:
-    """Stands for attention while a model is traced: its output's shape, and zeros.
+    """Replaces attention while a model is traced: zeros in the shape of its output.
 
     Args:
         query: [1, Hq, T, D].
         key: [1, H, T, D].
         value: [1, H, T, Dv].
-        layer: counted along the pass.
+        layer: index of the layer in the pass.
     """
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
 class _NoCache(Cache):  # type: ignore[misc]
-    """Hands a layer's new states on; the paged attention keeps them."""
+    """Returns a layer's new states unchanged; paged attention will store them."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -93,13 +93,13 @@ class _Traced:
     """The model as a function of tokens and weights.
 
     Args:
-        model: a copy of its own; its weights are taken out, and its attention is replaced.
+        model: a private copy; its weights are taken out, and its attention is replaced.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._owners = _without_weights(model)
-        # Of each layer; found by a first pass that is not traced.
+        # Attention of each layer, found by a first pass that is not traced.
         self.layers: list[AttentionSpec] = []
         self._looking = True
         self._layer = 0
@@ -107,12 +107,12 @@ class _Traced:
         model.set_attn_implementation(_ATTENTION)
 
     def look(self, *inputs: Tensor) -> None:
-        """Run once to see what each layer asks of attention."""
+        """Run once to record each layer's parameters of attention."""
         self(*inputs)
         self._looking = False
 
     def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, *weights: Tensor) -> Any:
-        """[R, V] logits of tokens [T] at positions [T], for rows [R] of them."""
+        """[R, V] logits of tokens [T] at positions [T], for the rows [R] among them."""
         self._layer = 0
         arguments = {
             "input_ids": token_ids[None],
@@ -156,12 +156,12 @@ def _structure(model: PreTrainedModel) -> PreTrainedModel:
     copied = sharing_weights(model)
     if hasattr(copied, "set_experts_implementation"):
         with contextlib.suppress(ValueError):  # the model has none
-            copied.set_experts_implementation("batched_mm")  # the others look at their data
+            copied.set_experts_implementation("batched_mm")  # others depend on their data
     return copied
 
 
 def _without_weights(model: PreTrainedModel) -> list[list[tuple[nn.Module, str]]]:
-    """Take all parameters out; returns where each was, tied ones in several places."""
+    """Take all parameters out; returns where each was (tied ones have several places)."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {id(p): [] for p in model.parameters()}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -175,7 +175,7 @@ def _without_weights(model: PreTrainedModel) -> list[list[tuple[nn.Module, str]]
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What a checkpoint gives a model, each once, in the model's dtype."""
+    """A model's parameters by name, tied ones once, in the model's dtype."""
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
@@ -183,19 +183,19 @@ def trace(model: PreTrainedModel) -> ov.Model:
     """The structure of a model's pass.
 
     Args:
-        model: on a CPU; neither changed nor copied but for its modules.
+        model: on a CPU; not changed. Its modules are copied, its weights are not.
 
     Returns:
         A graph in float32 from `INPUTS` [T], [T], [R] int64 and the weights, by their names,
         to logits [R, V].
 
     Raises:
-        Exception: whatever a model, torch or OpenVINO raises that cannot do it.
+        Exception: the model cannot be traced; from the model, torch or OpenVINO.
     """
     weights = weights_of(model)
     with _TRACING, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations of what transformers itself calls
-        warnings.simplefilter("error", TracerWarning)  # the pass depends on its data
+        warnings.simplefilter("ignore")  # deprecations of functions that transformers calls
+        warnings.simplefilter("error", TracerWarning)  # raised if the pass depends on its data
         traced = _Traced(_structure(model))
         dummies = [torch.zeros(weight.shape) for weight in weights.values()]
         inputs = (*_EXAMPLE, *dummies)
@@ -209,7 +209,7 @@ def trace(model: PreTrainedModel) -> ov.Model:
 def _converted(
     script: Any, inputs: tuple[Tensor, ...], names: list[str], layers: list[AttentionSpec]
 ) -> ov.Model:
-    """The traced function as OpenVINO's graph, its inputs named."""
+    """The traced function as OpenVINO's graph, with named inputs."""
     frontend = FrontEndManager().load_by_framework("pytorch")
 
     def mark(context: Any) -> list[ov.Output]:
@@ -228,10 +228,10 @@ def _converted(
 
 
 def _mark(context: Any, layers: list[AttentionSpec]) -> list[ov.Output]:
-    """A node of the right inputs, shape and name, where a paged attention will be.
+    """A placeholder for paged attention, with its inputs, output shape and parameters.
 
-    Queries [T, Hq * D], keys [T, H * D] and values [T, H * Dv] side by side, of which the
-    first Hq * Dv columns are taken: nothing else in a graph looks like it.
+    It joins queries [T, Hq * D], keys [T, H * D] and values [T, H * Dv], and takes the first
+    Hq * Dv columns: nothing else in a graph looks like this.
     """
     index = context.get_values_from_const_input(3)
     spec = layers[index]

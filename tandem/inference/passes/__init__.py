@@ -1,1 +1,1 @@
-"""Ways to compute a model's pass by torch, and what any back end is."""
+"""Ways to compute a model's pass by torch, and the interface of all back ends."""

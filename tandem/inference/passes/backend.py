@@ -1,4 +1,4 @@
-"""One way to run a model's pass: what computes it, and the KV pool that it fills."""
+"""A back end: one way to compute a model's pass, with the KV pool that it fills."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
 from tandem.inference.kv.extents import SequenceCache
 
-# Fed at start, plainly and batched: both must give the same logits.
+# Fed at the start, in a plain pass and in batches: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
 PROBE_TOKENS = 2 * len(PROBE)
-# The probe's trunk, and beside what it goes on with something else.
+# The probe's trunk, and a second text that continues this trunk differently.
 _TRUNK = PROBE[:5]
 SIBLING = (*_TRUNK, 0, 2, 1)
 
@@ -26,21 +26,21 @@ class CachePool(Protocol):
 
     @property
     def positions(self) -> int:
-        """That all sequences may hold together."""
+        """Positions that all sequences may hold together."""
 
     @property
     def free_positions(self) -> int:
-        """Of them, those that no sequence has reserved."""
+        """Positions that no sequence has reserved."""
 
     @property
     def bytes_per_position(self) -> int:
-        """What one position takes in all layers."""
+        """Bytes of one position in all layers."""
 
     def reserve(self, capacity: int) -> SequenceCache | None:
-        """Room for a sequence; None where there is none now."""
+        """Room for a sequence; None if there is none now."""
 
     def release(self, cache: SequenceCache) -> None:
-        """Give it back."""
+        """Give a sequence's room back."""
 
     def resized(self, positions: int) -> Any:
         """An empty pool with the same layers."""
@@ -50,33 +50,33 @@ class Pass(Protocol):
     """Computes a batch."""
 
     def __call__(self, batch: PackedBatch, pool: Any) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; the pool takes keys and values."""
+        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
 
 
 class Captured(Protocol):
-    """Passes that were captured for batches of some sizes."""
+    """Captured passes for batches of certain sizes."""
 
     def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], Tensor] | None:
-        """The one that computes a batch; None where none does."""
+        """The captured pass that can compute a batch; None if there is none."""
 
 
 class Backend:
     """A pass with its pool.
 
     Attributes:
-        engine: for people: "torch" or "openvino".
+        engine: its name, "torch" or "openvino".
         dtype: of weights and passes.
         compute: the pass.
-        pool: its own kind.
+        pool: the KV pool, in the pass's own form.
         device: where tokens and logits are.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
         branches_in_one_call: whether it does so for batches with branches.
         takes_trees: whether siblings are known not to see each other.
-        feeds_again: whether a feed that hangs at branch rows has to bring them along: the pass
-            hides rows of a feed from each other, and none that were fed before.
-        graphs: what small batches are computed by; None for the pass itself.
-        busy: held while the pass computes: it takes one batch at a time.
+        feeds_again: whether a feed below earlier branch rows must contain those rows too: the pass
+            can hide rows of one feed from each other, but not rows that were fed before.
+        graphs: captured passes for small batches; None if there are none.
+        busy: lock held while the pass computes: it takes one batch at a time.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Backend:
         return name_of(self.engine, self.dtype)
 
     def beside(self, positions: int) -> Backend:
-        """The same pass with a pool of its own, to be tried while this one serves."""
+        """The same pass with a pool of its own, to try while this back end serves."""
         other = Backend(
             self.engine,
             self.dtype,
@@ -125,11 +125,11 @@ class Backend:
         """Feed new tokens of different sequences; their caches grow.
 
         Returns:
-            [R, V] logits in the pass's dtype: the rows asked for, feed by feed.
+            [R, V] logits in the pass's dtype: the requested rows, feed by feed.
 
         Raises:
-            ValueError: a feed does not fit its extent; its parents are no earlier rows, or a back
-                end that takes no trees is given some.
+            ValueError: a feed does not fit its extent, a parent is no earlier row, or the back end
+                takes no trees and is given one.
         """
         if self.in_one_call:
             for feed in feeds:
@@ -154,20 +154,20 @@ class Backend:
 
 
 def some_tokens(count: int) -> tuple[int, ...]:
-    """The probe as often as makes so many."""
+    """This many tokens: the probe, repeated."""
     return (PROBE * (1 + count // len(PROBE)))[:count]
 
 
 def name_of(engine: str, dtype: torch.dtype) -> str:
-    """For people and records: "torch float32"."""
+    """Name of a back end in logs and records: "torch float32"."""
     return f"{engine} {str(dtype).removeprefix('torch.')}"
 
 
 def probe(backend: Backend, text: Sequence[int]) -> Tensor:
-    """[n, V] of a text, fed in pieces beside another sequence and after a rollback.
+    """[n, V] logits of a text, fed in pieces together with another sequence, with a rollback.
 
     Args:
-        backend: its pool holds the text twice.
+        backend: its pool has room for the text twice.
         text: at least twelve tokens.
     """
     pool, part = backend.pool, len(text) // 12
@@ -184,22 +184,22 @@ def probe(backend: Backend, text: Sequence[int]) -> Tensor:
     )
     *rest, last = text[len(third) :]
     alone = backend.forward([Feed(cache, rest, len(rest))])
-    single = backend.forward([Feed(cache, [last], 1)])  # which may be computed apart
+    single = backend.forward([Feed(cache, [last], 1)])  # may be computed by a different kernel
     for reserved in (other, cache):
         pool.release(reserved)
     return torch.cat((head, middle, alone, single))
 
 
 def probe_tree(backend: Backend, expected: Tensor, sibling: Tensor) -> tuple[Tensor, Tensor]:
-    """A small tree, grown in two feeds beside another sequence, of which the later path is kept.
+    """Feed a small tree in two steps together with another sequence, and keep its second path.
 
     Args:
-        backend: its pool holds the probe twice.
+        backend: its pool has room for the probe twice.
         expected: plain logits [n, V] of the probe.
         sibling: plain logits [n, V] of `SIBLING`.
 
     Returns:
-        What the tree should give and what it gives, both [7, V].
+        The logits that the tree should give, and those that it gives, both [7, V].
     """
     pool, end = backend.pool, len(_TRUNK)
     other, cache = pool.reserve(len(PROBE)), pool.reserve(len(PROBE))

@@ -1,4 +1,4 @@
-"""The back ends of a model over time: each sequence stays with the one that it began with."""
+"""The back ends of a model over time: each sequence stays with the one it began with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tandem.inference.passes.backend import Backend
 
 
 class Backends:
-    """The one that new sequences get, and earlier ones as long as they have sequences.
+    """The back end of new sequences, and earlier ones as long as they have sequences.
 
     Args:
         first: its pool is empty.
-        for_trees: stands by for sequences with branches, where the first one takes none.
-        trees: one that takes them is kept, whoever succeeds it.
+        for_trees: for sequences with branches, if `first` takes none.
+        trees: whether to always keep a back end that takes trees.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class Backends:
     ) -> None:
         self._lock = threading.Lock()
         self._trees = trees
-        # The last one is the present one.
+        # The last one is the current one.
         self._all: tuple[Backend, ...] = (first,) if for_trees is None else (for_trees, first)
 
     @property
     def current(self) -> Backend:
-        """Whom new sequences get."""
+        """The back end of new sequences."""
         return self._all[-1]
 
     def succeed(self, successor: Backend) -> None:
-        """Give new sequences to another one. From any thread."""
+        """Make another back end the current one. From any thread."""
         with self._lock:
             self._all = (*self._all, successor)
             self._retire()
@@ -48,10 +48,10 @@ class Backends:
         return any(backend.takes_trees for backend in self._all)
 
     def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
-        """Room for a sequence; None where there is none now.
+        """Room for a sequence; None if there is none now.
 
         Raises:
-            Unsupported: it is to have branches, and no back end takes them.
+            Unsupported: `nodes` asks for branches, and no back end takes them.
         """
         with self._lock:
             backend = self._for_trees() if nodes else self.current
@@ -61,7 +61,7 @@ class Backends:
         return cache
 
     def _for_trees(self) -> Backend | None:
-        """Whom new sequences with branches get: the latest one that takes them."""
+        """The back end of new sequences with branches: the latest one that takes them."""
         return next((backend for backend in reversed(self._all) if backend.takes_trees), None)
 
     def release(self, cache: SequenceCache) -> None:
@@ -72,14 +72,14 @@ class Backends:
                 self._retire()
 
     def _retire(self) -> None:
-        """Forget earlier ones that hold no sequence any more, with their weights and pools."""
+        """Drop earlier back ends without sequences, with their weights and pools."""
         *earlier, current = self._all
         kept = self._for_trees() if self._trees else None
         left = [b for b in earlier if b is kept or b.pool.free_positions < b.pool.positions]
         self._all = (*left, current)
 
     def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the rows asked for, feed by feed; see `Backend.forward`."""
+        """[R, V] logits of the requested rows, feed by feed; see `Backend.forward`."""
         backends = self._all
         if len(backends) == 1:
             return backends[0].forward(feeds)

@@ -1,4 +1,4 @@
-"""A pass captured as a CUDA graph: one launch, where a device would wait for each operator's."""
+"""A pass captured as a CUDA graph: one launch, so the device need not wait for each operator's."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from tandem.inference.passes.backend import PROBE_TOKENS, Backend, Pass, some_to
 
 _log = structlog.get_logger(__name__)
 
-# Before an operator is captured it must have chosen its kernel and taken its workspace.
+# Runs before the capture, in which operators choose their kernels and allocate their workspaces.
 _WARM_UPS = 2
-# Of a verification, at least; where they are fewer, a graph for as many texts as rows takes them.
+# Fewest rows per text of the graphs for verifications. With fewer, a graph with as many texts as
+# rows is used.
 _ROWS_A_TEXT = 4
-# The compiler makes a kernel of its own for a single one.
+# Never one tile: the compiler would make a separate kernel for it.
 _FEWEST_TILES = 2
 
 
 class Graph:
-    """A pass of up to so many rows, over memory of its own that is filled for each batch.
+    """A captured pass of a fixed number of rows, with its own memory that each batch is copied to.
 
-    A batch is filled up: spare rows write to a slot of the pool that no sequence has, and spare
-    tiles see nothing.
+    Smaller batches are padded: spare rows write to a slot of the pool that no sequence has, and
+    spare tiles see nothing.
 
     Args:
-        compute: captured.
-        pool: the keys and values that it reads and writes, for good.
-        room: of its batches.
-        longest: text that it may see, in positions.
-        logits: [rows or more, V] where the result goes, shared with other graphs; None to make it.
-        device: of all of it.
-        memory: that the graph's own results may share with others'.
+        compute: the pass to capture.
+        pool: the keys and values that the graph reads and writes; fixed for its life.
+        room: sizes to which batches are padded.
+        longest: longest text that it may see, in positions.
+        logits: [rows or more, V] for the result, shared with other graphs; None to allocate it.
+        device: of all tensors.
+        memory: pool for the graph's intermediate results, shared with other graphs.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Graph:
     ) -> None:
         self.room = room
         self._scratch = pool.scratch
-        # A pass may look at the longest text, to have enough positions ready.
+        # A pass may prepare data for all positions up to the longest text.
         segments = [Segment(0, 1, 0, longest)]
         self._numbers = torch.full((2, room.rows), 0, dtype=torch.int64, device=device)
         self._numbers[1] = self._scratch
@@ -95,20 +96,20 @@ class Graph:
         return self.logits[:count].clone() if rows is None else self.logits.index_select(0, rows)
 
     def fits(self, texts: int, rows: int) -> bool:
-        """Whether a batch of texts with `FEW` new rows at most, and so many in all, has room."""
+        """Whether a batch fits: `texts` texts of at most `FEW` new rows each, `rows` in total."""
         return texts <= self.room.tiles and rows <= self.room.rows
 
 
 def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:
-    """What does the same again, on the same memory.
+    """Capture `run` as a CUDA graph; returns a function that replays it on the same memory.
 
     Args:
         run: launches work, and waits for nothing.
-        device: where.
-        memory: as torch.cuda.graph_pool_handle() gives it.
+        device: of the work.
+        memory: from torch.cuda.graph_pool_handle().
 
     Raises:
-        RuntimeError: it waits for the device, or does what cannot be captured otherwise.
+        RuntimeError: `run` waits for the device, or cannot be captured for another reason.
     """
     with torch.cuda.device(device):
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -118,7 +119,7 @@ def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Calla
                 run()
         torch.cuda.current_stream().wait_stream(beside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on allocating: a model that loads beside, say.
+        # Other threads may allocate meanwhile, such as one that loads a model.
         with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
             run()
     replay: Callable[[], None] = graph.replay
@@ -129,11 +130,11 @@ class Graphs:
     """Captured passes of several sizes, for small batches: of drafts, of verifications.
 
     Args:
-        compute: captured.
+        compute: the pass to capture.
         pool: as in `Graph`.
-        rows: of the largest one.
-        longest: text that there will be, in positions.
-        device: of all of them.
+        rows: of the largest graph.
+        longest: longest text to expect, in positions.
+        device: of all tensors.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Graphs:
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         logits = None
         self._graphs: list[Graph] = []
-        # The largest first, so that the others find room in what it has taken.
+        # The largest first, so that the others fit into its memory.
         for room in reversed(rooms(rows, longest)):
             graph = Graph(compute, pool, room, longest, logits, device, memory)
             logits = graph.logits
@@ -153,10 +154,10 @@ class Graphs:
         return iter(self._graphs)
 
     def fitting(self, feeds: Sequence[Feed]) -> Graph | None:
-        """The smallest one that takes a batch; None for what none takes: prompts, branches."""
+        """The smallest graph that takes a batch; None if none does, as for prompts and branches."""
         counts = [len(feed.token_ids) for feed in feeds]
         if any(_reach(feed, n) > self._longest for feed, n in zip(feeds, counts, strict=True)):
-            # The pass computes it, and may then leave the memory that the graphs read.
+            # The pass computes this batch, and may reallocate memory that the graphs read.
             if self._graphs:
                 _log.warning("passes are launched operator by operator from now on")
             self._graphs.clear()
@@ -167,7 +168,7 @@ class Graphs:
 
 
 def _reach(feed: Feed, count: int) -> int:
-    """Positions of the longest text that a feed makes."""
+    """Length of the longest text that a feed makes, in positions."""
     if not feed.parents:
         return feed.cache.length + count
     trunk, branches = feed.cache.branched(count, feed.parents)
@@ -175,12 +176,12 @@ def _reach(feed: Feed, count: int) -> int:
 
 
 def capture_passes(backend: Backend, rows: int, longest: int) -> None:
-    """Have a back end run its small batches by graphs; one warning where that fails.
+    """Make a back end compute its small batches by graphs; one warning if that fails.
 
     Args:
         backend: attends in one call, and has its final pool.
         rows: of the largest batch.
-        longest: text that there will be, in positions.
+        longest: longest text to expect, in positions.
     """
     try:
         graphs = Graphs(backend.compute, backend.pool, rows, longest, backend.device)
@@ -193,10 +194,10 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
 
 
 def _check(backend: Backend, graphs: Graphs) -> None:
-    """Hold graphs to the pass itself, for one text and for two.
+    """Compare graphs with the pass itself, for one text and for two.
 
     Raises:
-        Unsupported: they compute otherwise.
+        Unsupported: a graph gives other logits.
     """
     caches = [cache for cache in (backend.pool.reserve(PROBE_TOKENS) for _ in range(2)) if cache]
     try:
@@ -205,7 +206,7 @@ def _check(backend: Backend, graphs: Graphs) -> None:
         for count, texts in itertools.product((1, 3), range(1, len(caches) + 1)):
             lengths = [cache.length for cache in caches]
             feeds = [Feed(cache, some_tokens(count), count) for cache in caches[:texts]]
-            # Every one that has room, the largest too: their kernels differ.
+            # Every graph that fits, not only the smallest: their kernels differ.
             found = [graph(feeds) for graph in graphs if graph.fits(texts, texts * count)]
             expected = backend.forward(feeds)
             for cache, length in zip(caches, lengths, strict=True):
@@ -218,14 +219,14 @@ def _check(backend: Backend, graphs: Graphs) -> None:
 
 
 def rooms(rows: int, longest: int) -> list[TileSizes]:
-    """Sizes to capture, smallest first: rows in powers of two, each a text's only one (plain
-    decoding, and a draft's steps) or four a text and more (verifications).
+    """Sizes to capture, smallest first: rows in powers of two, with one row per text (plain
+    decoding, and steps of a draft) or at least four rows per text (verifications).
 
     Args:
-        rows: of the largest.
-        longest: text, in positions.
+        rows: most rows.
+        longest: longest text, in positions.
     """
-    # An extent begins with a block, so that no text touches one more.
+    # Extents begin at the start of a block, so no text needs one block more.
     blocks = -(-longest // BLOCK)
     found: list[TileSizes] = []
     count = 1

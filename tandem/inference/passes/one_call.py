@@ -1,4 +1,4 @@
-"""Attention of a batch in one call, tried and compiled at the start: which devices can do it."""
+"""Attention of a batch in one call: tried at the start, to see if the device can, and compiled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from tandem.inference.passes.backend import PROBE, Backend, Pass, probe, probe_t
 
 _log = structlog.get_logger(__name__)
 
-# Texts of the batches for which attention in one call is compiled. It is compiled apart from 128
-# rows on, eight small tiles; and where two sizes happen to be equal, which is taken for a law.
+# Numbers of texts of the batches for which attention in one call is compiled. From 128 rows (eight
+# small tiles) on it is compiled separately, and also if two sizes happen to be equal, which the
+# compiler takes for a rule.
 _TOGETHER = (3, 9, 10)
-# More than four, since blocks are counted in fours (`tiles.py`).
+# More than four, since numbers of blocks are rounded up to multiples of four (`tiles.py`).
 _MANY_BLOCKS = 5
 
 
 def worthwhile(device: torch.device) -> bool:
-    """Whether attention of many sequences in one call may be worth its compiler's time."""
+    """Whether attention of many sequences in one call may be worth its compilation time."""
     return device.type == "cuda"
 
 
@@ -41,16 +42,16 @@ def in_one_call(
     """A back end whose attention takes all sequences of a batch at once.
 
     Args:
-        model: that is computed.
+        model: to compute.
         compute: its pass.
-        text: longer than a block, where the model can be.
-        expected: [n, V] logits of it.
-        sibling: those of `SIBLING`, where sequences may have branches; None leaves batches with
-            branches to one call a sequence.
+        text: longer than a block, if the model allows it.
+        expected: [n, V] plain logits of `text`.
+        sibling: plain logits of `SIBLING`, if sequences may have branches; with None, batches with
+            branches take one call per sequence.
 
     Returns:
-        None, and one warning, where that fails: flex attention takes no heads below 16, and needs
-        a device that Triton knows.
+        The back end; None, and one warning, if that fails: flex attention takes no heads smaller
+        than 16, and needs a device that Triton supports.
     """
     try:
         pool = KVPool((_MANY_BLOCKS + 2 * max(_TOGETHER)) * BLOCK, BLOCK)
@@ -59,7 +60,7 @@ def in_one_call(
             compare(model, expected[: len(part)], probe(backend, part))
         at_most = max_positions(model.config.get_text_config()) - 1
         _compile(backend, at_most)
-    except Exception as error:  # of a compiler, which raises what it likes
+    except Exception as error:  # the compiler may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("attention takes one call a text and layer, not one a layer", reason=reason)
         return None
@@ -76,13 +77,13 @@ def in_one_call(
 
 
 def _compile(backend: Backend, at_most: int, branches: bool = False) -> None:
-    """Feed batches of all kinds, so that no later one waits for the compiler: few rows of a text
-    and many, few blocks of a text and many, few tiles and many.
+    """Feed batches of all kinds, so that no later batch waits for the compiler: with few and many
+    rows per text, few and many blocks per text, few and many tiles.
 
     Args:
         backend: whose attention is compiled.
-        at_most: tokens of a text.
-        branches: feed batches with branches too.
+        at_most: most tokens of a text.
+        branches: whether to feed batches with branches too.
     """
     longest, short = (min(length, at_most) for length in (_MANY_BLOCKS * BLOCK, FEW + 1))
     for count, first in itertools.product(_TOGETHER, (longest, short)):

@@ -1,8 +1,8 @@
 """The layout of a model's weights on a CPU, chosen by a short measurement.
 
-A plain linear layer reads its weights once for one row, but costs two to three times as much
-for the handful of rows that a verification has; weights that were packed once for oneDNN
-cost about the same for both. Which is faster depends on the shape, the dtype and the CPU.
+A plain linear layer reads its weights once for one row, but takes two to three times as long for
+the handful of rows of a verification. With weights packed for oneDNN, both take about the same
+time. Which layout is faster depends on the shape, the dtype and the CPU.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _log = structlog.get_logger(__name__)
 # Rows of a draft step, of a verification, and of a few of them together.
 _ROWS = (1, 5, 16)
 _REPEATS = 7
-# Enough layers of one shape to not measure a cache, few enough for a start of seconds.
+# Enough layers of one shape to not measure the cache, few enough to start within seconds.
 _LAYERS = 4
 
 
 class PlainLinear(nn.Module):
-    """A linear layer as the one product that it is. Inference only.
+    """A linear layer as a single matrix product. Inference only.
 
     Args:
         weight: [out, in].
@@ -47,13 +47,13 @@ class PlainLinear(nn.Module):
         return torch.addmm(self.bias, rows, self._turned)
 
     def plus(self, addend: Tensor, rows: Tensor) -> Tensor:
-        """The layer's output for `rows` [R, in], and `addend` [R, out] upon it."""
+        """The layer's output for `rows` [R, in], plus `addend` [R, out]."""
         out = torch.addmm(addend, rows, self._turned)
         return out if self.bias is None else out.add_(self.bias)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights lie as oneDNN wants them. Inference only, on a CPU.
+    """A linear layer with weights in oneDNN's layout. Inference only, on a CPU.
 
     Args:
         plain: the layer to pack; its weights are copied.
@@ -75,7 +75,7 @@ class PackedLinear(nn.Module):
         return out
 
     def plus(self, addend: Tensor, rows: Tensor) -> Tensor:
-        """The layer's output for `rows` [R, in], and `addend` [R, out] upon it."""
+        """The layer's output for `rows` [R, in], plus `addend` [R, out]."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
             rows, addend, self._weight, self._bias, "add"
         )
@@ -86,7 +86,7 @@ _Plain = nn.Linear | PlainLinear
 
 
 def choose_layout(model: nn.Module) -> None:
-    """Pack the linear layers that are faster so, shape by shape. In place.
+    """Pack the linear layers that are faster when packed, shape by shape. In place.
 
     Args:
         model: on a CPU, in its final dtype.
@@ -97,7 +97,7 @@ def choose_layout(model: nn.Module) -> None:
             if type(child) is nn.Linear or isinstance(child, PlainLinear):
                 shapes[child.weight.shape].append((parent, name, child))
     chosen: dict[str, float] = {}
-    while shapes:  # shape by shape, so that what is packed is freed
+    while shapes:  # shape by shape, so that plain weights are freed once packed
         (out_features, in_features), layers = shapes.popitem()
         gain = _gain([plain for _, _, plain in layers[:_LAYERS]])
         while layers and gain > 1:
@@ -108,9 +108,9 @@ def choose_layout(model: nn.Module) -> None:
 
 
 def _gain(layers: Sequence[_Plain]) -> float:
-    """Time of the plain layout over time of the packed one, one row and several alike.
+    """Time of the plain layout / time of the packed one (geometric mean over row counts).
 
-    0 where the processor cannot pack them: for float16 not all can.
+    0 if the processor cannot pack them: not all can for float16.
     """
     try:
         packed = [PackedLinear(layer) for layer in layers]
@@ -133,7 +133,7 @@ def _run(layers: Sequence[Callable[[Tensor], Tensor]], rows: Tensor) -> None:
 
 
 def _ratio(first: Callable[[], object], second: Callable[[], object]) -> float:
-    """Median time of one over that of the other, taken by turns."""
+    """Median time of `first` / median time of `second`, run in turn."""
     times: tuple[list[int], list[int]] = ([], [])
     for _ in range(_REPEATS):
         for work, spent in zip((first, second), times, strict=True):

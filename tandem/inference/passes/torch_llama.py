@@ -2,8 +2,8 @@
 
 `transformers` spends more time between the operators of a small model than in them: modules,
 hooks, masks and keyword arguments take about 0.3 ms a layer and 0.4 ms a pass, whatever the
-model's width. The families whose layers are alike run through this file instead; all others
-run through their own modules, and the start compares either with a plain pass.
+model's width. Families with such layers run through this file instead; all others run through
+their own modules. The start compares either with a plain pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tandem.inference.kv.pool import KVPool
 from tandem.inference.passes.torch_layout import PlainLinear
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-# Positions whose rotation is computed at first; then twice as many whenever a text is longer.
+# Positions whose rotations are computed at first; doubled whenever a text is longer.
 _FIRST_TURNS = 1024
 
 
@@ -43,7 +43,7 @@ class LlamaPass(nn.Module):
         self.head = PlainLinear(model.lm_head.weight, model.lm_head.bias)
         del model.lm_head  # its weights may be laid out anew
         self._max_positions = max_positions(model.config)
-        # [positions, 1, D/2] complex64, by which the pairs of a head are turned.
+        # [positions, 1, D/2] complex64: the rotations of a head's pairs.
         self._turns = self._embedding.new_empty(0, dtype=torch.complex64)
         self.layers = nn.ModuleList()
         while inner.layers:  # one by one, so that no two copies of the model exist
@@ -52,12 +52,12 @@ class LlamaPass(nn.Module):
 
     @staticmethod
     def fits(model: PreTrainedModel) -> bool:
-        """Whether the model is of a family that is computed here, without anything special."""
+        """Whether the model is of a supported family, without special features."""
         config: Any = model.config
         if config.model_type not in _FAMILIES or config.hidden_act != "silu":
             return False
         if config.model_type == "llama" and getattr(config, "sliding_window", None) is not None:
-            return False  # which its modules leave to the cache
+            return False  # its modules leave the window to the cache
         if config.rope_parameters["rope_type"] in ("dynamic", "longrope"):
             return False  # frequencies that depend on the text's length
         inner: Any = model.model
@@ -70,7 +70,7 @@ class LlamaPass(nn.Module):
         return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
+        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
         pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotation(batch)
@@ -82,7 +82,7 @@ class LlamaPass(nn.Module):
         return logits
 
     def _rotation(self, batch: PackedBatch) -> Tensor:
-        """[T, 1, D/2] complex64 of each token's position."""
+        """[T, 1, D/2] complex64: the rotation of each token's position."""
         longest = max(segment.reach for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
@@ -98,7 +98,7 @@ class LlamaPass(nn.Module):
 
 
 class _RMSNorm:
-    """x / rms(x) * weight, in float32, by as few operators as there are.
+    """x / rms(x) * weight, in float32, with as few operators as possible.
 
     Attributes:
         weight: [E] float32, or one for each head.
@@ -111,7 +111,7 @@ class _RMSNorm:
 
     def __call__(self, states: Tensor) -> Tensor:
         """[..., E] to [..., E]."""
-        if states.is_cuda:  # two kernels; on a CPU they are a dozen operators
+        if states.is_cuda:  # two kernels; on a CPU this would be a dozen operators
             return rms_norm(states, states.shape[-1:], eps=self._eps).mul_(self.weight)
         norm = torch.linalg.vector_norm(states, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._start, norm, norm, value=1 / states.shape[-1]).rsqrt_()
@@ -119,7 +119,7 @@ class _RMSNorm:
 
 
 class _Layer(nn.Module):
-    """Attention and MLP, with the projections of one input fused into one product."""
+    """Attention and MLP; projections of the same input are fused into one product."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class _Layer(nn.Module):
 
 
 def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate heads [T, H, D] by [T, 1, D/2]; in place where they are float32."""
+    """Rotate heads [T, H, D] by [T, 1, D/2]; in place if they are float32."""
     floats = heads.float()
     torch.view_as_complex(floats.view(*heads.shape[:2], -1, 2)).mul_(rotation)
     return floats.to(heads.dtype)
@@ -179,21 +179,21 @@ def _projections(layer: Any) -> Iterator[nn.Module]:
 
 
 def _plain(part: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether it is of the kind itself, and not one that is quantised, adapted or wrapped."""
+    """Whether a module is of exactly this class, and not quantised, adapted or wrapped."""
     if type(part) is not kind or "forward" in vars(part):
         return False
     return type(part.weight) is nn.Parameter
 
 
 def _window_of(attention: Any) -> int | None:
-    """Positions that a token sees; None for all. Mistral alone keeps it in its configuration."""
+    """Positions that a token sees; None for all. Only Mistral keeps it in its configuration."""
     holder = attention.config if attention.config.model_type == "mistral" else attention
     window: int | None = getattr(holder, "sliding_window", None)
     return window
 
 
 def _head_norm(attention: Any, query_heads: int, key_heads: int) -> _RMSNorm:
-    """Of queries and keys at once: the weight is [Hq + H, D]."""
+    """One norm for queries and keys: its weight is [Hq + H, D]."""
     norm, other = _RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)
     query, key = (_pairs(part.weight, len(part.weight)) for part in (norm, other))
     norm.weight = torch.cat((query.expand(query_heads, -1), key.expand(key_heads, -1)))
@@ -201,7 +201,7 @@ def _head_norm(attention: Any, query_heads: int, key_heads: int) -> _RMSNorm:
 
 
 def _fused(*parts: nn.Linear | PlainLinear) -> PlainLinear:
-    """One layer for several of the same input."""
+    """One layer in place of several with the same input."""
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     weight = torch.cat([part.weight.detach() for part in parts])
     return PlainLinear(weight, torch.cat(biases) if biases else None)
@@ -214,10 +214,10 @@ def _paired(part: nn.Linear, head_dim: int) -> PlainLinear:
 
 
 def _pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows [H * D, ...] in the order in which what RoPE turns together lies together.
+    """Rows [H * D, ...] reordered so that the two numbers that RoPE rotates together are adjacent.
 
-    `transformers` turns the i-th number of a head's first half with the i-th of its second.
-    Queries and keys are only ever multiplied with each other, so their order is free.
+    `transformers` rotates the i-th number of a head's first half with the i-th of its second.
+    Queries and keys are only multiplied with each other, so any common order gives the same result.
     """
     halves = rows.detach().view(-1, 2, head_dim // 2, *rows.shape[1:])
     return halves.transpose(1, 2).flatten(0, 2)

@@ -1,7 +1,7 @@
 """The pass of any model of `transformers`, through its own modules.
 
-Models call the function that is registered under their attention implementation's name; this
-one attends to the packed batch.
+Models call the function that is registered under their attention implementation's name. We
+register one that attends to the packed batch.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class ModulePass(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        # The first pass asks every layer if it wants more than is done here.
+        # The first pass checks that no layer needs more than `attend` does.
         self._checked = False
         self._model = model
         self._batch: PackedBatch | None = None
-        # Registered by a name of its own, so that each model reads its own batch.
+        # Each model registers under its own name, so that it reads its own batch.
         name = f"tandem_{next(_names)}"
         AttentionInterface.register(name, self._attend)
         model.set_attn_implementation(name)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; the pool takes its keys and values."""
+        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
         self._batch = batch
         pool.slots = batch.slots
         logits: Tensor = self._model(
@@ -71,7 +71,7 @@ class ModulePass(nn.Module):
             query: [1, Hq, T, D] of the batch.
             key: [H, positions, D], the pool's.
             value: [H, positions, Dv], the pool's.
-            attention_mask: none: the batch knows who sees what.
+            attention_mask: ignored: the batch knows which tokens see which.
             scaling: see `attend`.
             sliding_window: see `attend`.
             softcap: see `attend`.
@@ -89,7 +89,11 @@ class ModulePass(nn.Module):
 def refuse_what_is_unknown(
     module: nn.Module, sliding_window: int | None, kwargs: dict[str, Any]
 ) -> None:
-    """A model may ask for more than this attention does: sinks, biases, masks of its own."""
+    """Refuse a model that needs more than this attention does: sinks, biases, its own masks.
+
+    Raises:
+        Unsupported: the model needs such a feature.
+    """
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "sliding_window", None) is not None
@@ -98,7 +102,7 @@ def refuse_what_is_unknown(
     elif not getattr(config, "use_sliding_window", True):
         slides = False
     if slides and sliding_window is None:
-        # Mostly wider than the probe, which would not notice.
+        # Such a window is mostly wider than the probe, so the probe would not notice.
         raise Unsupported("a sliding window that is only in its mask")
     for name in ("s_aux", "position_bias", "head_mask"):
         if kwargs.get(name) is not None:
