@@ -21,7 +21,7 @@ from tandem.verification.verifier import Verifier
 
 @dataclass(frozen=True)
 class _BlockView(View):
-    """Adds the joint p_i: [B, G+1], the chance of keeping i tokens or more.
+    """Adds the joint p_i: [B, G+1], the probability of keeping i tokens or more.
 
     p_0 = 1, p_i = min(p_{i-1} p(X_i)/q(X_i), 1).
     """
@@ -30,7 +30,7 @@ class _BlockView(View):
 
 
 class BlockVerifier(Verifier[_BlockView]):
-    """The draft stands as a block: the last row that passes counts, not the first that fails.
+    """Decides a draft as a block: the last row that passes counts, not the first that fails.
 
     No valid rule accepts more in expectation, over any number of rounds (Theorem 2).
     """

@@ -1,4 +1,4 @@
-"""A batch of chains as rules see it."""
+"""A batch of chains, in the form that rules work on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tandem.verification.ratios import ratios
 
 @dataclass(frozen=True)
 class View:
-    """A batch of rounds as a rule sees it; rules add what they derive from it.
+    """A batch of rounds, in the form that a rule works on; rules add derived tensors.
 
     Attributes:
         proposal: the drafts, all chains.
@@ -77,18 +77,19 @@ def of_drafted_tokens(rows: Tensor, proposal: Proposal) -> Tensor:
 
 
 def correction(excess: Tensor, p: Tensor, kept_all: Tensor) -> Tensor:
-    """Weights [B, V] of what follows the kept tokens; `excess` is used up.
+    """Weights [B, V] of the token after the kept ones; `excess` is overwritten.
 
-    Its positive part; or p itself where all were kept [B, 1], and where rounding left none.
+    The positive part of `excess`; p itself if all tokens were kept [B, 1], or if rounding left no
+    positive part.
     """
     weights = excess.clamp_(min=0)
     return torch.where(kept_all | (weights.sum(-1, keepdim=True) <= 0), p, weights)
 
 
 def row_within(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]; the last one beyond it.
+    """[B, V]: row `place` [B] of each of rows [B, N, V]; beyond the end, the last row.
 
-    For rows of q, which are not looked at where the whole draft was kept.
+    For rows of q, which are not used if the whole draft was kept.
     """
     batch, count, vocab_size = rows.shape
     if count == 0:
@@ -97,12 +98,12 @@ def row_within(rows: Tensor, place: Tensor) -> Tensor:
 
 
 def row_at(rows: Tensor, place: Tensor) -> Tensor:
-    """[B, V]: row `place` [B] of each of rows [B, N, V]; zeros one place behind the last."""
+    """[B, V]: row `place` [B] of each of rows [B, N, V]; beyond the end, zeros."""
     return torch.where(place[:, None] < rows.shape[1], row_within(rows, place), 0.0)
 
 
 def residual_or(excess: Tensor, fallback: Tensor) -> Tensor:
-    """The positive part of `excess` [B, V]; `fallback` where rounding left none in a row."""
+    """The positive part of `excess` [B, V]; for rows where rounding left none, `fallback`."""
     weights = excess.clamp(min=0)
     empty = weights.sum(-1, keepdim=True) <= 0
     return torch.where(empty, fallback, weights)

@@ -24,7 +24,7 @@ class GbvJudged:
     Attributes:
         nodes: the batch.
         h: [B, N]; 0 off the path.
-        joint: [B, N+1], the chance ω that a path up to a place brings with it.
+        joint: [B, N+1], the probability ω with which a path up to a place is kept.
         rows: [B, D, V], at each depth the law of the path's next token.
     """
 
@@ -35,14 +35,14 @@ class GbvJudged:
 
     @classmethod
     def of(cls, nodes: TreeNodes) -> GbvJudged:
-        """From the root to the child of the largest p / q, while there are children."""
+        """Follow, from the root on, the child with the largest p / q, while there are children."""
         batch = len(nodes.tokens)
         each = torch.arange(batch, device=nodes.p.device)
         place = torch.zeros(batch, dtype=torch.int64, device=nodes.p.device)
         h = nodes.p.new_zeros(nodes.tokens.shape)
         joint = nodes.p.new_ones(nodes.p.shape[:2])
         rows = []
-        last = place  # the node before, which is judged where its place is left
+        last = place  # the previous node, which is judged when the path goes on from its place
         for depth in range(nodes.tree.paths):
             p, omega = nodes.p_at(place), joint[each, place]
             children = nodes.tree.children[each, place]
@@ -71,7 +71,7 @@ class GbvJudged:
         return torch.where(there, self.h, 0.0)
 
     def residual(self, place: Tensor) -> Tensor:
-        """(ω p - row)+, or p where nothing hangs."""
+        """(ω p - row)+, or p at a place without children."""
         nodes = self.nodes
         p = nodes.p_at(place)
         if not nodes.tree.paths:
@@ -88,24 +88,24 @@ class GbvJudged:
 
 
 def _tokens(nodes: TreeNodes, children: Tensor) -> Tensor:
-    """[B, C] their tokens; whatever where there is none."""
+    """[B, C] the children's tokens; arbitrary for missing children."""
     return nodes.tokens.gather(1, children.clamp(min=0))
 
 
 def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """The law of the draw of largest p / q among K from q, and which of the draws it is.
+    """The law of the draw with the largest p / q among K draws from q, and the index of that draw.
 
-    A token's chance is c^K - b^K with q's mass ranked below it, b, and up to it, c; as a sum
-    q Σ_j c^j b^(K-1-j), in which nothing cancels.
+    A token is that draw with probability c^K - b^K, where b is q's mass of tokens ranked below it,
+    and c = b + q. It is computed as the sum q Σ_j c^j b^(K-1-j), in which nothing cancels.
 
     Args:
         p: [B, V].
         q: [B, V].
         tokens: [B, C], the draws.
-        there: [B, C], which of them are.
+        there: [B, C], which draws exist.
 
     Returns:
-        [B, V], and [B] the place among the draws.
+        [B, V] the law, and [B] the index of the draw.
     """
     order = ratios(p, q).argsort(dim=-1, stable=True)
     rank = order.argsort(-1)
@@ -123,7 +123,7 @@ def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor
 
 
 class BestPath(TreeRule):
-    """The deepest node that passed; only one path's may."""
+    """Keeps up to the deepest node that passed; only nodes of one path can pass."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> GbvJudged:
         return GbvJudged.of(TreeNodes.of(proposal, target_probs))
@@ -138,9 +138,9 @@ class BestPath(TreeRule):
 class GbvVerifier(BlockVerifier):
     """Picks one of several chains by the target's own rows, and decides it as a block.
 
-    Takes independent chains, merged. The path that is picked follows another law than the
-    drafter's, which is known, so that block verification is exact for it. From four chains on it
-    keeps less than `block` on the same tree. A chain alone is decided as `block` does.
+    Takes independent chains, merged. The picked path does not follow the drafter's law, but its law
+    is known, so that block verification is exact for it. From four chains on it keeps fewer tokens
+    than `block` on the same tree. A single chain is decided as by `block`.
     """
 
     name = "gbv"

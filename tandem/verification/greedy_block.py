@@ -1,9 +1,9 @@
 """Greedy block verification (Sun et al., arXiv 2403.10444, Algorithms 4 to 6).
 
-One round accepts as much as any coupling can, and pays for it: the target's law has to be
-modified for the rest of the block. Modifications nest, live across rounds, and need q at
-each position they touch, so every draft of a request has the same length (but for what
-max_new_tokens leaves) and goes on past an end of text.
+One round accepts as much as any coupling can. In exchange, the target's law has to be modified
+for the rest of the block. Modifications nest, last for several rounds, and need q at each position
+that they modify. So every draft of a request must have the same length (except where
+max_new_tokens cuts it) and must go on past an end of text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_LOG_RATIO = math.log(MAX_RATIO)
 
 @dataclass(frozen=True)
 class _GreedyView(View):
-    """A view whose p are the rows as all levels modified them.
+    """A view whose p are the target's rows after the modifications of all levels.
 
     Attributes:
         joint: [B, G+1], the uncapped joint ratio of each prefix of the draft.
@@ -51,12 +51,12 @@ class _GreedyView(View):
 
 
 class GreedyBlockVerifier(Verifier[_GreedyView]):
-    """Keeps each prefix with probability min(p, q) of the whole prefix, then mends the law.
+    """Keeps each prefix with probability min(p, q) of the whole prefix, then corrects the law.
 
-    Its carry is [2, J] float64, the modifications that still apply to a sequence, oldest first:
-    their log ratios, ln of the joint p/q since the start of the block that made the level (p is
-    the target as the older levels left it); and their counts of coming positions still modified,
-    0 for an unused level.
+    Its carry is [2, J] float64: the modifications (levels) that still apply to a sequence, oldest
+    first. Row 0 has their log ratios: ln of the joint p/q since the start of the block that made
+    the level, where p is the target as modified by older levels. Row 1 has the number of coming
+    positions that each still modifies; 0 for an unused level.
     """
 
     name = "greedy_block"
@@ -71,7 +71,7 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         if len(levels) >= max(gamma, 1):
             raise ValueError(f"holds {len(levels)} levels, gamma allows fewer")
         for log_ratio, count in levels:
-            # A target keeps ratios within bounds; beyond them float32 has no numbers.
+            # Targets keep ratios within these bounds, which float32 can represent.
             if not abs(log_ratio) <= _MAX_LOG_RATIO + 1e-3 or not 1 <= count < gamma:
                 raise ValueError(
                     f"log_ratio must be within {_MAX_LOG_RATIO:.1f} of 0 and count"
@@ -87,11 +87,11 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         return _stack(carry, gamma - 1, device).flatten(1)
 
     def unpack(self, packed: Tensor) -> list[Tensor]:
-        """Views of the numbers."""
+        """The states as views of `packed`."""
         return list(packed.view(len(packed), 2, packed.shape[1] // 2))
 
     def levels_of(self, packed: Sequence[float]) -> list[tuple[float, int]]:
-        """Unused levels left out."""
+        """See `Verifier.levels_of`; unused levels are left out."""
         depth = len(packed) // 2
         pairs = zip(packed[:depth], packed[depth:], strict=True)
         return [(float(ratio), int(count)) for ratio, count in pairs if count > 0]
@@ -123,8 +123,8 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
             joints.append(joint)
             log_ratios.append(log_ratio)
             steps.append(step[:, -1])
-        # The bonus row is never modified: with a fixed gamma no level reaches that far, and
-        # behind a draft that max_new_tokens cut short nothing is emitted any more.
+        # The bonus row is never modified: with a fixed gamma no level reaches that far, and after
+        # a draft that max_new_tokens cut short nothing more is emitted.
         rows.append(target_probs[:, -1])
         places = torch.arange(len(rows), device=q.device)
         behind = (places >= proposal.lengths[:, None])[..., None]
@@ -156,7 +156,7 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         return correction((joint * p).sub_(q), p, view.kept_all(num_accepted))
 
     def _carry(self, view: _GreedyView, num_accepted: Tensor, next_token: Tensor) -> list[Any]:
-        """Algorithm 5: move the levels on by what was emitted, and add this round's."""
+        """Algorithm 5: advance the levels by the emitted tokens, and add this round's level."""
         token = next_token[:, None]
         q = row_at(view.q, num_accepted)
         log_ratios = row_at(view.log_ratios, num_accepted)
@@ -167,16 +167,16 @@ class GreedyBlockVerifier(Verifier[_GreedyView]):
         log_ratios = torch.cat((log_ratios, joint.log()), 1) + step.log()
         left = (view.proposal.lengths - num_accepted)[:, None]
         counts = torch.cat((remaining, left), 1) - 1
-        # A ratio without bound (q had no such token) modifies nothing any more.
+        # With an infinite ratio (q of the token is 0) a level modifies nothing any more.
         counts = torch.where(log_ratios.isfinite(), counts.clamp(min=0), 0)
         log_ratios = log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         return _compact(log_ratios, counts, max(view.counts.shape[1], view.gamma - 1))
 
 
 def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[Tensor]:
-    """Equation (31), level upon level: [T_0 = p, T_1, ..., T_J], each [B, V].
+    """Equation (31), level by level: [T_0 = p, T_1, ..., T_J], each [B, V].
 
-    A level with nothing `remaining` [B, J] leaves the row as it is.
+    A level whose `remaining` [B, J] is not positive leaves the row unchanged.
     """
     stages = [p]
     for j in range(log_ratios.shape[1]):
@@ -189,7 +189,7 @@ def _fold(p: Tensor, q: Tensor, log_ratios: Tensor, remaining: Tensor) -> list[T
 
 
 def _stack(carry: Sequence[Tensor | None], depth: int, device: torch.device) -> Tensor:
-    """[B, 2, J], as deep as the deepest carry, and `depth` at least."""
+    """[B, 2, J], with as many levels as the deepest carry, and at least `depth`."""
     depth = max(depth, *(c.shape[1] for c in carry if c is not None), 0)
     unused = torch.zeros(2, depth, dtype=torch.float64, device=device)
     carries = [unused if c is None else _padded(c, depth) for c in carry]
@@ -197,7 +197,7 @@ def _stack(carry: Sequence[Tensor | None], depth: int, device: torch.device) -> 
 
 
 def _padded(carry: Tensor, depth: int) -> Tensor:
-    """With unused levels, up to `depth`."""
+    """A carry padded with unused levels to `depth`."""
     missing = depth - carry.shape[1]
     return torch.nn.functional.pad(carry, (0, missing)) if missing else carry
 
@@ -205,9 +205,9 @@ def _padded(carry: Tensor, depth: int) -> Tensor:
 def _compact(log_ratios: Tensor, counts: Tensor, depth: int) -> list[Any]:
     """Exactly `depth` levels: used-up ones go last, the others keep their order.
 
-    A level covers fewer rounds than the longest draft seen so far, so no more than that less
-    one live at a time. The depth never shrinks: behind a draft that the end cut short, levels
-    of longer drafts live on.
+    A level lasts for fewer rounds than the longest draft so far has tokens, so at most that length
+    minus one are in use. The depth never shrinks: after a draft that was cut at the end, levels of
+    longer drafts are still in use.
     """
     missing = max(depth - counts.shape[1], 0)
     counts = torch.nn.functional.pad(counts, (0, missing))

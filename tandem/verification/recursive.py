@@ -1,8 +1,8 @@
 """Recursive rejection: token verification on trees.
 
-At each place its children are tried in the order they were drawn, each against what the earlier
-ones left of the target's row (multi-step sampling of SpecInfer, arXiv 2305.09781, and, with
-children drawn without replacement, Sequoia's, arXiv 2402.12374).
+The children of a place are tried in the order in which they were drawn, each against what the
+earlier ones left of the target's row. (SpecInfer's multi-step sampling, arXiv 2305.09781; for
+children drawn without replacement Sequoia's, arXiv 2402.12374.)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RecursiveJudged:
         return h
 
     def residual(self, place: Tensor) -> Tensor:
-        """What all children of the place left of its row."""
+        """What the children of the place left of its row."""
         nodes = self.nodes
         p = law = nodes.p_at(place)
         for rank in range(nodes.tree.children.shape[2]):
@@ -53,7 +53,7 @@ class RecursiveJudged:
 
 
 class RecursiveRejection(TreeRule):
-    """From the root to the first child that passed, until none did."""
+    """Follows, from the root on, the first child that passed, until none did."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> RecursiveJudged:
         return RecursiveJudged(TreeNodes.of(proposal, target_probs))

@@ -16,17 +16,17 @@ from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from tandem.verification.tree import TreeNodes, TreeRule, first_passed_child
 
-# Halvings of [1, k]: of float32's 24 bits none is left to gain.
+# Halvings of [1, k]: more would gain nothing, as float32 has 24 bits.
 _HALVINGS = 30
 
 
 @dataclass(frozen=True)
 class SpectrJudged:
-    """Each place has a factor.
+    """A batch of trees, with the factor ρ of each place.
 
     Attributes:
         nodes: the batch.
-        rho: [B, N+1]; 1 where nothing hangs.
+        rho: [B, N+1]; 1 at places without children.
     """
 
     nodes: TreeNodes
@@ -56,7 +56,7 @@ class SpectrJudged:
         return h
 
     def residual(self, place: Tensor) -> Tensor:
-        """p - min(p / ρ, q) (1 - (1 - β)^k) / β, where k draws hang at the place."""
+        """p - min(p / ρ, q) (1 - (1 - β)^k) / β, where k is the number of draws at the place."""
         nodes = self.nodes
         p = nodes.p_at(place)
         each = torch.arange(len(place), device=place.device)
@@ -75,17 +75,17 @@ class SpectrJudged:
 
 
 def factor(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-    """[n]: the least ρ in [1, k] at which k draws accept no more than ρ β, from above.
+    """[n]: the least ρ in [1, k] at which k draws accept no more than ρ β, rounded up.
 
-    A smaller one would make the residual negative and the text wrong; a larger one accepts less.
+    A smaller ρ would make the residual negative and the text wrong; a larger one accepts less.
 
     Args:
         p: [n, V].
-        q: [n, V] that all draws at a place come from.
-        draws: [n] int64, k of each place.
+        q: [n, V], the row that all draws at a place come from.
+        draws: [n] int64, the number k of draws at each place.
     """
     low, high = torch.ones_like(p[:, 0]), draws.to(p.dtype)
-    # What rounding may add to a sum must not make a factor look feasible.
+    # A margin, so that rounding of a sum cannot make an infeasible factor look feasible.
     margin = 1 + 64 * torch.finfo(p.dtype).eps
     for _ in range(_HALVINGS):
         rho = (low + high) / 2
@@ -96,12 +96,12 @@ def factor(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
 
 
 def _accepted(beta: Tensor, draws: Tensor) -> Tensor:
-    """1 - (1 - β)^k, of a β in [0, 1]."""
+    """1 - (1 - β)^k, for β in [0, 1]."""
     return -torch.expm1(draws * torch.log1p(-beta.clamp(max=1)))
 
 
 class KSeq(TreeRule):
-    """From the root to the first draw that passed, until none did."""
+    """Follows, from the root on, the first draw that passed, until none did."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
         return SpectrJudged.of(TreeNodes.of(proposal, target_probs))
@@ -111,10 +111,10 @@ class KSeq(TreeRule):
 
 
 class SpecTrVerifier(TokenVerifier):
-    """At each place its k draws of one row are each kept with min(1, p / (ρ q)), up to the first.
+    """At each place, tries the k draws in order, each with probability min(1, p / (ρ q)).
 
-    Takes independent chains, merged: a repeated draw is a node too. A chain alone is decided as
-    `token` does, which is k-SEQ with k = 1.
+    The first that passes is kept. Takes independent chains, merged: a repeated draw is a node too.
+    A single chain is decided as by `token`, which is k-SEQ with k = 1.
     """
 
     name = "spectr"

@@ -19,7 +19,7 @@ from tandem.verification.verifier import Verifier
 
 
 class TokenVerifier(Verifier[View]):
-    """Each token stands for itself: kept with probability min(p/q, 1), up to the first failure."""
+    """Keeps each token with probability min(p/q, 1), up to the first that fails."""
 
     name = "token"
     lossless = True

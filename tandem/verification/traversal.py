@@ -1,7 +1,7 @@
 """Traversal: block verification on trees.
 
-A path stands as a block: nodes are judged from the leaves up, each with the chance that its
-whole path brings with it; what its children took is gone from it when it is judged itself.
+A path is decided as a block: nodes are judged from the leaves up, each with the probability that
+its whole path is kept, less what its children took before.
 (Traversal verification, arXiv 2505.12398; on a chain Algorithm 2 of arXiv 2403.10444.)
 """
 
@@ -21,7 +21,7 @@ from tandem.verification.tree import TreeNodes, TreeRule, excess_or, first_in_po
 
 @dataclass(frozen=True)
 class TraversalJudged:
-    """A place's state is its chance ω and its law M.
+    """A batch of trees. The state of a place is its probability ω and its law M.
 
     Attributes:
         nodes: the batch.
@@ -76,14 +76,14 @@ class TraversalJudged:
 
 
 def _without(law: Tensor, chance: Tensor, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """A place's state behind a child that was drawn from q [n, V]."""
+    """A place's state after a child that was drawn from q [n, V] was rejected."""
     law, mass = excess_or((chance[:, None] * law).sub_(q), p)
     rejected = mass + (1 - chance)
     return law, torch.where(rejected <= 0, 1.0, mass / rejected)
 
 
 class Traversal(TreeRule):
-    """The first that passed, children before their parents."""
+    """Keeps up to the first node that passed, where children come before their parents."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> TraversalJudged:
         return TraversalJudged.of(TreeNodes.of(proposal, target_probs))

@@ -1,7 +1,7 @@
-"""Rules on trees: what they are made of.
+"""What rules on trees are made of.
 
-A tree is judged in steps of siblings of one rank, over all places of a depth and all drafts of
-a batch at once. Nothing here synchronises with the host.
+A step of a judgement takes all siblings of one rank at once, over all places of one depth and all
+drafts of a batch. Nothing here synchronises with the host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.speculation.tree import Siblings, Tree
 
 
 class Judged(Protocol):
-    """A batch of rounds as a rule judged it."""
+    """A rule's judgement of a batch of rounds."""
 
     def accept(self) -> Tensor:
         """See `Verifier.accept_probabilities`."""
@@ -45,11 +45,11 @@ class TreeRule(ABC):
 
 @dataclass(frozen=True)
 class TreeNodes:
-    """A batch of trees as rules see it.
+    """A batch of trees, in the form that rules work on.
 
     Attributes:
         tokens: [B, N] int64.
-        branches: how they hang together, and which row each has.
+        branches: the structure of the trees, and the row of each node.
         p: [B, N+1, V], the target's row of each place.
         rows: [B, R, V], the drafter's rows.
     """
@@ -61,22 +61,22 @@ class TreeNodes:
 
     @classmethod
     def of(cls, proposal: Proposal, target_probs: Tensor) -> TreeNodes:
-        """Of a batch that has branches."""
+        """From a batch that has branches."""
         assert proposal.branches is not None
         rows = proposal.dense(target_probs.shape[-1], target_probs.dtype)
         return cls(proposal.tokens, proposal.branches, target_probs, rows)
 
     @property
     def tree(self) -> Tree:
-        """How they hang together."""
+        """The structure of the trees."""
         return self.branches.tree
 
     def token(self, siblings: Siblings) -> Tensor:
-        """[n, 1] their tokens."""
+        """[n, 1] tokens of these nodes."""
         return self.tokens[siblings.batch, siblings.node][:, None]
 
     def q(self, siblings: Siblings) -> Tensor:
-        """[n, V]: the distribution that each was drawn from."""
+        """[n, V]: the distribution that each node was drawn from."""
         batch, node = siblings.batch, siblings.node
         row = self.rows[batch, self.branches.row_of[batch, node]]
         if not siblings.earlier.shape[1]:
@@ -89,13 +89,13 @@ class TreeNodes:
         )
 
     def child(self, place: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """The child [B] of that rank at each place [B], 0 where there is none; and where one is."""
+        """The child [B] of a rank at each place [B], 0 if there is none; and whether there is."""
         each = torch.arange(len(place), device=place.device)
         node = self.tree.children[each, place, rank]
         return node.clamp(min=0), node >= 0
 
     def q_of_child(self, place: Tensor, rank: int) -> Tensor:
-        """[B, V]: the distribution of the child of that rank; whatever where there is none."""
+        """[B, V]: the distribution of the child of a rank; arbitrary if there is no such child."""
         each = torch.arange(len(place), device=place.device)
         node, _ = self.child(place, rank)
         row = self.rows[each, self.branches.row_of[each, node]]
@@ -111,16 +111,16 @@ class TreeNodes:
 
 
 def _without(row: Tensor, taken: Tensor, left: Tensor, distinct: Tensor) -> Tensor:
-    """Rows [n, V] without the tokens taken [n, k], over the share left [n], where distinct [n].
+    """Rows [n, V], without the tokens `taken` [n, k] if `distinct` [n], and divided by `left` [n].
 
-    The share comes from the integer weights: what 1 - q has left in float32 may be nothing.
+    `left` comes from the integer weights: 1 - q in float32 may round to 0.
     """
     rest = row.scatter(1, taken, 0.0) / left.to(row.dtype).clamp(min=1e-30)[:, None]
     return torch.where(distinct[:, None], rest, row)
 
 
 def first_passed_child(tree: Tree, passed: Tensor) -> Tensor:
-    """[B]: from the root on to the first child that passed, until none did."""
+    """[B]: the end of the path that goes, from the root on, to the first child that passed."""
     batch = len(passed)
     each = torch.arange(batch, device=passed.device)
     place = torch.zeros(batch, dtype=torch.int64, device=passed.device)
@@ -133,18 +133,18 @@ def first_passed_child(tree: Tree, passed: Tensor) -> Tensor:
 
 
 def first_in_post_order(tree: Tree, passed: Tensor) -> Tensor:
-    """[B]: the first node that passed, children before their parents; the root where none did."""
+    """[B]: the place of the first node that passed, children before parents; 0 if none did."""
     never = tree.order.shape[1]
-    # A last column that none passes, for a batch without any node.
+    # A last column that never passes, for a batch without any node.
     when, node = pad(torch.where(passed, tree.order, never), (0, 1), value=never).min(1)
     home = pad(tree.home, (0, 1)).gather(1, node[:, None])[:, 0]
     return torch.where(when < never, home, 0)
 
 
 def excess_or(weights: Tensor, fallback: Tensor) -> tuple[Tensor, Tensor]:
-    """The positive part of weights [n, V] as a law, and its mass [n].
+    """The positive part of weights [n, V], normalised, and its mass [n].
 
-    The fallback [n, V] where nothing is left: an event of probability 0.
+    If nothing is left, which has probability 0, `fallback` [n, V] is returned instead.
     """
     weights = weights.clamp_(min=0)
     mass = weights.sum(-1)

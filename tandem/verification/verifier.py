@@ -1,9 +1,9 @@
-"""What every verification rule is made of.
+"""The base class of verification rules.
 
-A rule turns a draft, the target's rows and random numbers into how many drafted tokens to
-keep and what follows them. All of it is batched, pure, on the device of its inputs, and in
-the dtype of `target_probs` (float32 in service; the tests enumerate the same code in
-float64). Nothing here synchronises with the host.
+From a draft, the target's rows and random numbers, a rule decides how many drafted tokens to keep
+and which token follows them. The code is batched and pure, and runs on the device of its inputs in
+the dtype of `target_probs` (float32 in service; the tests enumerate the same code in float64).
+Nothing here synchronises with the host.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Verifier(ABC, Generic[W]):
     """A verification rule (VERIFY of arXiv 2403.10444, Algorithm 3).
 
     Attributes:
-        name: as requests name it.
+        name: in requests.
         lossless: whether the emitted tokens follow the target's law exactly.
-        takes: the widest kind of draft that it can decide.
-        needs_pure: whether it is exact only for rows that are functions of the tokens before
-            them alone, wherever the round began.
-        fixed_gamma: whether it is exact only if every draft of a text has the same length, up to
-            the text's very end.
-        resumable: whether the emitted tokens say all that is needed to go on behind them.
-        fused: the same rule on chains as a kernel for a CPU, where there is one; see `kernel`.
-        trees: the same rule on trees; None for one that takes chains alone.
-        fused_tree: that as a kernel for a CPU, where there is one; see `tree_kernel`.
+        takes: the widest kind of draft that the rule can decide.
+        needs_pure: whether the rule is exact only if each row depends on the tokens before it
+            alone, wherever the round began.
+        fixed_gamma: whether the rule is exact only if all drafts of a text have the same length,
+            up to the text's very end.
+        resumable: whether a text can be continued from its emitted tokens alone.
+        fused: the rule on chains as a kernel for a CPU, if there is one; see `kernel`.
+        trees: the rule on trees; None if it takes chains only.
+        fused_tree: the rule on trees as a kernel for a CPU, if there is one; see `tree_kernel`.
     """
 
     name: ClassVar[str]
@@ -56,28 +56,28 @@ class Verifier(ABC, Generic[W]):
 
     @property
     def kernel(self) -> FusedVerdict | None:
-        """The class's own `fused`: a class that changes another's rule has not its kernel."""
+        """The class's own `fused`, not an inherited one: a subclass may change the rule."""
         fused = vars(type(self)).get("fused")
         return fused.__func__ if isinstance(fused, staticmethod) else fused
 
     @property
     def tree_kernel(self) -> FusedTreeVerdict | None:
-        """The class's own `fused_tree`, for a rule without state."""
+        """The class's own `fused_tree`, as in `kernel`; only for rules without state."""
         fused = vars(type(self)).get("fused_tree")
         return fused.__func__ if isinstance(fused, staticmethod) else fused
 
     def accept_probabilities(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
     ) -> Tensor:
-        """h[B, N]: node i of a draft passes iff its uniform is < h. 0 beyond its length.
+        """h[B, N]: node i of a draft passes iff its uniform is < h. 0 beyond the draft's length.
 
-        A node is tested in one state at most: its ancestors are kept or not judged yet, and all
-        that is tested before it has failed.
+        h is well defined because a node is only ever tested in one state: its ancestors are kept or
+        not judged yet, and all nodes tested before it have failed.
 
         Args:
             proposal: drafts [B, N] with their rows of q.
-            target_probs: [B, N+1, V]; row s is p behind the tokens that lead to place s.
-            carry: one entry a sequence, from its last verdict; None for all at the start.
+            target_probs: [B, N+1, V]; row s is p after the tokens that lead to place s.
+            carry: one entry per sequence, from its last verdict; None if all are at the start.
 
         Raises:
             ValueError: the rule takes no such drafts.
@@ -93,7 +93,7 @@ class Verifier(ABC, Generic[W]):
     ) -> Tensor:
         """w[B, V]: unnormalised law of the correction at the place [B] of the last kept node.
 
-        Where nothing hangs there it is the target's own row (the bonus).
+        At a place without children it is the target's own row (for the bonus).
         """
         return self.judged(proposal, target_probs, carry).residual(place)
 
@@ -122,7 +122,7 @@ class Verifier(ABC, Generic[W]):
             target_probs: [B, N+1, V].
             uniforms: [B, N+1] float64 in [0, 1): column i decides node i, the last one draws
                 the correction or bonus.
-            carry: one entry a sequence, from its last verdict; None for all at the start.
+            carry: one entry per sequence, from its last verdict; None if all are at the start.
 
         Raises:
             ValueError: the rule takes no such drafts.
@@ -139,7 +139,7 @@ class Verifier(ABC, Generic[W]):
     def judged(
         self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None = None
     ) -> Judged:
-        """What `accept_probabilities` and `residual_weights` read their answers from.
+        """The judgement behind `accept_probabilities` and `residual_weights`.
 
         Raises:
             ValueError: the rule takes no such drafts.
@@ -154,10 +154,10 @@ class Verifier(ABC, Generic[W]):
         return self.trees
 
     def carry_from(self, levels: Sequence[tuple[float, int]], gamma: int) -> Any:
-        """The state that another target returned, as (log ratio, count) pairs.
+        """The state from (log ratio, count) pairs that another target returned.
 
         Raises:
-            ValueError: no such state can be; the sentence goes on behind a field's name.
+            ValueError: no such state is possible; the message is meant to follow a field's name.
         """
         if levels:
             raise ValueError(f"{self.name} has no state to go on from")
@@ -166,16 +166,16 @@ class Verifier(ABC, Generic[W]):
     def pack(self, carry: Sequence[Any], gamma: int) -> Tensor:
         """[B, N] float64: a batch's states as numbers, for the host and for a kernel.
 
-        None of them, N = 0, for a rule without state.
+        N is 0 for a rule without state.
 
         Args:
-            carry: one entry a sequence; None for one at the start.
-            gamma: longest draft of the round, whose levels have to fit as well.
+            carry: one entry per sequence; None for one at the start.
+            gamma: longest draft of the round; there must be room for its levels too.
         """
         return torch.zeros(len(carry), 0, dtype=torch.float64)
 
     def unpack(self, packed: Tensor) -> list[Any]:
-        """The states again, one a row of `pack`."""
+        """The states from the rows of `pack`."""
         return [None] * len(packed)
 
     def levels_of(self, packed: Sequence[float]) -> list[tuple[float, int]]:
@@ -188,7 +188,7 @@ class Verifier(ABC, Generic[W]):
 
     @abstractmethod
     def _view(self, proposal: Proposal, target_probs: Tensor, carry: Sequence[Any] | None) -> W:
-        """What the other methods need, computed once."""
+        """Compute once what the other methods need."""
 
     @abstractmethod
     def _accept(self, view: W) -> Tensor:

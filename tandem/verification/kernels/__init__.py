@@ -1,1 +1,1 @@
-"""The rules as kernels for a CPU, compiled by numba."""
+"""The rules as CPU kernels, compiled by numba."""

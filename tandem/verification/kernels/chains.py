@@ -1,8 +1,8 @@
-"""Verdicts on a CPU, one kernel a sequence: `token.py` and `block.py` without their operators.
+"""Verdicts of `token.py` and `block.py` on a CPU, by one kernel call per sequence.
 
-Each follows its rule's file line by line, in float32 where that does; only sums are added up in
-another order. A draft is read as it came, and its rows of q are never made dense: one row of
-them is written into a buffer of zeros, used, and cleared.
+Each kernel follows its rule's file line by line, and uses float32 where that file does; only the
+order of summation differs. A draft is read in its sparse form: one row of q at a time is written
+into a buffer of zeros, used, and cleared.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from numba import float32, float64, int64, uint16, uint32, void
 from tandem.speculation.draft import Draft
 from tandem.speculation.kernel import kernel, readonly
 
-# As in `verifier.py`.
+# As in `ratios.py`.
 _MAX_RATIO = np.float32(1e18)
 _ONE, _NOTHING = np.float32(1), np.float32(0)
 
 # decide(p, tokens, sizes, ids, weights, uniforms, row, state, out):
 #   p [G+1, V] float32; the draft: tokens, sizes [G] int64, ids [N] uint32, weights [N] uint16;
-#   uniforms [G+1] float64 as a rule has them; row [V] float32 of zeros, zeros again afterwards;
-#   state [S] float64, the rule's as `Verifier.pack` has it, becomes the next round's;
-#   out [3 + G] float64: kept, next token, a number that is finite if all rows are, overlaps.
+#   uniforms [G+1] float64 as in `Verifier.verify`; row [V] float32, zeros before and afterwards;
+#   state [S] float64 from `Verifier.pack`, overwritten by the next round's;
+#   out [3 + G] float64: kept, next token, a number that is finite iff all rows are, overlaps.
 FusedVerdict = Callable[..., None]
 
 
 @kernel()
 def _check(p: Any) -> Any:
-    """A logit that is no number makes its whole row so."""
+    """A number that is finite iff all rows are: a NaN logit makes its whole row NaN."""
     total = 0.0
     for i in range(p.shape[0]):
         total += p[i, 0]
@@ -65,7 +65,7 @@ def _ratio_and_overlap(p: Any, token: Any, ids: Any, weights: Any, first: Any, e
 
 @kernel()
 def _write(row: Any, token: Any, ids: Any, weights: Any, first: Any, end: Any) -> None:
-    """A row of q into zeros."""
+    """Write a row of q into a buffer of zeros."""
     if first == end:
         row[token] = _ONE
     total = _total(weights, first, end)
@@ -102,7 +102,7 @@ def _weight(p: Any, q: Any, joint: Any) -> Any:
 
 @kernel()
 def _draw(p: Any, q: Any, joint: Any, uniform: Any) -> Any:
-    """A token with the weights (joint p - q)+ by inverse CDF; -1 where there is no weight."""
+    """Draw a token with weights (joint p - q)+ by inverse CDF; -1 if all weights are 0."""
     point, reached, last = uniform * _weight(p, q, joint), 0.0, -1
     for x in range(p.shape[0]):
         difference = float32(joint * p[x]) - q[x]
@@ -126,7 +126,7 @@ def _follow(
     uniform: Any,
     row: Any,
 ) -> Any:
-    """What follows the kept tokens: drawn from the residual, or from p where there is none."""
+    """The token after the kept ones: drawn from the residual, or from p if that is empty."""
     token = -1
     if kept < len(tokens):
         first = 0
@@ -138,7 +138,7 @@ def _follow(
         _clear(row, tokens[kept], ids, first, end)
     if token < 0:
         token = _draw(p[kept], row, _ONE, uniform)
-    return max(token, 0)  # weights that are no numbers: whoever drew has to notice
+    return max(token, 0)  # -1 if weights are NaN, which the caller must detect
 
 
 SIGNATURE = void(
@@ -166,7 +166,7 @@ def decide_token(
     state: Any,
     out: Any,
 ) -> None:
-    """Of `TokenVerifier`: keep up to the first token whose uniform is not below p / q."""
+    """`TokenVerifier`: keep tokens up to the first whose uniform is not below p / q."""
     kept, first, going = 0, 0, True
     for i in range(len(tokens)):
         end = first + sizes[i]
@@ -191,7 +191,7 @@ def decide_block(
     state: Any,
     out: Any,
 ) -> None:
-    """Of `BlockVerifier`: the last row that passes counts; see there for the equations."""
+    """`BlockVerifier`: the last row that passes counts; see there for the equations."""
     kept, first, gamma = 0, 0, len(tokens)
     joints = np.ones(gamma + 1, np.float32)
     for i in range(gamma):
@@ -225,19 +225,19 @@ def decide_all(
     uniforms: npt.NDArray[np.float64],
     states: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Verdicts of one rule for several drafts.
+    """Verdicts of one rule for several drafts that are chains.
 
     Args:
         decide: the rule's kernel.
         p: [R, V] processed rows of the target.
-        starts: each draft's first row; it has one more than tokens.
-        drafts: checked.
-        uniforms: [B, G+1], as the rule has them for drafts up to G: the last column draws what
-            follows.
-        states: [B, S], the rule's, as `Verifier.pack` has them.
+        starts: each draft's first row; a draft has one row more than tokens.
+        drafts: already checked.
+        uniforms: [B, G+1] for drafts up to length G, as in `Verifier.verify`: the last column
+            draws the next token.
+        states: [B, S], from `Verifier.pack`.
 
     Returns:
-        [B, 3 + G + S] float64: tokens kept, next token, a number that is finite if all rows are,
+        [B, 3 + G + S] float64: tokens kept, next token, a number that is finite iff all rows are,
         overlaps, the state for the next round.
     """
     longest = uniforms.shape[1]
@@ -246,7 +246,7 @@ def decide_all(
     for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
         length = len(draft)
         own = uniforms[b]
-        if length + 1 < longest:  # its own numbers, then the one that draws
+        if length + 1 < longest:  # the uniforms of its tokens, then the last column
             own = np.append(own[:length], own[-1])
         decide(
             p[start : start + length + 1],
@@ -269,19 +269,19 @@ def decide_trees(
     drafts: Sequence[Draft],
     uniforms: npt.NDArray[np.float64],
 ) -> npt.NDArray[np.float64]:
-    """Verdicts of one rule for several drafts.
+    """Verdicts of one rule for several drafts that are trees.
 
     Args:
         decide: the rule's kernel, of `trees.py`.
         p: [R, V] processed rows of the target.
-        starts: each draft's first row; it has one more than nodes that are no twins.
-        drafts: checked.
-        uniforms: [B, N+1], as the rule has them for drafts up to N nodes: the last column draws
-            what follows.
+        starts: each draft's first row; a draft has one row more than nodes that are no twins.
+        drafts: already checked.
+        uniforms: [B, N+1] for drafts up to N nodes, as in `Verifier.verify`: the last column draws
+            the next token.
 
     Returns:
-        [B, 3 + N] float64: place of the last kept node, next token, a number that is finite if all
-        rows are, overlaps.
+        [B, 3 + N] float64: place of the last kept node, next token, a number that is finite iff
+        all rows are, overlaps.
     """
     longest = uniforms.shape[1]
     numbers = np.zeros((len(drafts), longest + 2))
@@ -289,7 +289,7 @@ def decide_trees(
     for b, (draft, start) in enumerate(zip(drafts, starts, strict=True)):
         count = len(draft)
         own = uniforms[b]
-        if count + 1 < longest:  # its own numbers, then the one that draws
+        if count + 1 < longest:  # the uniforms of its nodes, then the last column
             own = np.append(own[:count], own[-1])
         lists = draft.token_ids, draft.places(), draft.rows_of_nodes(), draft.sizes
         nodes = [np.array(each, np.int64) for each in lists]

@@ -1,13 +1,13 @@
-"""Verdicts of `greedy_block.py` on a CPU, one kernel a sequence.
+"""Verdicts of `greedy_block.py` on a CPU, by one kernel call per sequence.
 
-Levels upon levels (equation 31) come down to two numbers. A level of ratio r makes of a row
-T = (p - s q)+ / m the weights (T - q / r)+ = (p - (s + m / r) q)+ / m, so that any number of
-levels leaves (p - shift q)+ / mass. All of V is added up once a row, for what lies where q is 0; a
-level takes as many steps as the drafter's row has entries. Differences of differences decide
+Nested levels (equation 31) reduce to two numbers. A level of ratio r turns a row
+T = (p - s q)+ / m into the weights (T - q / r)+ = (p - (s + m / r) q)+ / m, so any number of levels
+gives (p - shift q)+ / mass. The sum over all of V, for tokens where q is 0, is computed once per
+row; a level takes as many steps as the drafter's row has entries. Differences of differences matter
 here, so they are float64.
 
-Nothing compiled is shared with `chains.py`: numba compiles a kernel anew when its own file has
-changed, and would not see that the file of one that it calls has.
+No compiled code is shared with `chains.py`: numba recompiles a kernel when the kernel's own file
+changes, but not when the file of a function that it calls does.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numba import float32
 from tandem.speculation.kernel import kernel
 from tandem.verification.kernels.chains import SIGNATURE
 
-# As in `verifier.py` and `greedy_block.py`.
+# As in `ratios.py` and `verification/greedy_block.py`.
 _MAX_RATIO = 1e18
 _MAX_LOG_RATIO = math.log(_MAX_RATIO)
 
 
 @kernel()
 def _read(p: Any, token: Any, ids: Any, weights: Any, first: Any, end: Any) -> Any:
-    """The tokens of a row of q, and p and q there."""
+    """The tokens of a row of q, with their p and q."""
     size = max(end - first, 1)
     places, ps, qs = np.empty(size, np.int64), np.empty(size), np.empty(size)
     if first == end:  # certain
@@ -63,7 +63,7 @@ def _overlap(p: Any, q: Any) -> Any:
 
 @kernel(any_order=True)
 def _outside(p: Any, places: Any, row: Any) -> Any:
-    """Σ_x p(x) of all other tokens; the row is of zeros, before and afterwards."""
+    """Σ_x p(x) of all tokens except `places`; `row` is all zeros before and afterwards."""
     for place in places:
         row[place] = 1.0
     total = 0.0
@@ -99,7 +99,7 @@ def _fold(
         if counts[j] > i:
             shift = shifts[j] + masses[j] * math.exp(-log_ratios[j])
             mass = outside + _beyond(p, q, shift)
-            if mass > 0.0:  # else rounding left none, and the row stays as it is
+            if mass > 0.0:  # else rounding left nothing, and the row stays unchanged
                 shifts[j + 1], masses[j + 1] = shift, mass
 
 
@@ -116,7 +116,7 @@ def _chance(p: Any, q: Any, outside: Any, shift: Any, scale: Any) -> Any:
 
 @kernel()
 def _ratio(p: Any, q: Any, shift: Any, mass: Any) -> Any:
-    """Of a drafted token, T_j / q, finite: as `ratios` of `verifier.py`."""
+    """T_j / q of a drafted token, finite: as `ratios` of `ratios.py`."""
     left = _positive(p - shift * q) / mass
     if q == 0.0:
         return 1.0 if left == 0.0 else _MAX_RATIO
@@ -144,7 +144,7 @@ def _walk(
     joints: Any,
     overlaps: Any,
 ) -> Any:
-    """Fill in the tables along the drafted tokens; how many of them to keep."""
+    """Fill in the tables along the drafted tokens; return how many to keep."""
     gamma, depth = len(tokens), len(counts) - 1
     kept, first = 0, 0
     for i in range(gamma):
@@ -169,7 +169,7 @@ def _walk(
 
 @kernel()
 def _draw(p: Any, q: Any, shift: Any, uniform: Any) -> Any:
-    """A token with the weights (p - shift q)+ by inverse CDF; -1 where there is no weight."""
+    """Draw a token with weights (p - shift q)+ by inverse CDF; -1 if all weights are 0."""
     point, reached, last = uniform * _beyond(p, q, shift), 0.0, -1
     for x in range(len(p)):
         weight = _positive(p[x] - shift * q[x])
@@ -185,23 +185,23 @@ def _draw(p: Any, q: Any, shift: Any, uniform: Any) -> Any:
 def _follow(
     p: Any, places: Any, qs: Any, shift: Any, mass: Any, joint: Any, uniform: Any, row: Any
 ) -> Any:
-    """A correction with the weights of equation (30): one more level's."""
+    """Draw a correction with the weights of equation (30), which are those of one more level."""
     for k in range(len(places)):
         row[places[k]] = qs[k]
     token = _draw(p, row, shift + mass / joint, uniform)
-    if token < 0:  # rounding left none
+    if token < 0:  # rounding left no weight
         token = _draw(p, row, shift, uniform)
     for place in places:
         row[place] = 0.0
-    return max(token, 0)  # weights that are no numbers: whoever drew has to notice
+    return max(token, 0)  # -1 if weights are NaN, which the caller must detect
 
 
 @kernel()
 def _move_on(
     p: Any, q: Any, log_ratios: Any, counts: Any, kept: Any, shifts: Any, masses: Any, state: Any
 ) -> None:
-    """Algorithm 5: the levels behind the token that follows, as long as they cover more."""
-    if q == 0.0:  # a ratio without bound modifies nothing any more
+    """Algorithm 5: the levels after the next token, if they still cover further positions."""
+    if q == 0.0:  # with an infinite ratio a level modifies nothing any more
         return
     depth, used = len(state) // 2, 0
     for j in range(len(counts)):
@@ -225,10 +225,10 @@ def decide_greedy_block(
     state: Any,
     out: Any,
 ) -> None:
-    """Of `GreedyBlockVerifier`; see there for the equations.
+    """`GreedyBlockVerifier`; see there for the equations.
 
-    Line i of a table is of the first i drafted tokens; its columns are the state's levels, and
-    this round's own.
+    Row i of a table is for the first i drafted tokens; its columns are the levels of the state,
+    then this round's own.
     """
     gamma, depth = len(tokens), len(state) // 2
     counts = np.empty(depth + 1)
@@ -256,7 +256,7 @@ def decide_greedy_block(
         out[3:],
     )
     out[0], out[2] = kept, 0.0
-    for i in range(gamma + 1):  # a logit that is no number makes its whole row so
+    for i in range(gamma + 1):  # a NaN logit makes its whole row NaN
         out[2] += p[i, 0]
     if kept == gamma:  # the target's own row, which no level reaches
         out[1] = max(_draw(p[gamma], row, 0.0, uniforms[gamma]), 0)

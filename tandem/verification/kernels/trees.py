@@ -1,8 +1,8 @@
-"""Verdicts on trees on a CPU, one kernel a draft: `recursive.py` and `traversal.py`.
+"""Verdicts of `recursive.py` and `traversal.py` on a CPU, by one kernel call per draft.
 
-As `chains.py` for chains, of which nothing compiled is shared (see `greedy_block.py`): each follows
-its rule's file in float32, place by place instead of by depth and rank; only sums are added up in
-another order. A place's law takes one buffer, a row of q another, which is zeros before and after.
+Like `chains.py`, with which no compiled code is shared (see `greedy_block.py`). Each kernel follows
+its rule's file in float32, place by place instead of by depth and rank; only the order of summation
+differs. A place's law has one buffer, a row of q another, which is zeros before and after.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ONE, _NOTHING = np.float32(1), np.float32(0)
 # decide(p, tokens, parents, row_of, sizes, ids, weights, distinct, uniforms, law, row, out):
 #   p [R, V] float32, a row for the root and one for each node that is no twin; the draft: tokens,
 #   parents, row_of [N] int64, sizes [rows] int64, ids [E] uint32, weights [E] uint16; uniforms
-#   [N+1] float64 as a rule has them; law, row [V] float32, row of zeros; out [3 + N] float64:
-#   place, next token, a number that is finite if all rows are, overlaps.
+#   [N+1] float64 as in `Verifier.verify`; law, row [V] float32, row of zeros; out [3 + N] float64:
+#   place, next token, a number that is finite iff all rows are, overlaps.
 FusedTreeVerdict = Callable[..., None]
 
 
 @kernel()
 def _layout(tokens: Any, parents: Any) -> Any:
-    """Each node's home, and each place's row of p."""
+    """Each node's home (see `Tree`), and each place's row of p."""
     count = len(tokens)
     homes, rows = np.arange(1, count + 1), np.zeros(count + 1, np.int64)
     computed = 1
@@ -48,7 +48,7 @@ def _layout(tokens: Any, parents: Any) -> Any:
 
 @kernel()
 def _from_leaves(parents: Any) -> Any:
-    """The nodes in the order in which children come before their parents."""
+    """The nodes in an order in which children come before their parents."""
     count = len(parents)
     below, begin = np.ones(count + 1, np.int64), np.zeros(count + 1, np.int64)
     for node in range(count - 1, -1, -1):
@@ -71,7 +71,7 @@ def _ends(sizes: Any) -> Any:
 
 @kernel()
 def _write(row: Any, node: Any, draft: Any) -> None:
-    """A node's distribution into zeros: where siblings are distinct, its row without theirs."""
+    """Write a node's distribution into zeros; if `distinct`, without earlier siblings' tokens."""
     tokens, parents, row_of, ends, ids, weights, distinct = draft
     first, end, total, gone = ends[row_of[node]], ends[row_of[node] + 1], 0, 0
     for k in range(first, end):
@@ -104,7 +104,7 @@ def _clear(row: Any, node: Any, draft: Any) -> None:
 
 @kernel(any_order=True)
 def _take(law: Any, row: Any, chance: Any) -> Any:
-    """Leave (chance law - row)+ in law; its mass."""
+    """Replace law by (chance law - row)+; returns its mass."""
     mass = _NOTHING
     for x in range(law.shape[0]):
         difference = float32(chance * law[x]) - row[x]
@@ -116,7 +116,7 @@ def _take(law: Any, row: Any, chance: Any) -> Any:
 
 @kernel()
 def _without(law: Any, row: Any, chance: Any, p: Any) -> Any:
-    """A place's law and chance behind a child that was drawn from row; the chance is returned."""
+    """Update a place's law after rejecting a child drawn from row; returns its new chance."""
     mass = _take(law, row, chance)
     if mass > _NOTHING:
         least = max(mass, float32(1e-30))
@@ -130,7 +130,7 @@ def _without(law: Any, row: Any, chance: Any, p: Any) -> Any:
 
 @kernel()
 def _ratio(law: Any, row: Any, token: Any) -> Any:
-    """What is left of p, over q, of a token; finite."""
+    """Ratio law / row of a token, finite."""
     if row[token] == _NOTHING:
         return _ONE if law[token] == _NOTHING else _MAX_RATIO
     return min(float32(law[token] / row[token]), _MAX_RATIO)
@@ -138,7 +138,7 @@ def _ratio(law: Any, row: Any, token: Any) -> Any:
 
 @kernel()
 def _overlaps(p: Any, rows: Any, draft: Any, out: Any) -> None:
-    """Σ_x min(p, q) of each node's row, at the place that it hangs at."""
+    """Σ_x min(p, q) of each node's row, at the node's parent place."""
     tokens, parents, row_of, ends, ids, weights, _ = draft
     for node in range(len(tokens)):
         own = p[rows[parents[node]]]
@@ -161,7 +161,7 @@ def _total(law: Any) -> Any:
 
 @kernel()
 def _draw(law: Any, uniform: Any) -> Any:
-    """A token by inverse CDF; 0 where there is no weight."""
+    """Draw a token by inverse CDF; 0 if there is no weight."""
     point, reached, last = uniform * _total(law), 0.0, 0
     for x in range(law.shape[0]):
         if law[x] > _NOTHING:
@@ -174,8 +174,8 @@ def _draw(law: Any, uniform: Any) -> Any:
 
 @kernel()
 def _result(p: Any, rows: Any, draft: Any, place: Any, law: Any, uniform: Any, out: Any) -> None:
-    """What follows the kept place is drawn from its law."""
-    # Weights that are no numbers draw nothing, and make a sum that is none.
+    """Fill in `out`; the next token is drawn from the law of the kept place."""
+    # NaN weights draw token 0, but make out[2] NaN.
     out[0], out[1], out[2] = place, _draw(law, uniform), 0.0
     for i in range(rows.max() + 1):
         out[2] += p[i, 0]
@@ -203,7 +203,7 @@ def decide_token_tree(
     p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
     distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Of `RecursiveRejection`: from the root to the first child that passes, until none does."""
+    """`RecursiveRejection`: follow the first child that passes, from the root, until none does."""
     draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
     count, (homes, rows) = len(tokens), _layout(tokens, parents)
     place, going = 0, True
@@ -227,7 +227,7 @@ def decide_token_tree(
 
 @kernel()
 def _leave(place: Any, chance: Any, own: Any, draft: Any, law: Any, row: Any, arrived: Any) -> Any:
-    """The chance and the law behind a place's last child; ω of each child into `arrived`."""
+    """The chance and the law after a place's last child; writes each child's ω to `arrived`."""
     tokens, parents, _, _, _, _, _ = draft
     law[:] = own
     for node in range(place, len(tokens)):
@@ -244,7 +244,7 @@ def decide_block_tree(
     p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
     distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Of `Traversal`: the first that passes, children before their parents."""
+    """`Traversal`: keep up to the first node that passes, children before their parents."""
     draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
     count, (homes, rows) = len(tokens), _layout(tokens, parents)
     arrived, after = np.ones(count + 1, np.float32), np.ones(count + 1, np.float32)
