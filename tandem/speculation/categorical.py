@@ -1,7 +1,7 @@
 """The sparse categorical with integer weights: small on the wire, and exact.
 
-The drafter truncates and rounds its distributions first and samples from the result, so the
-target can rebuild the very distribution that a token came from. Truncation may cost
+The drafter first truncates and rounds its distributions, then samples from the result, so the
+target can rebuild the exact distribution that a token was drawn from. Truncation may cost
 acceptance, never correctness.
 """
 
@@ -38,22 +38,22 @@ class Categorical:
 
         Args:
             probs: [B, V] probabilities.
-            mass: the share to cover, in [0.001, 1]; not applied where support is 0.
+            mass: the share to cover, in [0.001, 1]; ignored if `support` is 0.
             support: the most tokens to keep; 0 keeps the full vocabulary.
         """
         if support == 0:
             ids = torch.arange(probs.shape[1], device=probs.device).expand_as(probs)
             return cls(ids, _scaled(probs, probs.amax(-1, keepdim=True)))
         values, ids = _likeliest(probs, min(support, probs.shape[1]))
-        # What lies before the likeliest token is 0, and covers nothing.
+        # The mass before the likeliest token is 0, so that token is always kept.
         covered = values.cumsum(-1).sub_(values) >= mass
         return cls(ids, _scaled(values, values[:, :1]).masked_fill_(covered, 0))
 
     @classmethod
     def argmax(cls, logits: Tensor) -> Categorical:
-        """Rows of temperature 0: the largest of logits [B, V], the first of equal ones."""
+        """Rows for temperature 0: the token of the largest of logits [B, V], the first if equal."""
         best, ids = logits.max(-1, keepdim=True)
-        # A row that is no number has no weight, and so is noticed.
+        # A row that is not finite gets no weight, which is detected later.
         return cls(ids, (best.abs() < torch.inf).long().mul_(MAX_WEIGHT))
 
     def draw(self, digits: Tensor) -> Tensor:
@@ -70,19 +70,19 @@ class Categorical:
         sums = self.weights.cumsum(-1)
         total = sums[:, -1]
         parts, size = digits.unbind(1), 32
-        if sums.shape[1] * MAX_WEIGHT >= 2**31:  # a product has to fit 63 bits
+        if sums.shape[1] * MAX_WEIGHT >= 2**31:  # products must fit 63 bits
             parts, size = tuple(d for w in parts for d in (w & 0xFFFF, w >> 16)), 16
         # floor(bits * total / 2**64), digit by digit.
         point = (parts[0] * total).bitwise_right_shift_(size)
         for part in parts[1:]:
             point.addcmul_(part, total).bitwise_right_shift_(size)
-        # A row without any weight has no place; its draft is refused when it is complete.
+        # A row without any weight has no such place; this is detected when the draft is complete.
         place = torch.searchsorted(sums, point[:, None], right=True).clamp_(max=sums.shape[1] - 1)
         return self.ids.gather(1, place).squeeze(1)
 
 
 def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row [B, V] in falling order, and their places, [B, count] each."""
+    """The largest entries of each row [B, V], descending, and their ids, [B, count] each."""
     if probs.is_cuda or probs.dtype != torch.float32:
         return probs.topk(count)
     keys = likeliest_keys(probs.numpy(), count)
@@ -91,11 +91,11 @@ def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def likeliest_keys(probs: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64]:
-    """[B, count] keys of the largest of each row [B, V], in falling order; the lower half of a
-    key is the place.
+    """[B, count] keys of the largest entries of each row [B, V], descending; the lower half of a
+    key is the token id.
 
-    torch's topk takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. A number
-    that is not negative orders as its bits do; below them its place makes keys unique.
+    torch's topk takes 100 microseconds for 512 of 4,096, these two vectorised sorts 16. Numbers
+    that are not negative sort like their bits; the id in the lower half makes keys unique.
     """
     batch, vocab_size = probs.shape
     halves = np.empty((batch, vocab_size, 2), np.int32)
@@ -110,6 +110,6 @@ def likeliest_keys(probs: npt.NDArray[np.float32], count: int) -> npt.NDArray[np
 
 
 def _scaled(probs: Tensor, largest: Tensor) -> Tensor:
-    """Weights [B, K] int64, the largest probability [B, 1] becoming 65535."""
-    # What is no number becomes 0 and not whatever an integer makes of it.
+    """Weights [B, K] int64, scaled so that the largest probability [B, 1] becomes 65535."""
+    # A NaN becomes 0 by the clamp, and not an arbitrary integer.
     return (probs / largest).mul_(MAX_WEIGHT).round_().long().clamp_(min=0)

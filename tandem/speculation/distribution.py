@@ -12,7 +12,7 @@ from tandem.speculation.sampling import Sampling
 # Top-p looks at this many of the most likely tokens first: sorting five rows of a
 # 128,256-token vocabulary takes 25 times as long as their top 256.
 _NUCLEUS_FIRST_LOOK = 256
-# A smaller temperature is 0 in float32 and a larger one infinite; 0 / 0 is no score.
+# A smaller temperature would be 0 in float32 and a larger one infinite, and 0 / 0 is NaN.
 _COLDEST, _HOTTEST = 1e-30, 1e30
 
 
@@ -23,7 +23,7 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
     Args:
         logits: [N, V], any floating dtype.
-        samplings: one a row, or one for all; temperature 0 gives the one-hot argmax.
+        samplings: one per row, or one for all; temperature 0 gives the one-hot argmax.
 
     Returns:
         [N, V] probabilities, float32 (float64 for float64 logits).
@@ -35,7 +35,7 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     scores = logits
     if any(s.temperature != 1 for s in samplings):
         temperatures = [min(max(s.temperature, _COLDEST), _HOTTEST) for s in samplings]
-        # (l - max l) / T; where T is 1 the softmax takes the maximum away by itself.
+        # (l - max l) / T; if T is 1, softmax itself subtracts the maximum.
         scores = (logits - logits.amax(-1, keepdim=True)) / _column(temperatures, logits)
     if any(0 < s.top_k < scores.shape[-1] for s in samplings):
         scores = _keep_top_k(scores, samplings)
@@ -52,26 +52,26 @@ def process(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """[N, 1] of the dtype and device of `like`; [1, 1] where all are the same."""
+    """[N, 1] of the dtype and device of `like`; [1, 1] if all values are equal."""
     if len(set(values)) == 1:
         values = values[:1]
     return _sent(torch.tensor(values, dtype=like.dtype), like)[:, None]
 
 
 def _sent(values: Tensor, like: Tensor) -> Tensor:
-    """On the device of `like`, without waiting for what it computes."""
+    """Copy to the device of `like`, without waiting for its work."""
     return values.to(like.device, non_blocking=True)
 
 
 def _one_hot(logits: Tensor) -> Tensor:
     """The argmax as a point mass."""
     best, place = logits.max(-1, keepdim=True)
-    # A logit that is no number must not become a certainty: it makes the row NaN.
+    # A NaN or infinite logit must not become a certainty: it makes the row NaN.
     return torch.zeros_like(logits).scatter_(-1, place, 1.0) + 0.0 * best
 
 
 def _keep_top_k(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Scores [N, V] with all below the k-th largest of their row at -inf; ties stay."""
+    """Scores [N, V]; those below the k-th largest of their row become -inf, ties stay."""
     vocab_size = scores.shape[-1]
     ks = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in samplings]
     widest = max(k for k in ks if k < vocab_size)
@@ -86,10 +86,10 @@ def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
 
     Args:
         scores: [N, V].
-        top_p: [N, 1] or [1, 1]; 1 keeps the row as it is.
+        top_p: [N, 1] or [1, 1]; 1 leaves the row unchanged.
     """
     vocab_size = scores.shape[-1]
-    # A device would have to be asked which rows need more than a first look.
+    # To find out which rows need more than a first look would synchronise with a device.
     if scores.is_cuda or vocab_size <= _NUCLEUS_FIRST_LOOK:
         return torch.where(top_p < 1, _top_p_of(scores, top_p, vocab_size)[0], scores.softmax(-1))
     probs, covered = _top_p_of(scores, top_p, _NUCLEUS_FIRST_LOOK)
@@ -101,12 +101,12 @@ def _nucleus(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _top_p_of(scores: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]:
-    """The nucleus [N, V] within the `look` most likely tokens, and whether [N] it lies there."""
+    """The nucleus [N, V] among the `look` most likely tokens, and whether [N] they contain it."""
     normaliser = scores.logsumexp(-1, keepdim=True)
     values, indices = scores.topk(look, dim=-1)
     probs = (values - normaliser).exp()
     before = probs.cumsum(-1) - probs
-    # The likeliest token stays, whatever the rounding.
+    # The likeliest token is always kept, whatever the rounding.
     before[:, 0] = -1.0
     kept = values.masked_fill(before >= top_p, -torch.inf).softmax(-1)
     nucleus = torch.zeros_like(scores).scatter_(-1, indices, kept)
@@ -114,7 +114,7 @@ def _top_p_of(scores: Tensor, top_p: Tensor, look: int) -> tuple[Tensor, Tensor]
 
 
 def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
-    """Without the tokens less likely than `min_p` [N, 1] of the likeliest one; 0 keeps all."""
+    """Drop tokens less likely than `min_p` [N, 1] times the likeliest one; 0 keeps all."""
     kept = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0)
     return torch.where(min_p > 0, kept / kept.sum(-1, keepdim=True), probs)
 
@@ -122,8 +122,8 @@ def _keep_min_p(probs: Tensor, min_p: Tensor) -> Tensor:
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw one token from each row of unnormalised weights by inverse CDF.
 
-    Never lands on a weight of 0: not at u = 0, and not where rounding leaves u times the
-    total at or past the last partial sum. Without a host synchronisation.
+    Never draws a token of weight 0: not at u = 0, and not if rounding makes u times the total
+    reach the last partial sum. Does not synchronise with the host.
 
     Args:
         weights: [B, V], >= 0, each row with a positive sum.
@@ -133,10 +133,10 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
         [B] int64 token ids.
     """
     sums = weights.double().cumsum(-1)
-    # The first sum beyond the point belongs to a positive weight: sums grow only there.
+    # The first sum above the point belongs to a positive weight: sums only grow at these.
     point = uniforms.double()[:, None] * sums[:, -1:]
     first = torch.searchsorted(sums, point, right=True)
-    # Where rounding leaves no sum beyond, the first to reach the total is the last positive.
+    # If rounding leaves none, the first sum that equals the total is the last positive weight's.
     last = torch.searchsorted(sums, sums[:, -1:].contiguous())
-    # Weights that are no numbers have no last sum; whoever drew from them has to notice.
+    # With NaN weights the result is arbitrary but valid; the caller must detect them.
     return torch.minimum(first, last).clamp(max=weights.shape[-1] - 1)[:, 0]

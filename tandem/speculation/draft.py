@@ -1,4 +1,4 @@
-"""One round's drafted tokens with the exact distributions they were drawn from."""
+"""One round's drafted tokens, with the exact distributions that they were drawn from."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NO_WEIGHTS = np.empty(0, np.uint16)
 class Draft:
     """Drafted tokens, the nodes of a tree; the rows are concatenated, as on the wire.
 
-    Place 0 is behind the last emitted token, place i + 1 behind node i.
+    Place 0 is the position after the last emitted token, place i + 1 the one after node i.
 
     Attributes:
-        token_ids: N of them, in the order in which they were drawn.
-        sizes: entries of each row; 0 for a certain one, which is all on the token that names it.
+        token_ids: of the N nodes, in the order in which they were drawn.
+        sizes: entries of each row; 0 for a certain row, which puts everything on its node's token.
         ids: [sum of sizes] uint32.
         weights: [sum of sizes] uint16.
-        parents: N, the place that each node hangs at; None for a chain, node i at place i.
-        row_of: N, each node's row; None where node i has row i.
-        distinct: whether siblings are drawn without replacement: a node's distribution is its
+        parents: the place that each of the N nodes hangs at; None for a chain (node i at place i).
+        row_of: each node's row; None if node i has row i.
+        distinct: whether siblings are drawn without replacement: a node's distribution is then its
             row without the tokens of its earlier siblings.
     """
 
@@ -43,7 +43,7 @@ class Draft:
 
     @classmethod
     def certain(cls, token_ids: Sequence[int]) -> Draft:
-        """Tokens that were not drawn; none at all for plain decoding."""
+        """A draft of tokens that were not drawn; without tokens for plain decoding."""
         return cls(list(token_ids), [0] * len(token_ids), _NO_IDS, _NO_WEIGHTS)
 
     @classmethod
@@ -56,7 +56,7 @@ class Draft:
     ) -> list[Draft | None]:
         """Drafts from padded rows. A row with a single token is certain.
 
-        A row without any weight, whose numbers were not finite, ends its draft before it.
+        A draft ends before a row without any weight, whose logits were not finite.
 
         Args:
             token_ids: [R], drawn from the rows, draft by draft.
@@ -65,7 +65,7 @@ class Draft:
             lengths: rows of each draft.
 
         Returns:
-            The drafts; None for one whose first row is such.
+            The drafts; None for a draft whose first row has no weight.
         """
         sent = weights > 0
         sizes = sent.sum(-1)
@@ -82,7 +82,7 @@ class Draft:
         for length in lengths:
             rows = slice(first, first + length)
             first += length
-            # What was drawn before a broken row stands: it must not be withdrawn.
+            # Tokens drawn before a broken row must not be withdrawn.
             end = next((row for row in broken if rows.start <= row < rows.stop), rows.stop)
             rows = slice(rows.start, end)
             if length and rows.start == rows.stop:
@@ -104,8 +104,8 @@ class Draft:
         return range(len(self.token_ids)) if self.row_of is None else self.row_of
 
     def homes(self) -> Sequence[int]:
-        """The place that each node leads to: its own, or for a twin, which repeats an earlier
-        sibling's token, the first one's."""
+        """The place that each node leads to: its own; for a twin, which repeats an earlier
+        sibling's token, that sibling's."""
         if self.parents is None:
             return range(1, len(self.token_ids) + 1)
         first: dict[tuple[int, int], int] = {}
@@ -113,7 +113,7 @@ class Draft:
         return [first.setdefault(node, place) for place, node in enumerate(nodes, 1)]
 
     def row_of_places(self) -> Sequence[int]:
-        """For each place the row of a pass over the last token and the nodes without twins."""
+        """For each place, its row in a pass over the last token and the nodes except twins."""
         if self.parents is None:
             return range(len(self.token_ids) + 1)
         rows: dict[int, int] = {0: 0}
@@ -122,16 +122,16 @@ class Draft:
         return [0, *(rows[home] for home in self.homes())]
 
     def path_to(self, place: int) -> Sequence[int]:
-        """The places on the way from the root to one, the root left out."""
+        """The places on the way from the root to a place, without the root."""
         return path_to(self.parents, place)
 
     def certain_tokens(self) -> list[int]:
-        """Of each certain row, in order, the token that names it."""
+        """The token of each certain row, in order."""
         named = dict(zip(self.rows_of_nodes(), self.token_ids, strict=True))
         return [named[row] for row, size in enumerate(self.sizes) if not size]
 
     def left_by_siblings(self) -> list[float]:
-        """Of each node's row, the share without the tokens of its earlier siblings; exact."""
+        """For each node, the exact share of its row without the tokens of earlier siblings."""
         ends = np.cumsum(self.sizes).tolist()
         found: list[float] = []
         taken: dict[int, list[int]] = {}
@@ -154,19 +154,19 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each node hangs behind the one before it and has a row of its own."""
+        """Whether each node follows the one before it and has its own row."""
         return self.parents is None and self.row_of is None
 
     @property
     def depth(self) -> int:
-        """Nodes of the longest path."""
+        """Number of nodes of the longest path."""
         return depth_of(self.parents, len(self.token_ids))
 
     def check_shape(self, vocab_size: int) -> None:
-        """Check all but what is in the rows, which `faults` does for a batch.
+        """Check everything except the rows' contents, which `faults` checks for a batch.
 
         Raises:
-            ValueError: what is wrong, beginning with the field's name.
+            ValueError: something is wrong; the message begins with the field's name.
         """
         count, rows, entries = len(self.token_ids), len(self.sizes), sum(self.sizes)
         if self.row_of is None and rows != count:
@@ -186,7 +186,7 @@ class Draft:
             raise ValueError(fault)
 
     def _fault(self, vocab_size: int) -> str:
-        """What is wrong within the rows, beginning with the field's name; empty if nothing."""
+        """What is wrong in the rows, beginning with the field's name; empty if nothing."""
         if not len(self.ids):
             return ""
         if (largest := int(self.ids.max())) >= vocab_size:
@@ -205,9 +205,9 @@ class Draft:
         return ""
 
     def fault_of_nodes(self) -> str:
-        """What is wrong with how nodes hang together, beginning with the field's name.
+        """What is wrong with the tree's structure, beginning with the field's name; else empty.
 
-        Chains of one row a node are sound.
+        Chains with one row per node are always sound.
         """
         if self.is_chain:
             return ""
@@ -232,7 +232,9 @@ class Draft:
         return ""
 
     def misfit(self, takes: DraftShape) -> str:
-        """Why a rule cannot decide it, its shape being sound, beginning with the field's name.
+        """Why a rule cannot decide this draft, beginning with the field's name; empty if it can.
+
+        The draft's shape must be sound.
 
         Args:
             takes: the widest kind of draft that the rule can decide.
@@ -244,7 +246,7 @@ class Draft:
         return self._not_independent()
 
     def _not_independent(self) -> str:
-        """Why it is not several independent chains whose common beginnings are one."""
+        """Why this is not a merge of several independent chains; empty if it is."""
         if self.distinct:
             return "draft.distinct_siblings: the verifier takes independent chains"
         rows: dict[int, int] = {}
@@ -267,7 +269,7 @@ class Draft:
 
 
 def faults(drafts: Sequence[Draft], vocab_size: int) -> dict[int, str]:
-    """What is wrong within the rows of drafts of sound shape, by a draft's place; mostly empty."""
+    """What is wrong in the rows of drafts of sound shape, by index of the draft; mostly empty."""
     found = {
         b: drafts[b]._fault(vocab_size) for b in _unsound(drafts, range(len(drafts)), vocab_size)
     }
@@ -275,8 +277,8 @@ def faults(drafts: Sequence[Draft], vocab_size: int) -> dict[int, str]:
 
 
 def _unsound(drafts: Sequence[Draft], places: range, vocab_size: int) -> list[int]:
-    """Those with something wrong. All are looked at together, then by halves: who shares a batch
-    with a bad draft pays a fraction of looking through each by itself."""
+    """Indices of faulty drafts. All are checked together; if that fails, each half is. With one bad
+    draft in a batch, this costs a fraction of checking each draft separately."""
     looked_at = drafts[places.start : places.stop]
     ids = np.concatenate([draft.ids for draft in looked_at])
     if not len(ids) or _sound(looked_at, ids, vocab_size):
@@ -307,7 +309,7 @@ def _sound(drafts: Sequence[Draft], ids: npt.NDArray[np.uint32], vocab_size: int
             np.int64,
         )
     drawn = sizes[row_of] > 0
-    # Keys of 32 bits sort twice as fast.
+    # 32-bit keys sort twice as fast.
     kind = np.uint32 if len(sizes) * vocab_size < 2**32 else np.uint64
     bases = (np.arange(len(sizes), dtype=np.uint64) * vocab_size).astype(kind)
     keys = np.repeat(bases, sizes)

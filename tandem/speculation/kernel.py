@@ -1,8 +1,8 @@
-"""Kernels for a CPU, compiled from Python by numba: where a text alone waits for operators.
+"""CPU kernels, compiled from Python by numba, for work whose cost is mostly torch's overhead.
 
-A draw or a verdict of one text takes dozens of operators of torch, of a few microseconds each
-whatever they compute. Compiled, it is one call. The plain code stays the reference, what a device
-runs, and what the kernels are tested against.
+A draw or a verdict of one text takes dozens of torch operators, at a few microseconds each whatever
+they compute. Compiled, it is one call. The plain torch code remains the reference: devices run it,
+and tests compare the kernels with it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 
 import numba
 
-# Of what may add up in any order, and so be vectorised; what is not finite has to be noticed.
+# Fast-math flags for sums in any order, which can be vectorised. They keep NaN and infinity intact.
 _ANY_ORDER = {"reassoc", "nsz"}
 
 
 def kernel(
     signature: Any = None, *, any_order: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a function, at once where its types are given, else where it is called.
+    """Compile a function: now if its signature is given, else when it is first used.
 
-    What was compiled is kept beside the source, or in the user's cache directory, so that only
-    the first start takes seconds. Where neither can be written, each start does.
+    Compiled code is cached next to the source, or in the user's cache directory, so that only the
+    first start takes seconds. If neither can be written, each start does.
 
     Args:
-        signature: numba's, of what is called from outside; others are called by kernels alone.
-        any_order: whether its sums may be added up in another order than written.
+        signature: numba's, for functions called from Python; others are called by kernels only.
+        any_order: whether sums may be computed in any order.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             made: Callable[..., Any] = _jit(function, signature, any_order, cache=True)
-        except RuntimeError:  # no place for the cache
+        except RuntimeError:  # the cache cannot be written
             made = _jit(function, signature, any_order, cache=False)
         return made
 
@@ -44,11 +44,11 @@ def _jit(function: Callable[..., Any], signature: Any, any_order: bool, cache: b
     options: dict[str, Any] = {"fastmath": fastmath, "nogil": True, "cache": cache}
     if signature is not None:
         return numba.njit(signature, **options)(function)
-    # What Python and C would call takes time to compile.
+    # Skip the wrappers for calls from Python and C, which take time to compile.
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return numba.njit(**options)(function)
 
 
 def readonly(dtype: Any, dimensions: int = 1) -> Any:
-    """The type of a contiguous array that is only read; arrays made of received bytes are."""
+    """The type of a contiguous read-only array, such as one made from received bytes."""
     return numba.types.Array(dtype, dimensions, "C", readonly=True)

@@ -1,16 +1,16 @@
-"""How the nodes of a draft may hang together, and which kinds of drafts there are."""
+"""The tree structure of a draft, and the kinds of drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
 
-# Of one draft that is a tree: what a target computes in a pass for one text.
+# Most nodes of a tree, which a target computes in one pass for one text.
 MOST_NODES = 256
 
 
 class DraftShape(IntEnum):
-    """Kinds of drafts. A chain is a case of both others."""
+    """Kinds of drafts. A chain is a special case of both other kinds."""
 
     CHAIN = 1
     TREE = 2
@@ -18,7 +18,7 @@ class DraftShape(IntEnum):
 
 
 def path_to(parents: Sequence[int] | None, place: int) -> Sequence[int]:
-    """The places on the way from the root to one, the root left out; of a chain without parents."""
+    """The places from the root to a place, without the root; without parents, those of a chain."""
     if parents is None:
         return range(1, place + 1)
     path: list[int] = []
@@ -29,7 +29,7 @@ def path_to(parents: Sequence[int] | None, place: int) -> Sequence[int]:
 
 
 def depth_of(parents: Sequence[int] | None, count: int) -> int:
-    """Nodes of the longest path of so many; of a chain without parents."""
+    """Length of the longest path among `count` nodes; without parents, that of a chain."""
     if parents is None:
         return count
     depths = [0]

@@ -1,4 +1,4 @@
-"""What a verifier is given, and what it returns."""
+"""The input and the output of a verifier."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tandem.speculation.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class NodeLayout:
-    """What a batch has beyond chains of one row a node.
+    """The structure of a batch that is not all chains with one row per node.
 
     Attributes:
-        tree: how the nodes hang together.
+        tree: the structure of the trees.
         row_of: [B, N] int64, each node's row.
         distinct: [B] bool, whether siblings are drawn without replacement.
-        left: [B, N] float64, the share of a node's row that its earlier siblings left; 1 where
-            they are independent.
+        left: [B, N] float64, the share of a node's row that its earlier siblings left; 1 if
+            siblings are independent.
     """
 
     tree: Tree
@@ -37,12 +37,12 @@ class Proposal:
     """The drafts of a batch of sequences, with the distributions they were drawn from.
 
     Attributes:
-        tokens: [B, N] int64; entries at or beyond a row's length are padding (0).
+        tokens: [B, N] int64; entries at or beyond a draft's length are padding (0).
         lengths: [B] int64, each 0..N; 0 means no draft.
         ids: [B, R, K] int64 token ids of the rows of q; padding has probability 0.
         probs: [B, R, K] their probabilities, float32 or float64.
-        rows: [B, R, V] the same rows over the whole vocabulary, where they are known.
-        branches: None where all are chains: node i hangs at place i and has row i.
+        rows: [B, R, V] the same rows over the whole vocabulary, if they are known.
+        branches: None if all drafts are chains, in which node i hangs at place i and has row i.
     """
 
     tokens: Tensor
@@ -68,7 +68,7 @@ class Proposal:
             tokens: [B, N] int64.
             draft_probs: [B, R, V].
             lengths: [B] int64; all N by default.
-            parents: the place of each node of each draft; chains by default.
+            parents: the place that each node of each draft hangs at; chains by default.
             row_of: [B, N] int64; node i has row i by default.
             distinct: whether siblings are drawn without replacement.
         """
@@ -115,7 +115,7 @@ class Proposal:
         certain = there & (sizes == 0)
         ids[certain, 0] = [token for draft in drafts for token in draft.certain_tokens()]
         weights[certain, 0] = 1.0
-        # Rows behind a draft's end have no weight, and stay without.
+        # Rows beyond a draft's end have no weight; the maximum avoids 0 / 0.
         weights /= np.maximum(weights.sum(-1, keepdims=True), 1.0)
         numbers = [
             torch.from_numpy(array).to(device, non_blocking=True)
@@ -126,7 +126,7 @@ class Proposal:
 
     @property
     def place_depth(self) -> Tensor | None:
-        """[B, N+1] depth of each place; None where it is the place itself."""
+        """[B, N+1] depth of each place; None if depth and place are equal (chains)."""
         return None if self.branches is None else self.branches.tree.depth
 
     def dense(self, vocab_size: int, dtype: torch.dtype) -> Tensor:
@@ -138,7 +138,7 @@ class Proposal:
         return rows.scatter_add_(-1, self.ids, self.probs.to(dtype))
 
     def overlaps(self, target_probs: Tensor) -> Tensor:
-        """[B, N]: Σ_x min(p(x), row(x)) of each node, at the place that it hangs at.
+        """[B, N]: Σ_x min(p(x), row(x)) of each node, with p of the place that it hangs at.
 
         Args:
             target_probs: [B, N+1, V].
@@ -156,7 +156,7 @@ class Proposal:
 
 
 def _branches(drafts: Sequence[Draft], most: int, device: torch.device | str) -> NodeLayout | None:
-    """Of drafts that are not all plain chains."""
+    """The layout of drafts that are not all plain chains; else None."""
     if all(draft.parents is None and draft.row_of is None for draft in drafts):
         return None
     row_of = np.zeros((len(drafts), most), np.int64)
@@ -178,10 +178,10 @@ class Verdict:
     """What a verifier decided.
 
     Attributes:
-        place: [B] int64, of the last kept node; 0 where none was kept.
+        place: [B] int64, the place of the last kept node; 0 if none was kept.
         num_accepted: [B] int64, drafted tokens kept: the depth of that place.
-        next_token: [B] int64, the correction, or the bonus where a whole path was kept.
-        carry: one entry a sequence, to be given to its next round; None for most rules.
+        next_token: [B] int64, the correction, or the bonus if a whole path was kept.
+        carry: one entry per sequence, for its next round; None for most rules.
     """
 
     place: Tensor

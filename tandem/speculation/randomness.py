@@ -2,8 +2,8 @@
 
 Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The
 key is the request's seed; the counter is (row, round, purpose). Purposes never share a
-number, and a row that a round did not use is burnt with its round: reusing a position's
-number in a later round biases the text.
+number, and a number that a round did not use is never used later: to reuse a position's number in
+a later round would bias the text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _MASK = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _ROUNDS = 10
-# What is added to the key in each round.
+# Added to the key in each round of Philox.
 _WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _BUMPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL
 
@@ -44,7 +44,7 @@ def philox4x32(
     Returns:
         [4, N] 32-bit words.
     """
-    # Two lanes at once: the low and the high half of each product go to the other lane.
+    # Two lanes at a time: both halves of each product go to the other lane.
     even, odd = counters[0::2], counters[1::2]
     for key in (keys + _BUMPS) & _MASK:
         products = (even * _MULTIPLIERS)[::-1]
@@ -52,14 +52,14 @@ def philox4x32(
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-# From words to numbers, one row of words [4, ...] a number.
+# Makes numbers from words [4, ...]: one number from each column of four words.
 Form = Callable[[npt.NDArray[np.uint64]], npt.NDArray[Any]]
 
 
 def uniforms(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Uniforms in [0, 1) with 53 bits, of words [4, ...]. 0 does occur.
+    """Uniforms in [0, 1) with 53 bits, from words [4, ...]. 0 does occur.
 
-    24 bits would never draw some 43,000 tokens of a plausible row of 128,256.
+    With 24 bits, some 43,000 tokens of a plausible row of 128,256 could never be drawn.
     """
     bits = (words[0] >> np.uint64(5) << np.uint64(26)) | (words[1] >> np.uint64(6))
     values: npt.NDArray[np.float64] = bits.astype(np.float64) * 2.0**-53
@@ -67,7 +67,7 @@ def uniforms(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
 
 
 def digits(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Uniform 64-bit integers as their low and high 32-bit digits [..., 2], of words [4, ...]."""
+    """Uniform 64-bit integers as low and high 32-bit digits [..., 2], from words [4, ...]."""
     return np.stack((words[0], words[1]), -1).astype(np.int64)
 
 
@@ -77,9 +77,9 @@ class Foreseen:
     A call of Philox costs some 70 microseconds for one number and about as much for a hundred.
 
     Args:
-        seed: the request's, 64 bits.
-        purpose: what they decide.
-        form: what they are made into.
+        seed: of the request, 64 bits.
+        purpose: of the numbers.
+        form: makes the numbers from random words.
     """
 
     def __init__(self, seed: int, purpose: Purpose, form: Form) -> None:
@@ -90,7 +90,7 @@ class Foreseen:
         self._numbers: npt.NDArray[Any] | None = None  # [rounds, rows, ...]
 
     def take(self, round_: int, count: int) -> npt.NDArray[Any]:
-        """Rows 0..count-1 of a round, [count, ...]; those that were not foreseen are computed."""
+        """Numbers 0..count-1 of a round, [count, ...]; computed now if not foreseen."""
         if not self.covers(round_, count):
             foresee([(self, round_, count)])
         assert self._numbers is not None
@@ -98,23 +98,27 @@ class Foreseen:
         return row
 
     def covers(self, round_: int, count: int) -> bool:
-        """Whether the numbers are there already."""
+        """Whether these numbers have been computed already."""
         numbers, place = self._numbers, round_ - self._first
         return numbers is not None and (0 <= place < len(numbers) and count <= numbers.shape[1])
 
 
-# Rounds that are foreseen: many enough to make a call's share small, few enough to waste little
-# of it on a text that ends.
+# Rounds computed ahead: enough to make a call's cost per round small, and few enough to waste
+# little when a text ends.
 _ROUNDS_AHEAD = 16
 
 
 def foresee(wanted: Sequence[tuple[Foreseen, int, int]]) -> None:
-    """Compute the numbers of many requests in one call: from a round on, so many rows a round."""
+    """Compute numbers of many requests in one call.
+
+    Args:
+        wanted: for each request, its `Foreseen`, the first round, and the numbers per round.
+    """
     counters, keys, shapes = [], [], []
     for foreseen, round_, count in wanted:
         rows, rounds = np.meshgrid(
             np.arange(count, dtype=np.uint64),
-            # Behind the last 64-bit number comes 0, which no text has left to ask for.
+            # Round numbers wrap around to 0 after 64 bits, which no text ever reaches.
             np.arange(_ROUNDS_AHEAD, dtype=np.uint64) + np.uint64(round_),
         )
         purpose = np.full_like(rows, foreseen._purpose)

@@ -1,4 +1,4 @@
-"""Truncate, round and draw on a CPU, as `categorical.py` does, in one kernel."""
+"""Truncates, rounds and draws on a CPU in one kernel, with the results of `categorical.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LARGEST = np.float32(MAX_WEIGHT)
 
 @kernel()
 def _cut(keys: Any, probs: Any, mass: Any, ids: Any, weights: Any) -> Any:
-    """Fill a row's ids and weights; the sum of the weights."""
+    """Fill a row's ids and weights; return the sum of the weights."""
     total, before = 0, 0.0
     largest = probs[keys[0] & 0xFFFFFFFF]
     for i in range(len(keys)):
@@ -25,10 +25,10 @@ def _cut(keys: Any, probs: Any, mass: Any, ids: Any, weights: Any) -> Any:
         value = probs[place]
         before += value
         weight = 0
-        # What lies before the likeliest token is 0, and covers nothing.
+        # The mass before the likeliest token is 0, so that token is always kept.
         if not np.float32(np.float32(before) - value) >= mass:
             scaled = np.rint(np.float32(value / largest) * _LARGEST)
-            if scaled > 0:  # what is no number has no weight
+            if scaled > 0:  # NaN gets no weight
                 weight = int(scaled)
         weights[i] = weight
         total += weight
@@ -37,7 +37,7 @@ def _cut(keys: Any, probs: Any, mass: Any, ids: Any, weights: Any) -> Any:
 
 @kernel()
 def _first_beyond(weights: Any, point: Any) -> Any:
-    """The first place whose partial sum is beyond a point; the last one without any weight."""
+    """The first place whose partial sum is above a point; the last place if no sum is."""
     reached = 0
     for i in range(len(weights)):
         reached += weights[i]
@@ -71,17 +71,17 @@ def _sample(
 def sample(
     probs: npt.NDArray[np.float32], mass: float, support: int, digits: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """What `Categorical.quantize` and its `draw` make of the same rows.
+    """The results of `Categorical.quantize` and `draw` for the same rows.
 
     Args:
         probs: [B, V].
         mass: the share to cover.
-        support: the most tokens to keep, >= 1 and small enough for one multiplication a digit:
-            K * 65535 < 2**31.
+        support: the most tokens K to keep, >= 1. For one multiplication per digit,
+            K * 65535 < 2**31 is required.
         digits: [B, 2], the low and high 32-bit digits of uniform 64-bit integers.
 
     Returns:
-        Tokens [B], and the rows that they come from: ids and weights [B, K].
+        Tokens [B], and the rows that they were drawn from: ids and weights [B, K].
     """
     keys = likeliest_keys(probs, min(support, probs.shape[1]))
     tokens = np.empty(len(keys), np.int64)

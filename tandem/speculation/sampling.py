@@ -10,7 +10,7 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature, then top-k, then top-p, then min-p: the order Hugging Face uses.
+    """Temperature, then top-k, then top-p, then min-p: Hugging Face's order.
 
     Attributes:
         temperature: divides the logits; 0 takes the argmax. Finite, >= 0.

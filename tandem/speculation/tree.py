@@ -1,4 +1,4 @@
-"""How the nodes of drafts hang together, laid out for rules that decide a batch at once."""
+"""The tree structure of drafts, laid out for rules that decide a batch at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """Nodes that are judged together: one at each of some places, all of one rank.
+    """Nodes that are judged together: at most one from each place, all of one rank.
 
     Attributes:
-        batch: [n] int64, whose draft each is of.
-        node: [n] int64, in its draft.
-        place: [n] int64 that it hangs at.
-        before: [n] int64, of its sibling of the next lower rank: where it is in that rank's
-            `Siblings`. Empty for rank 0.
+        batch: [n] int64, index of each node's draft.
+        node: [n] int64, index of the node in its draft.
+        place: [n] int64, the place that it hangs at.
+        before: [n] int64, index of its sibling of the next lower rank in that rank's `Siblings`.
+            Empty for rank 0.
         earlier: [n, rank] int64, its earlier siblings, in order.
     """
 
@@ -35,17 +35,16 @@ class Siblings:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Trees of a batch of drafts. Place 0 is the root, place i + 1 is behind node i.
+    """Trees of a batch of drafts. Place 0 is the root, place i + 1 comes after node i.
 
     Attributes:
         parents: [B, N] int64, the place that a node hangs at; 0 for padding.
-        home: [B, N] int64, the place that a kept node leads to: its own, or for a twin, which
-            repeats an earlier sibling's token, the first one's.
-        depth: [B, N+1] int64 of the places.
-        children: [B, N+1, C] int64, nodes at each place in the order they were drawn; -1 behind
-            them.
-        order: [B, N] int64, place of a node in a walk that comes to children before their
-            parents and to siblings in their order; N for padding.
+        home: [B, N] int64, the place that a kept node leads to: its own; for a twin, which repeats
+            an earlier sibling's token, that sibling's.
+        depth: [B, N+1] int64, depth of each place.
+        children: [B, N+1, C] int64, nodes at each place in the order they were drawn, then -1.
+        order: [B, N] int64, index of a node in a walk that visits children before their parents
+            and siblings in order; N for padding.
         levels: for each depth of places, for each rank of siblings, the nodes.
     """
 
@@ -63,7 +62,7 @@ class Tree:
         token_ids: Sequence[Sequence[int]],
         device: torch.device | str = "cpu",
     ) -> Tree:
-        """Lay out a batch; `parents` and `token_ids` have one entry a node of each draft."""
+        """Lay out a batch; `parents` and `token_ids` have one entry per node of each draft."""
         batch, most = len(parents), max((len(one) for one in parents), default=0)
         shapes = [_shape_of(tuple(one)) for one in parents]
         widest = max((len(nodes) for shape in shapes for nodes in shape.children), default=0)
@@ -93,12 +92,12 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What follows from a draft's parents alone, on the host; of as many drafts as have them.
+    """What follows from a draft's parents alone, on the host; shared by drafts with the same.
 
     Attributes:
         children: nodes at each place.
         depth: of each place.
-        order: each node's place in the walk from the leaves.
+        order: each node's index in the walk from the leaves.
     """
 
     children: list[list[int]]
@@ -107,7 +106,7 @@ class _Shape:
 
     @classmethod
     def of(cls, parents: Sequence[int]) -> _Shape:
-        """Of a draft."""
+        """The shape of a draft."""
         children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
         depth = [0]
         for node, place in enumerate(parents):
@@ -116,12 +115,12 @@ class _Shape:
         return cls(children, depth, _order(children))
 
 
-# Calibrated shapes are few, and come again in each round.
+# Calibrated shapes are few, and recur in each round.
 _shape_of = lru_cache(maxsize=256)(_Shape.of)
 
 
 def _order(children: Sequence[Sequence[int]]) -> list[int]:
-    """Each node's place in the walk from the leaves."""
+    """Each node's index in the walk from the leaves."""
     came = [0] * (len(children) - 1)
     pending, count = [iter(children[0])], 0
     path: list[int] = []
@@ -139,7 +138,7 @@ def _order(children: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _homes(parents: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The place that each node leads to: a twin's is its first sibling's of the same token."""
+    """The place that each node leads to; for a twin, that of the first sibling with its token."""
     first: dict[tuple[int, int], int] = {}
     pairs = zip(parents, token_ids, strict=True)
     return [first.setdefault(pair, node) for node, pair in enumerate(pairs, 1)]
@@ -180,7 +179,7 @@ def _levels(shapes: Sequence[_Shape], device: torch.device | str) -> list[list[S
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    """Whether each node hangs behind the one before it."""
+    """Whether each node follows the one before it."""
     return all(after == before + 1 for before, after in pairwise((-1, *parents)))
 
 
