@@ -1,1 +1,1 @@
-"""Who may call whom: certificates, tokens, and the files that they are read from."""
+"""Who may call: certificates, tokens, and the files that they are read from."""

@@ -1,4 +1,4 @@
-"""Who calls, and whether they may: asked before a handler hears of the call."""
+"""Authenticates and authorises callers, before a call reaches its handler."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.status import abort
 from tandem.telemetry.logs import bind_caller
 
-# Probes have neither a token nor a name.
+# Health probes have neither a token nor a certificate.
 _OPEN_TO_ALL = "/grpc.health.v1.Health/"
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who has proved to be behind a call.
+    """The authenticated caller of a call.
 
     Attributes:
-        name: of a token's owner, or in a client's certificate; empty where that has none.
-        proof: what it was proved by.
+        name: of the token's owner, or from the client's certificate; empty if that has none.
+        proof: how the caller was authenticated.
     """
 
     name: str
@@ -36,17 +36,17 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def caller() -> Caller | None:
-    """Who is behind the call that is being handled; None where nobody had to prove anything."""
+    """The caller of the call that is being handled; None without authentication."""
     return _caller.get()
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls pass whose caller may make them, but for health checks, which all may make.
+    """Admits calls of authorised callers, and all health checks.
 
     Args:
-        tokens: one of which a call has to bring; None asks for none, and then all have shown a
-            certificate.
-        clients: names of certificates that may call; none at all lets in whoever has one.
+        tokens: a call must bring one of these; None asks for no token: TLS has then already
+            required a certificate.
+        clients: names in certificates that may call; if empty, any valid certificate may.
     """
 
     def __init__(self, tokens: BearerTokens | None, clients: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary), *coders)
 
     def _guarded(self, behaviour: Any) -> Any:
-        """A handler that is reached by who may reach it; it stays what it was, as gRPC looks."""
+        """A handler that first checks the caller; of the same kind, since gRPC inspects it."""
         if inspect.isasyncgenfunction(behaviour):
 
             async def streaming(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -89,7 +89,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return guarded
 
     async def _admit(self, context: Any) -> None:
-        """Note who calls, or end the call."""
+        """Record the caller, or abort the call."""
         try:
             known = self._known(context)
         except TandemError as error:
@@ -98,11 +98,11 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         bind_caller(known.name)
 
     def _known(self, context: Any) -> Caller:
-        """Who calls.
+        """The caller.
 
         Raises:
-            Forbidden: the certificate's names are none that may.
-            Unauthenticated: there is no good token.
+            Forbidden: no name in the certificate may call.
+            Unauthenticated: there is no valid token.
         """
         names = [name.decode(errors="replace") for name in context.peer_identities() or ()]
         if self._clients:

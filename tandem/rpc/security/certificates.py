@@ -1,6 +1,6 @@
-"""Certificates, keys and authorities in PEM files: read, and found fit for use.
+"""Certificates, keys and authorities in PEM files: read and checked.
 
-gRPC takes whatever it is given, and then refuses every connection without a word to us.
+gRPC itself accepts unusable ones, and then silently refuses every connection.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tandem.rpc.security.files import NamedFile
 
 @dataclass(frozen=True)
 class KeyPair:
-    """A certificate with those that it hangs from, and its key, as PEM."""
+    """A certificate with its chain of intermediates, and its key, as PEM."""
 
     chain: bytes
     key: bytes
 
 
 def read_pair(certificate: NamedFile, key: NamedFile) -> KeyPair:
-    """A certificate that is in force, with its key.
+    """A certificate that is valid now, with its key.
 
     Raises:
-        StartupError: which of the files is unfit, and how.
+        StartupError: one of the files is not usable; says which, and why.
     """
     chain, secret = certificate.read(), key.read()
     own = _certificates(certificate, chain)[0]
@@ -41,7 +41,7 @@ def read_pair(certificate: NamedFile, key: NamedFile) -> KeyPair:
     except (ValueError, UnsupportedAlgorithm):
         raise key.unfit("holds no PEM private key") from None
     if not isinstance(private, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        # The handshake would find no signature that both sides know.
+        # The handshake would find no signature algorithm that both sides support.
         raise key.unfit("is of a kind that gRPC does not take; use ECDSA (P-256) or RSA")
     if private.public_key() != _public_key(certificate, own):
         raise key.unfit(f"does not fit the certificate in {certificate.path}")
@@ -49,10 +49,10 @@ def read_pair(certificate: NamedFile, key: NamedFile) -> KeyPair:
 
 
 def read_authorities(file: NamedFile) -> bytes:
-    """The certificates of authorities, of which one at least is in force.
+    """The certificates of authorities, of which at least one is valid now.
 
     Raises:
-        StartupError: the file is unfit, and how.
+        StartupError: the file is not usable; says why.
     """
     content = file.read()
     faults = [_out_of_force(certificate) for certificate in _certificates(file, content)]
@@ -76,7 +76,7 @@ def _public_key(file: NamedFile, certificate: x509.Certificate) -> object:
 
 
 def _out_of_force(certificate: x509.Certificate) -> str:
-    """Why a certificate is not in force; empty where it is."""
+    """Why a certificate is not valid now; empty if it is."""
     now = datetime.now(UTC)
     if now >= certificate.not_valid_after_utc:
         return f"expired at {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"

@@ -1,4 +1,4 @@
-"""A file that a setting or an option names, and the sentence that says what is wrong with it."""
+"""Files that a setting or an option names, with errors that quote both; and watched files."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import structlog
 
 from tandem.errors import StartupError
 
-# Of one file: a bundle of all public authorities has a quarter of it.
+# Largest file; a bundle of all public authorities has a quarter of this size.
 _MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class NamedFile:
-    """A file, and what named it.
+    """A file, and the setting that names it.
 
     Attributes:
-        setting: a variable or an option, for sentences.
-        path: see there.
+        setting: a variable or an option, for error messages.
+        path: of the file.
     """
 
     setting: str
     path: Path
 
     def read(self) -> bytes:
-        """What is in it.
+        """The file's content.
 
         Raises:
-            StartupError: it is missing, unreadable or too large.
+            StartupError: the file is missing, unreadable or too large.
         """
         try:
             with self.path.open("rb") as file:
@@ -45,7 +45,7 @@ class NamedFile:
         return content
 
     def unfit(self, fault: str) -> StartupError:
-        """The error that says what is wrong with it."""
+        """The error that names the setting, the file and its fault."""
         return StartupError(f"{self.setting}: {self.path} {fault}")
 
 
@@ -55,17 +55,17 @@ T = TypeVar("T")
 
 
 class Watched(Generic[T]):
-    """What some files say. They are read again when they have changed, and taken if they are fit.
+    """The content of some files, read again when they change, and replaced if the new one is valid.
 
-    Files that belong together are not replaced at once: between two of them the old content
-    stays in force, as it does while what stands there is unfit.
+    Files that belong together are not replaced in one step. Until all of them fit together, and as
+    long as the new content is not valid, the old content stays in force.
 
     Args:
         paths: of the files.
-        read: makes the content of them all; called on whatever thread asks.
+        read: reads and combines all files; called in the thread that calls `look`.
 
     Raises:
-        StartupError: they are unfit now.
+        StartupError: the files are not valid now.
     """
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T]) -> None:
@@ -77,11 +77,11 @@ class Watched(Generic[T]):
         self._version = 0
 
     def look(self) -> tuple[int, T]:
-        """The content in force, and its number, which counts up whenever it is another one."""
+        """The version number and the content in force; the version grows when the content does."""
         with self._lock:
             state = self._state()
             if state != self._seen:
-                # Taken before the files are read: what comes later is seen the next time.
+                # The state is from before the read: a later change is seen at the next look.
                 self._seen = state
                 self._renew()
             return self._version, self._content
@@ -99,7 +99,7 @@ class Watched(Generic[T]):
             _log.info("changed files are in force", files=names)
 
     def _state(self) -> list[tuple[int, int, int] | None]:
-        """Differs when a file has been written, or replaced by another one behind its name."""
+        """Differs if a file has been written, or replaced under the same name."""
         return [_state_of(path) for path in self._paths]
 
 

@@ -1,4 +1,4 @@
-"""Where plaintext may go: nowhere that others could listen, unless it is asked for by name."""
+"""Where plaintext is allowed: only within this machine, unless a setting allows it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 from tandem.errors import StartupError
 
-# Of settings: only to this machine, or wherever the address says.
+# Values of the settings: plaintext within this machine only, or to any address.
 Plaintext = Literal["loopback", "allow"]
 
 _SCHEME = re.compile(r"(?:dns:(?://[^/]*/)?|ipv4:|ipv6:|passthrough:(?://[^/]*/)?)")
 
 
 def host_of(address: str) -> str:
-    """The host in "host:port" or in a gRPC target with such an end; brackets are taken off."""
+    """The host of "host:port" or of a gRPC target that ends so, without brackets."""
     place = address[match.end() :] if (match := _SCHEME.match(address)) else address
     if place.startswith("["):
         return place[1:].partition("]")[0]
@@ -23,7 +23,7 @@ def host_of(address: str) -> str:
 
 
 def stays_here(address: str) -> bool:
-    """Whether what is sent to an address, or taken there, never leaves the machine."""
+    """Whether traffic to or from an address never leaves the machine."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = host_of(address)
@@ -31,22 +31,22 @@ def stays_here(address: str) -> bool:
         return True
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name: it may be anywhere, and elsewhere tomorrow
+    except ValueError:  # a name, which may resolve to any address
         return False
 
 
 def check_plaintext(address: str, said: Plaintext, named_by: str, instead: str, ask: str) -> None:
-    """Let an address go that is to be used without TLS.
+    """Check that an address may be used without TLS.
 
     Args:
         address: to listen on, or to connect to.
-        said: what was asked for.
+        said: value of the plaintext setting.
         named_by: the setting that has the address.
-        instead: the settings that would bring TLS.
-        ask: the setting that asks for plaintext.
+        instead: the settings that would turn on TLS.
+        ask: the setting that can allow plaintext.
 
     Raises:
-        StartupError: others could listen, and nobody asked for it.
+        StartupError: the address is beyond this machine, and plaintext is not allowed there.
     """
     if said != "allow" and not stays_here(address):
         raise StartupError(

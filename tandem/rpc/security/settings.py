@@ -1,4 +1,4 @@
-"""What a service's settings say of TLS, for its server."""
+"""TLS of a service's server, from its settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def tls_of(settings: ServiceSettings) -> ServerTls | None:
-    """TLS of a service; None where it is to serve plaintext, and may.
+    """TLS of a service; None if it serves plaintext, and may.
 
     Raises:
-        StartupError: which setting or file is unfit, and how.
+        StartupError: a setting or a file is not usable; says which, and why.
     """
     cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
 
@@ -40,7 +40,7 @@ def tls_of(settings: ServiceSettings) -> ServerTls | None:
         return None
     if settings.tls_clients and ca is None:
         raise StartupError(f"{named('tls_clients')} needs {named('tls_client_ca')} too")
-    # What reads certificates takes a tenth of a second to import.
+    # Importing the code that reads certificates takes a tenth of a second.
     from tandem.rpc.security.tls import server_tls
 
     return server_tls(

@@ -1,4 +1,4 @@
-"""TLS of both sides: credentials from files, new ones when the files change."""
+"""TLS for both sides: credentials from files, renewed when the files change."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tandem.rpc.security.files import NamedFile, Watched
 
 @dataclass(frozen=True)
 class ServerTls:
-    """What a server shows, and whom it lets in.
+    """A server's credentials, and the clients that it accepts.
 
     Attributes:
-        credentials: of one port; each new connection is met with what the files say then.
-        mutual: clients have to show a certificate.
-        clients: names that theirs may have; none means any that an authority of ours signed.
+        credentials: of one port; each new connection uses the files' current content.
+        mutual: whether clients must present a certificate.
+        clients: names allowed in clients' certificates; if empty, any certificate that our
+            authorities signed is accepted.
     """
 
     credentials: grpc.ServerCredentials
@@ -34,13 +35,13 @@ def server_tls(
     """TLS of a server.
 
     Args:
-        certificate: its own, with those that it hangs from.
-        key: of it.
-        client_authorities: who signs clients' certificates; None asks clients for none.
+        certificate: the server's, with its chain.
+        key: of the certificate.
+        client_authorities: authorities that sign clients' certificates; None asks for none.
         clients: see `ServerTls`.
 
     Raises:
-        StartupError: which file is unfit, and how.
+        StartupError: a file is not usable; says which, and why.
     """
     files = [file for file in (certificate, key, client_authorities) if file is not None]
 
@@ -52,7 +53,7 @@ def server_tls(
     given, first = watched.look()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Called before each handshake, on gRPC's own threads; None changes nothing."""
+        """Called before each handshake, in gRPC's own threads; None changes nothing."""
         nonlocal given
         version, content = watched.look()
         if version == given:
@@ -63,7 +64,7 @@ def server_tls(
     mutual = client_authorities is not None
     credentials = grpc.dynamic_ssl_server_credentials(
         _configuration(*first),
-        fetch,  # type: ignore[arg-type]  # the stubs forget None
+        fetch,  # type: ignore[arg-type]  # the stubs do not allow None
         mutual,
     )
     return ServerTls(credentials, mutual, clients)
@@ -74,18 +75,18 @@ def _configuration(pair: KeyPair, authorities: bytes | None) -> grpc.ServerCerti
 
 
 class ClientTls:
-    """How a caller knows servers, and what it shows them.
+    """How a client verifies servers, and the certificate that it presents.
 
-    gRPC's own client credentials are those of a channel for its life. Whoever keeps a channel
-    asks here whether another one would have others.
+    A gRPC channel keeps its credentials for its life. The owner of a channel compares `version` to
+    learn whether a new channel would have other credentials.
 
     Attributes:
-        authorities: who signs servers' certificates.
-        certificate: to show; None where servers ask for none.
-        key: of it.
+        authorities: that sign servers' certificates.
+        certificate: to present; None if servers ask for none.
+        key: of the certificate.
 
     Raises:
-        StartupError: which file is unfit, and how.
+        StartupError: a file is not usable; says which, and why.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class ClientTls:
 
     @property
     def version(self) -> int:
-        """Another one than before where new credentials would differ."""
+        """Changes whenever the credentials of a new channel would."""
         return self._watched.look()[0]
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a new channel, of what the files say now."""
+        """Credentials for a new channel, from the files' current content."""
         authorities, pair = self._watched.look()[1]
         if pair is None:
             return grpc.ssl_channel_credentials(authorities)

@@ -1,4 +1,4 @@
-"""Bearer tokens: a file of them, and who presents one."""
+"""Bearer tokens: a service's file of tokens with their owners, and a caller's own token."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from tandem.errors import Unauthenticated
 from tandem.rpc.security.files import NamedFile, Watched
 
-# What a caller is told to send.
+# Tells a caller what to send.
 _HOW = "send the metadata 'authorization: Bearer TOKEN'"
-# Fewer characters could be guessed; `openssl rand -hex 32` gives 64.
+# A shorter token could be guessed; `openssl rand -hex 32` gives 64 characters.
 _SHORTEST = 16
-# RFC 6750's alphabet of a bearer token, which HTTP headers carry as it is.
+# RFC 6750's alphabet of a bearer token, which HTTP headers carry unescaped.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 _NAME = re.compile(r"[\w.@:/-]{1,128}", re.ASCII)
 _HASHED = re.compile(r"sha256:([0-9a-f]{64})")
@@ -29,30 +29,30 @@ class _Entry:
 
 
 class BearerTokens:
-    """Who may call, by a token each. The file is read again when it changes.
+    """The tokens that may call, with their owners. The file is read again when it changes.
 
     Args:
         file: a line for each token: the name of its owner, a blank, and the token or
-            "sha256:" with the digest of it. Empty lines and those that begin with # say nothing.
+            "sha256:" with the token's digest. Empty lines and those that begin with # are ignored.
 
     Raises:
-        StartupError: the file is missing, unreadable, malformed or names nobody.
+        StartupError: the file is missing, unreadable, malformed or has no token.
     """
 
     def __init__(self, file: NamedFile) -> None:
-        # A digest is looked up by a keyed hash of it, so that the time that a look-up takes says
-        # nothing of the digests in the file.
+        # Digests are looked up by a keyed hash, so that the time of a look-up tells nothing about
+        # the digests in the file.
         self._secret = secrets.token_bytes(32)
         self._watched = Watched([file.path], lambda: self._table(file))
         if not self._watched.look()[1]:
             raise file.unfit("holds no token: nobody could call")
 
     def owner_of(self, presented: Sequence[str]) -> str:
-        """The name behind the `authorization` values of a call.
+        """The owner of the token in a call's `authorization` values.
 
         Raises:
-            Unauthenticated: there is none, or not exactly one, or nobody's token; it says what
-                to send, and nothing of what was sent.
+            Unauthenticated: there is not exactly one value, or its token is unknown; the message
+                says what to send, and never repeats what was sent.
         """
         if not presented:
             raise Unauthenticated(f"no bearer token; {_HOW}")
@@ -86,7 +86,7 @@ class BearerTokens:
 
 
 def _entry(file: NamedFile, number: int, words: list[str]) -> _Entry:
-    """A line's token. Its faults are told without a word of it."""
+    """A line's token. Error messages never quote the line."""
     if len(words) != 2:
         raise file.unfit(f"line {number} is not a name and a token")
     name, token = words
@@ -103,10 +103,10 @@ def _entry(file: NamedFile, number: int, words: list[str]) -> _Entry:
 
 
 def read_token(file: NamedFile) -> str:
-    """The one token of a caller: alone in its file.
+    """A caller's token, which must be alone in its file.
 
     Raises:
-        StartupError: the file is missing, unreadable, or holds no token.
+        StartupError: the file is missing or unreadable, or does not hold exactly one token.
     """
     try:
         token = file.read().decode().strip()
