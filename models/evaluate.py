@@ -94,8 +94,8 @@ def draw_samples(pair: Pair, prompts: Tensor, length: int) -> Tensor:
 def drafted(pair: Pair, samples: Tensor, given: int) -> Row:
     """Expected number of accepted tokens [rows, cuts] when drafting at every 20th position.
 
-    Drafts are sampled token by token at temperature 1; given the draft, the chance that its first
-    k tokens are accepted is the product of min(1, p / q), whose sum over k is averaged here.
+    Drafts are sampled token by token at temperature 1. Given the draft, its first k tokens are
+    accepted with probability Π min(1, p / q); the sum of this over k is averaged.
     """
     columns = []
     for cut in range(given, samples.shape[1], EVERY):

@@ -2,7 +2,7 @@
 
 The parameters live in transformers' `LlamaForCausalLM`, so what is saved is what was trained. Its
 own forward pass spends most of a CPU's time outside matrix products; `logits` below computes the
-same function with fused projections and plain batched products, which `torch.compile` digests well.
+same function with fused projections and plain batched products, which `torch.compile` handles well.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""A training loop whose every step is a function of its number, so that a resume is exact."""
+"""A training loop whose steps are functions of their numbers, so that a resume is exact."""
 
 import os
 import time

@@ -28,7 +28,8 @@ DRAFTER_STAGES = [
 SAMPLE_BATCHES = 8
 
 # Every step allocates and frees the same gigabyte. By default glibc gives such blocks back to the
-# kernel each time, and a fifth of the run goes into page faults; it reads these at start-up only.
+# kernel each time, and a fifth of the run goes into page faults. It reads these variables only at
+# start-up.
 ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -135,7 +136,7 @@ def train_drafter(cache: Path, output: Path, scale: float) -> None:
 
 
 def main() -> None:
-    """Run one part of the training, or all of it; a part that was cut off continues."""
+    """Run one part of the training, or all of it; an interrupted part continues."""
     parser = argparse.ArgumentParser(prog="python -m models.train", description=__doc__)
     parser.add_argument("part", choices=["tokenizer", "target", "drafter", "evaluate", "all"])
     parser.add_argument("--cache", type=Path, default=Path(".cache/train"))

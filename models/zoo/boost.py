@@ -1,8 +1,8 @@
 """Tune a second drafter on what the first one misses: `python -m models.zoo.boost train`.
 
 SpecInfer's boost-tuning (arXiv 2305.09781): in a forest the second drafter's first token is
-judged by what the first one left of the target's row, so that is what it is tuned on, instead of
-dropping samples. It starts as a copy of the first (see README.md in the folder above).
+judged against what the first drafter left of the target's row. So it is tuned on that, instead of
+on a subset of samples. It starts as a copy of the first (see README.md in the folder above).
 """
 
 import argparse
@@ -30,9 +30,9 @@ STAGES = [
     Stage("decay", steps=1000, rows=8, length=256, start=0.6, end=0.0),
 ]
 SAMPLE_BATCHES = 3
-# A second path of depth 4 earns c (1 + β + β² + β³): c is the share that its first token covers, β
-# its overlap with the target's rows from there on, where it stands alone. With β = 0.7, what its
-# rows of depth 2, 3 and 4 add to that, over what the first one adds.
+# A second path of depth 4 gains c (1 + β + β² + β³) tokens: c is the share that its first token
+# covers, β its overlap with the target's rows after that token, where it is the only path. These
+# weights are the gains from its rows of depth 2, 3 and 4 over that from its first, for β = 0.7.
 DEEPER = (0.87, 0.47, 0.19)
 _TINY = 1e-9
 
@@ -45,19 +45,19 @@ def excess(p: Tensor, q: Tensor) -> Tensor:
 def uncovered(tokens: Tensor, p: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Mean mass of the target's rows that a path of the second drafter leaves uncovered.
 
-    As its first token it covers what the first drafter misses. Behind a token that it covered it
-    stands alone, and should cover all.
+    Its first token should cover what the first drafter misses. After a token that it covered it is
+    the only path, and should cover everything.
 
     Args:
-        tokens: [rows, time] of texts of the target's kind.
-        p: [rows, time, vocabulary] the target's rows behind each.
-        first: likewise, the first drafter's.
-        second: likewise, of the one that is tuned.
+        tokens: [rows, time] of the corpus, or sampled by the target.
+        p: [rows, time, vocabulary] the target's rows after each token.
+        first: the first drafter's rows.
+        second: the rows of the drafter that is tuned.
     """
     left = excess(p, first)
     wins = torch.minimum(left, left.sum(-1, keepdim=True) * second)
     root = left.sum(-1) - wins.sum(-1)
-    # How likely each token came by way of the second drafter.
+    # The probability that each token came from the second drafter.
     following = tokens[:, 1:, None]
     came = wins[:, :-1].detach().gather(-1, following) / p[:, :-1].gather(-1, following)
     came = came[..., 0].nan_to_num().clamp(max=1)
@@ -83,7 +83,7 @@ def stream(folder: Path, cache: Path) -> corpus.Tokens:
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
-    """The pair's own."""
+    """The pair's tokenizer."""
     return corpus.wrap(Tokenizer.from_file(str(folder / "target" / "tokenizer.json")))
 
 
@@ -129,15 +129,15 @@ def tune(folder: Path, cache: Path, output: Path, scale: float) -> None:
 
 
 def covered(p: Tensor, first: Tensor, second: Tensor, generator: torch.Generator) -> Tensor:
-    """Of the target's mass that the first draw misses, what a second one then wins [positions].
+    """The part of the target's mass missed by the first draw that a second draw wins [positions].
 
-    As siblings without replacement: the first token is drawn from those that are rejected, and
-    the second drafter's row goes without it.
+    As for siblings without replacement: the first token is drawn given that it is rejected, and
+    removed from the second drafter's row.
 
     Args:
         p: [positions, vocabulary] the target's rows.
-        first: of the first draw.
-        second: of the second one.
+        first: rows of the first draw.
+        second: rows of the second draw.
         generator: draws the first tokens.
     """
     left = excess(p, first)
@@ -149,7 +149,7 @@ def covered(p: Tensor, first: Tensor, second: Tensor, generator: torch.Generator
 
 
 def rows_of(models: list[Any], tokens: Tensor) -> Iterator[list[Tensor]]:
-    """Rows [n, vocabulary] of each model, some texts of tokens [rows, time] at a time."""
+    """Rows [n, vocabulary] of each model, for four texts of tokens [rows, time] at a time."""
     for chunk in torch.split(tokens, 4):
         yield [
             model(input_ids=chunk, use_cache=False).logits.softmax(-1).flatten(0, 1)
@@ -158,7 +158,7 @@ def rows_of(models: list[Any], tokens: Tensor) -> Iterator[list[Tensor]]:
 
 
 def measured(models: list[Any], tokens: Tensor, texts: int) -> dict[str, float]:
-    """How much of what the drafter misses the boosted one and a second draw of its own cover."""
+    """How much of what the drafter misses is covered by the boosted one, and by a second draw."""
     generator = torch.Generator().manual_seed(0)
     missed, boosted, again, overlap = [], [], [], []
     for p, first, second in rows_of(models, tokens):
@@ -206,7 +206,7 @@ def report(folder: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Tune, continuing where it was cut off, or measure what came out."""
+    """Tune, continuing an interrupted run, or measure the result."""
     parser = argparse.ArgumentParser(prog="python -m models.zoo.boost", description=__doc__)
     parser.add_argument("part", choices=["train", "evaluate", "all"])
     parser.add_argument("--pair", type=Path, default=Path("models"), help="target and drafter")
