@@ -1,6 +1,6 @@
-"""Figures that anyone can measure again: each run prints a table and writes JSON."""
+"""Reproducible measurements: each run prints a table and writes JSON."""
 
 from tandem.inference.threads import spin_less
 
-# Models run in these processes too, beside services that want the cores.
+# Models run in these processes too, next to services that need the cores.
 spin_less()

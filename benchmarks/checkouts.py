@@ -1,11 +1,11 @@
-"""This checkout's services beside another's: the same chains in turn, by rule and draft length.
+"""Compare this checkout's services with another's: the same texts in turn, by rule and gamma.
 
     git worktree add ../before COMMIT
     python -m benchmarks.checkouts ../before [--rules block token] [--gammas 2 4 8] [--turns 12]
 
-Both stacks are there all the time, and the one that is not asked has nothing to do. Each turn has
-either write the same texts, one after the other; the loads come from this checkout. The pair is
-that of `make bench` unless --target and --drafter name another.
+Both stacks run all the time, and the one that is not asked is idle. In each turn both write the
+same texts, one stack after the other; the load generator is this checkout's. The pair is that of
+`make bench` unless --target and --drafter name another.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Found:
     """One turn of one checkout.
 
     Attributes:
-        code: whose services.
+        code: which checkout's services, "ours" or "theirs".
         rule: that verified.
-        gamma: draft length; 0 without drafts, of whatever rule.
-        turn: number of it.
+        gamma: draft length; 0 without drafts, whatever the rule.
+        turn: its number.
         tokens_per_s: of all texts together.
-        beside_ms: a drafted round's wall time less its forward passes, p50; 0 without drafts.
-        tokens: that all texts have.
+        beside_ms: a drafted round's wall time minus its forward passes, p50; 0 without drafts.
+        tokens: of all texts.
         rounds: of all texts.
         passes: model calls of drafter and target.
         fed: token positions that both computed.
@@ -75,8 +75,8 @@ class Checkout:
     """The services of one checkout.
 
     Args:
-        addresses: of the three, by name.
-        spells: the target has a tokenizer; one without gets the prompts' bytes as token ids.
+        addresses: of the three services, by name.
+        spells: whether the target has a tokenizer; else prompts' bytes are sent as token ids.
     """
 
     def __init__(self, addresses: Mapping[str, str], spells: bool) -> None:
@@ -90,7 +90,7 @@ class Checkout:
         return None if self._spells else PROMPTS[seed % len(PROMPTS)].encode()
 
     def _counts(self) -> tuple[int, int]:
-        """Model calls and positions fed since the start of the drafter and the target, of both."""
+        """Model calls and positions fed since the start, of drafter and target together."""
         stats = (
             self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest()).stats,
             self._target.GetModelInfo(target_pb2.GetModelInfoRequest()).stats,
@@ -98,7 +98,7 @@ class Checkout:
         return sum(one.forward_passes for one in stats), sum(one.fed_tokens for one in stats)
 
     def write(self, code: str, rule: str, gamma: int, turn: int, texts: int) -> Found:
-        """So many texts at once; the turn is their seed.
+        """Write `texts` texts at once; their seeds follow from the turn.
 
         Raises:
             RuntimeError: a text failed.
@@ -126,14 +126,14 @@ async def _written(address: str, generations: Sequence[pb.Generation]) -> list[T
 
 
 def _a_round(found: Sequence[Found]) -> list[float]:
-    """Tokens, model calls and positions fed, of both services, for one round."""
+    """Tokens per round, and model calls and positions fed per round of both services."""
     rounds = sum(each.rounds for each in found)
     counts = ((each.tokens, each.passes, each.fed) for each in found)
     return [sum(column) / rounds for column in zip(*counts, strict=True)]
 
 
 def _rows(found: Sequence[Found]) -> Iterator[dict[str, object]]:
-    """Medians over turns, ratios and differences of neighbours; counts are of all turns."""
+    """Medians over turns; ratios and differences within a turn; counts over all turns."""
     for rule, gamma in dict.fromkeys((each.rule, each.gamma) for each in found):
         mine = [each for each in found if (each.rule, each.gamma) == (rule, gamma)]
         ours, theirs = both = [[each for each in mine if each.code == code] for code in _CODES]
@@ -164,7 +164,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rules", nargs="+", default=["block", "token"])
     parser.add_argument("--gammas", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--turns", type=int, default=12)
-    parser.add_argument("--texts", type=int, default=1, help="at once")
+    parser.add_argument("--texts", type=int, default=1, help="texts at once")
     parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", type=Path, help="its drafter")
     parser.add_argument("--out", type=Path, default=RESULTS / "checkouts.json")
@@ -195,7 +195,7 @@ def main() -> None:
         ways = [(rule, gamma) for gamma in options.gammas for rule in options.rules]
         for turn in track(range(-1, options.turns), "turns", console=Console(stderr=True)):
             for rule, gamma in ways:
-                # Who is first changes with the turn, so that neither always follows the other.
+                # The order alternates, so that neither checkout always follows the other.
                 for code in _CODES if turn % 2 else reversed(_CODES):
                     text = checkouts[code].write(code, rule, gamma, max(turn, 0), options.texts)
                     # The first turn is a warm-up.

@@ -2,16 +2,16 @@
 
     python -m benchmarks.expand --layers 12 --width 768 --heads 12 --mlp 2176 --out DIR
 
-The result costs what a model of that shape costs and says what the source says, so timings
-come with a realistic acceptance. What is added computes on random, dense weights and is
-written nowhere: extra layers have zero output projections, extra channels of the residual
-stream are written with zeros, extra heads and MLP units have zero output columns. Heads keep
-their size, and with it RoPE's frequencies and the scale of attention.
+The result costs as much as any model of that shape and gives the source's logits, so timings come
+with a realistic acceptance. The added parts compute with random, dense weights, but their results
+are discarded: extra layers have zero output projections, extra channels of the residual stream get
+zeros, extra heads and MLP units have zero output columns. Heads keep their size, and with it RoPE's
+frequencies and the scale of attention.
 
-RMSNorm takes its mean over the wider stream, of which a share old/new is in use: the mean of
-squares shrinks by that share. So the norm weights shrink by its square root, and epsilon,
-which is added to the mean, by the share itself. The norm weights are stored in float32, for
-their products do not fit bfloat16; loaded in bfloat16 they round like everything else.
+RMSNorm takes its mean over the wider stream, of which only the share old/new is in use, so the mean
+of squares shrinks by that share. To compensate, the norm weights shrink by its square root, and
+epsilon, which is added to the mean, by the share itself. The norm weights are stored in float32,
+since the scaled values are not exact in bfloat16; loaded in bfloat16 they round like all others.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COPIED = ("tokenizer*", "special_tokens_map.json", "generation_config.json", "*
 
 @dataclass(frozen=True)
 class Shape:
-    """What a checkpoint is expanded to; no part may be smaller than the source's.
+    """The shape to expand a checkpoint to; no part may be smaller than the source's.
 
     Attributes:
         layers: decoder layers.
@@ -56,9 +56,9 @@ class Expansion:
     """Places the source's weights in tensors of the new shape.
 
     Args:
-        source: a Llama, weights as on disk.
+        source: a Llama, with weights in the dtype on disk.
         shape: of the result.
-        seed: of what is filled in.
+        seed: of the added weights.
 
     Raises:
         ValueError: the source is no plain Llama, or does not fit the shape.
@@ -79,7 +79,7 @@ class Expansion:
             raise ValueError(f"only Llama without biases can be expanded, not {config.model_type}")
         if shape.heads % shape.kv_heads:
             raise ValueError(f"{shape.kv_heads} kv heads do not divide {shape.heads} heads")
-        # transformers wants it, though the heads' size is its own setting.
+        # transformers requires this, although the heads' size is a separate setting.
         if shape.width % shape.heads:
             raise ValueError(f"{shape.heads} heads do not divide width {shape.width}")
         sizes = {
@@ -93,13 +93,13 @@ class Expansion:
                 raise ValueError(f"{name} {new} is smaller than the source's {old}")
 
     def _place_heads(self) -> tuple[list[int], list[int]]:
-        """Where each old head goes, and which old kv head each new one copies.
+        """The new place of each old head, and the old kv head that each new one copies.
 
-        A query head must keep its keys and values. Groups may grow, shrink or stay: the heads
-        of an old kv head fill as many new groups as they need, each with a copy of it.
+        A query head must keep its keys and values. Groups may grow, shrink or stay: the query heads
+        of an old kv head fill as many new groups as they need, each with a copy of that kv head.
 
         Returns:
-            The place of each old head; the source of the first new kv heads.
+            The new place of each old query head; for the first new kv heads, the old one to copy.
         """
         group = self._config.num_attention_heads // self._config.num_key_value_heads
         new_group = self._shape.heads // self._shape.kv_heads
@@ -130,7 +130,7 @@ class Expansion:
         """The expanded checkpoint's tensors."""
         width, old_width = self._shape.width, self._config.hidden_size
         table = self._weights["model.embed_tokens.weight"]
-        # Zero channels from the very start, so no norm has anything to make larger.
+        # The new channels are zero from the start, so no norm can amplify them.
         yield "model.embed_tokens.weight", _widened(table, width)
         yield "model.norm.weight", self._norm(self._weights["model.norm.weight"])
         if not self._config.tie_word_embeddings:
@@ -143,7 +143,7 @@ class Expansion:
                 yield prefix + name, tensor
 
     def _layer(self, prefix: str, is_old: bool) -> Iterator[tuple[str, Tensor]]:
-        """One layer; a new one is random but for its output projections."""
+        """One layer; a new one is random except for its output projections, which are zero."""
         shape, size = self._shape, self._config.head_dim
         old_width, old_mlp = self._config.hidden_size, self._config.intermediate_size
         q_rows = _rows_of(self._q_heads, size)
@@ -180,7 +180,7 @@ class Expansion:
         return self._weights["model.embed_tokens.weight"].dtype
 
     def _norm(self, weight: Tensor) -> Tensor:
-        """A norm's weight; the new channels are 0 whatever it says of them."""
+        """A norm's weight; its values for the new channels do not matter, as these are 0."""
         wider = torch.ones(self._shape.width)
         wider[: len(weight)] = weight.float()
         return wider * math.sqrt(self._share)

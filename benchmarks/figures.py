@@ -2,8 +2,8 @@
 
     python -m benchmarks.figures [--tokens 20000]
 
-Texts at temperature 1, through the three services. Differences of block efficiency under
-2 % are within the noise of free-running texts at this size; the standard errors say so.
+Texts at temperature 1, through the three services. At this number of texts, differences of block
+efficiency under 2 % are noise, as the standard errors show.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def figure_of(verifier: str, gamma: int, texts: Sequence[Timeline]) -> Figure:
     found = summaries(texts)
     emitted, rounds = [], []
     for text, summary in zip(texts, found, strict=True):
-        # A shorter draft is one that the end of the text cut.
+        # A shorter draft was cut by the end of the text.
         of_rounds = zip(text.arrivals, summary.gammas, strict=True)
         full = [tokens for (_, tokens), drafted in of_rounds if drafted == gamma]
         emitted.append(float(sum(full)))
@@ -72,7 +72,7 @@ def figure_of(verifier: str, gamma: int, texts: Sequence[Timeline]) -> Figure:
 
 
 async def measure(address: str, tokens: int, bar: Progress) -> list[Figure]:
-    """All cases, each with texts of as many tokens."""
+    """All cases, each with texts of `tokens` tokens in total."""
     seeds = range(-(-tokens // NEW_TOKENS))
     task = bar.add_task("texts", total=len(seeds) * len(CASES))
     figures = []

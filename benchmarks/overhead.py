@@ -1,10 +1,10 @@
-"""What a round costs beside the models: CPU time of the three services, read from /proc.
+"""The cost of a round outside the models: CPU time of the three services, read from /proc.
 
     python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4]
 
-The pair is nearly free (one layer of width 16, 4,096 token ids), so that almost all that is left
-is the host's own work; --target and --drafter name another pair, models included.
-`benchmarks.checkouts` measures another checkout beside this one.
+The pair costs almost nothing (one layer of width 16, 4,096 token ids), so that nearly all of the
+time is the host's own work. With --target and --drafter, the time of those models is included.
+`benchmarks.checkouts` compares another checkout with this one.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ SERVICES = ("drafter", "target", "orchestrator")
 _VOCAB_SIZE = 4096
 _NEW_TOKENS = 200
 _MAX_LENGTH = 512
-# The drafter has the target's weights and this share of noise, which keeps an overlap of 0.69.
+# The drafter has the target's weights plus this share of noise, for an overlap of 0.69.
 _NOISE = 0.05
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A load, and what it cost.
+    """A load, and its cost.
 
     Attributes:
         texts: at once.
         gamma: draft length.
-        rounds: with a draft, or all of them at gamma 0.
+        rounds: number of rounds, without prefills.
         wall_s: of the load.
-        cpu_us: of each service, for a text's round.
-        beside_ms: a round's wall time less its forward passes, p50.
-        block_efficiency: tokens a round.
+        cpu_us: CPU time of each service per round of a text.
+        beside_ms: a round's wall time minus its forward passes, p50.
+        block_efficiency: tokens per round.
     """
 
     texts: int
@@ -73,7 +73,7 @@ class Cost:
 
     @property
     def total_us(self) -> float:
-        """CPU of the three services for a round."""
+        """CPU time of the three services per round."""
         return sum(self.cpu_us.values())
 
 
@@ -95,7 +95,7 @@ def save_pair(folder: Path) -> dict[str, Path]:
     target = LlamaForCausalLM(config)
     paths = {"target": folder / "target", "drafter": folder / "drafter"}
     with torch.no_grad():
-        # Sharper than random weights are: a row of the drafter then has some hundred tokens.
+        # Sharper than random weights, so that a row of the drafter has some hundred tokens.
         target.lm_head.weight.mul_(2)
         target.save_pretrained(paths["target"])
         for weight in target.parameters():
@@ -112,7 +112,7 @@ def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]
 
 
 async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost:
-    """A closed loop of so many clients, after a warm-up.
+    """A closed loop of `texts` clients, after a warm-up.
 
     Raises:
         RuntimeError: a text failed.
@@ -160,8 +160,8 @@ def main() -> None:
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", type=Path, help="its drafter")
-    parser.add_argument("--repeats", type=int, default=1, help="of the whole")
-    parser.add_argument("--per-client", type=int, default=4, help="texts each client has written")
+    parser.add_argument("--repeats", type=int, default=1, help="of the whole run")
+    parser.add_argument("--per-client", type=int, default=4, help="texts of each client")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     options = parser.parse_args()
     found: list[Cost] = []

@@ -2,9 +2,9 @@
 
     python -m benchmarks.shapes calibrate [--drafter FOLDER] [--target FOLDER] [--texts 96]
 
-Behind every position of texts of the target, siblings are drawn without replacement; how often each
-is the one that is kept follows exactly from the rule. Prints the setting to use, and what trees of
-some sizes are then expected to keep.
+At every position of texts of the target, siblings are drawn without replacement; the probability
+that each is the one kept is computed exactly from the rule. Prints the setting to use, and the
+expected tokens of trees of some sizes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from tandem.verification import VERIFIERS
 
 LENGTH = 200
 SIZES = ((2, 4), (4, 4), (4, 8), (4, 16), (4, 32), (8, 8), (8, 16), (8, 32))
-# A tenth of a percent of the tokens: rarer siblings are noise, and never drawn.
+# Least acceptance of a rank: rarer siblings are noise, and never drawn.
 _LEAST = 1e-3
-# Rows of a step: each takes some megabytes of rows in float64.
+# Rows per step, which take some megabytes in float64.
 _CHUNK = 128
 
 
 @dataclass(frozen=True)
 class Rank:
-    """How often the sibling of a rank is the one that is kept; the error is over texts."""
+    """How often the sibling of a rank is the one kept; the standard error is over texts."""
 
     rank: int
     acceptance: float
@@ -47,7 +47,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Size:
-    """What the best tree within a size is expected to emit in a round."""
+    """The tokens that the best tree within a size is expected to give per round."""
 
     depth: int
     nodes: int
@@ -55,7 +55,7 @@ class Size:
 
 
 def kept_by_rank(p: Tensor, q: Tensor, siblings: Tensor) -> Tensor:
-    """[N, K]: the chance that each sibling is the one that `token` keeps.
+    """[N, K]: the probability that each sibling is the one that `token` keeps.
 
     Args:
         p: [N, V], the target's rows.
@@ -77,7 +77,7 @@ def kept_by_rank(p: Tensor, q: Tensor, siblings: Tensor) -> Tensor:
 
 
 def setting_of(ranks: Sequence[Rank]) -> list[float]:
-    """Acceptances to set: rounded, and cut where they are next to nothing or fall no more."""
+    """The setting: rounded acceptances, until one is tiny or larger than the one before."""
     found: list[float] = []
     for rank in ranks:
         share = round(rank.acceptance, 3)
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--drafter", default=embedded("drafter"), help="folder of a checkpoint")
     parser.add_argument("--target", default=embedded("target"), help="folder of a checkpoint")
     parser.add_argument("--texts", type=int, default=96, help="of 200 tokens")
-    parser.add_argument("--ranks", type=int, default=6, help="siblings behind each position")
+    parser.add_argument("--ranks", type=int, default=6, help="siblings at each position")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     if options.texts < 1 or not 1 <= options.ranks <= 16:

@@ -1,12 +1,12 @@
-"""Sizes that follow what they earn, beside fixed ones: tokens/s of the embedded pair, in turn.
+"""Adaptive draft sizes compared with fixed ones: tokens/s of the embedded pair, in turn.
 
     python -m benchmarks.sizes [--texts 1 8 32] [--turns 5] [--trees]
     python -m benchmarks.sizes --recovery [--texts 1 8]
 
-Each turn asks every way for the same prompts and lengths, so many at a time. With --trees the
+In each turn every way gets the same prompts and lengths, --texts at a time. With --trees the
 drafter makes trees, and 8 and 16 nodes at depth 4 are ways too. With --recovery the drafter turns
-bad in mid-run and good again, and texts whose sizes are left open are written in turn with texts
-without drafts; the first texts behind a change are told apart, since they have to find out.
+bad in mid-run and good again. Texts of adaptive size are then written in turn with texts without
+drafts; the first texts after a change are reported separately, since sizes must first adapt.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Found:
     """One way in one turn.
 
     Attributes:
-        way: as a table names it.
+        way: its name in tables.
         texts: at once.
-        turn: number of it.
+        turn: its number.
         tokens_per_s: of all texts together.
-        block_efficiency: tokens a round, prefill left out.
+        block_efficiency: tokens per round, without the prefill.
         sizes: how often rounds had each gamma and number of nodes.
     """
 
@@ -85,7 +85,7 @@ class Phase:
     Attributes:
         name: one of good, turned bad, bad, turned good, good again.
         texts: at once.
-        over_plain: tokens/s over those without drafts, median of the turns.
+        over_plain: tokens/s relative to texts without drafts, median over turns.
         drafted: share of rounds with a draft.
     """
 
@@ -98,7 +98,7 @@ class Phase:
 async def measure(
     address: str, way: Way, texts: int, turn: int, count: int, temperature: float = 1.0
 ) -> Found:
-    """A closed loop of so many clients.
+    """A closed loop of `texts` clients.
 
     Raises:
         RuntimeError: a text failed.
@@ -131,9 +131,9 @@ async def measure(
 def in_turn(
     address: str, ways: Sequence[Way], options: argparse.Namespace, console: Console
 ) -> Iterator[Found]:
-    """All ways at each number of texts; another one begins in every other turn."""
+    """All ways at each number of texts; their order alternates from turn to turn."""
     for texts in options.texts:
-        for turn in range(-1, options.turns):  # the first one warms up, and auto learns
+        for turn in range(-1, options.turns):  # the first turn warms up, and lets auto adapt
             for way in ways if turn % 2 else ways[::-1]:
                 count = options.count * texts
                 one = asyncio.run(measure(address, way, texts, turn, count, options.temperature))
@@ -143,7 +143,8 @@ def in_turn(
 
 
 def recovered(address: str, flag: Path, options: argparse.Namespace) -> Iterator[Phase]:
-    """Open sizes over plain decoding in each phase; the drafter is bad while the flag exists."""
+    """Adaptive sizes relative to plain decoding in each phase; the drafter is bad while the flag
+    exists."""
     for texts in options.texts:
         for name in _PHASES:
             if name == "turned bad":
@@ -162,7 +163,7 @@ def recovered(address: str, flag: Path, options: argparse.Namespace) -> Iterator
 
 
 def medians(found: Sequence[Found], ways: Sequence[Way]) -> Iterator[dict[str, object]]:
-    """A row a way: medians over turns, and of ratios within a turn."""
+    """A row per way: medians over turns, of speeds and of ratios within a turn."""
     at = {(one.way, one.texts, one.turn): one for one in found}
     turns = sorted({one.turn for one in found})
     for texts in sorted({one.texts for one in found}):
@@ -188,7 +189,7 @@ def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--turns", type=int, default=5, help="or of each phase of --recovery")
+    parser.add_argument("--turns", type=int, default=5, help="also of a phase of --recovery")
     parser.add_argument("--count", type=int, default=6, help="texts of one client in a turn")
     parser.add_argument("--temperature", type=float, default=1.0)
     kind = parser.add_mutually_exclusive_group()
@@ -204,7 +205,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if options.recovery:
             flag = Path(scratch) / "shuffled"
-            os.environ[SHUFFLED] = str(flag)  # for the drafter, which takes our environment
+            os.environ[SHUFFLED] = str(flag)  # for the drafter, which inherits our environment
             with serving(pair, modules={"drafter": "benchmarks.simulated.shuffled"}) as stack:
                 found = list(recovered(stack.addresses["orchestrator"], flag, options))
             console.print(table_of(map(asdict, found)))

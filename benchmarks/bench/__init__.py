@@ -1,6 +1,6 @@
-"""`make bench`: Tandem beside transformers and the physical limit, in one table.
+"""`make bench`: Tandem, transformers and the physical limit in one table.
 
-The texts are written in turn by the workers of `benchmarks.peers`; between the turns the bare
-models and the memory are measured (`floor`). The texts of a way make a `row`, the rows a table
-(`report`); then the best draft length of each way writes once more, and ratios are of those texts.
+The workers of `benchmarks.peers` write the texts in turn. Between turns the bare models and the
+memory are measured (`floor`). The texts of a way to decode make a `row`, and the rows a table
+(`report`). Then each way writes more texts at its best draft length, from which ratios are taken.
 """

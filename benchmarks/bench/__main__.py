@@ -1,11 +1,11 @@
-"""Tandem beside what a user would pick instead, and beside the physical limit, in one run.
+"""Compare Tandem with its alternatives, and with the physical limit, in one run.
 
     python -m benchmarks.bench            the table, within 20 minutes on 2 cores
     python -m benchmarks.bench --sweeps   also concurrency, support size, recorded rows, delay
-    python -m benchmarks.bench --quick    a minute, to see that all of it works
+    python -m benchmarks.bench --quick    a minute, to see that everything works
 
-The pair is the embedded drafter and the embedded target expanded to 90 M parameters, so
-acceptance is real and so is the cost (docs/benchmark.md). Writes a table and a JSON file to
+The pair is the embedded drafter and the embedded target expanded to 90 M parameters, so that both
+acceptance and cost are real (docs/benchmark.md). Writes a table and a JSON file to
 benchmarks/results/.
 """
 
@@ -43,10 +43,10 @@ FULL = replace(
     sizes.FULL, gammas=(2, 4, 8, 16), loads=((1, 128),), choosing_turns=12, budget_s=13 * 60
 )
 QUICK = replace(sizes.QUICK, gammas=(4,), loads=((1, 16),), choosing_turns=2, budget_s=45)
-# Of the budget; the rest is for the run-off.
+# Share of the budget for the table; the rest is for the run-off.
 _TABLE = 0.65
 _ASSISTED = "assisted"
-# What assisted generation drafts at most as it comes.
+# Most tokens that assisted generation drafts with its default settings.
 _DEFAULT_GAMMA = 20
 _ENGINES = (
     replace(SERVICES, rules=("token", "block", "greedy_block")),
@@ -60,14 +60,14 @@ _WIDTH = 180
 
 @dataclass(frozen=True)
 class Ratio:
-    """Tandem with block verification over something else, both at their best draft length.
+    """Speed of Tandem with block verification over another way, both at their best draft length.
 
     Attributes:
         temperature: of all texts.
         block: Tandem's way.
-        other: the other one.
+        other: the other way.
         block_tokens_per_s: median over texts.
-        other_tokens_per_s: the same.
+        other_tokens_per_s: median over texts.
         ratio: of their speeds, text by text.
     """
 
@@ -93,10 +93,10 @@ class Outcome:
 
     Attributes:
         table: texts of all ways, by job.
-        run_off: texts of the best of each family, by job.
+        run_off: texts of the best way of each family, by job.
         floor: measured between the turns.
         versions: of transformers and of Tandem.
-        findings: of the sweeps, if they were asked for.
+        findings: of the sweeps, if they were run.
     """
 
     table: Found
@@ -110,7 +110,7 @@ def run(plan: Plan, with_sweeps: bool) -> Outcome:
     """Measure everything.
 
     Raises:
-        Failure: an engine failed: figures without those texts would flatter it.
+        Failure: an engine failed; figures without its failed texts would flatter it.
     """
     dtype, jobs = target_dtype(), jobs_of(plan)
     roster = Roster()
@@ -142,22 +142,22 @@ def run(plan: Plan, with_sweeps: bool) -> Outcome:
 
 
 def require_all(roster: Roster) -> None:
-    """Go on only with everybody.
+    """Check that no engine has failed.
 
     Raises:
-        Failure: who has failed.
+        Failure: some have; says which, and why.
     """
     if roster.failures:
         raise Failure("; ".join(f"{name}: {why}" for name, why in roster.failures.items()))
 
 
 def plan_of(plan: Plan) -> sweeps.Sweeps:
-    """How much the sweeps of a plan measure."""
+    """The sizes of the sweeps that belong to a plan."""
     return sweeps.QUICK if plan is QUICK else sweeps.FULL
 
 
 def rows_of(table: Found, floor: Floor) -> list[Row]:
-    """All lines, temperature by temperature."""
+    """All rows, temperature by temperature."""
     rows: list[Row] = []
     for job, ways in table.items():
         texts: dict[Way, list[Timeline]] = {
@@ -177,7 +177,7 @@ def rows_of(table: Found, floor: Floor) -> list[Row]:
 
 
 def ratios_of(run_off: Found) -> Iterator[Ratio]:
-    """Block verification over every way of transformers."""
+    """Ratios of block verification to every way of transformers."""
     for job, ways in run_off.items():
         rates = speeds(ways)
         (block,) = (way for way in ways if way.family == BLOCK)

@@ -1,4 +1,4 @@
-"""What no service can be faster than: the bare models in one process, and the memory."""
+"""Lower bounds of a service's times: the bare models in one process, and the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import SequenceCache
 
-# Positions already held, about the middle of a text of the benchmark.
+# Positions already in the cache: about the middle of a text of the benchmark.
 _CONTEXT = 64
 _CACHE_TOKENS = 1024
-# Beyond every cache, so that a copy measures the memory.
+# Larger than all CPU caches, so that a copy measures the memory.
 _COPIED_BYTES = 2**29
 _COPIES = 3
 
@@ -36,19 +36,19 @@ class BareRound:
 
     @property
     def round_s(self) -> float:
-        """Median of both together."""
+        """Median of their sum."""
         return median(d + t for d, t in zip(self.draft_s, self.target_s, strict=True))
 
 
 class Floor:
-    """A pair in this process, its rounds timed bare. The in-process floor of a round.
+    """A pair in this process, whose bare rounds are timed: the in-process floor of a round.
 
     Attributes:
-        dtype: the target's; the drafter's is the fastest.
-        bandwidth: bytes a second, read and written, of the fastest copy of `measure`.
+        dtype: the target's; the drafter uses the fastest.
+        bandwidth: bytes read and written a second, in the fastest copy of `measure`.
         rounds: by gamma; each call of `measure` adds to them.
-        target_bytes: of the target's weights.
-        target_parameters: as many.
+        target_bytes: size of the target's weights.
+        target_parameters: their number.
 
     Args:
         drafter: folder of its checkpoint.
@@ -78,7 +78,7 @@ class Floor:
 
     @torch.inference_mode()
     def measure(self, repeats: int) -> None:
-        """Time rounds of every gamma, taking turns, and copy memory."""
+        """Time rounds of every gamma in turn, and a copy of memory."""
         self.bandwidth = max(self.bandwidth, copy_bandwidth())
         for _ in range(repeats):
             for gamma, times in self.rounds.items():
@@ -101,7 +101,7 @@ class Floor:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of the fastest of a few large copies on all cores."""
+    """Bytes read and written a second, in the fastest of a few large copies on all cores."""
     source = torch.ones(_COPIED_BYTES // 4)
     copy = torch.empty_like(source)
     best = float("inf")
@@ -113,7 +113,7 @@ def copy_bandwidth() -> float:
 
 
 def _fastest(model: str, dtype: str, drafts: bool = False) -> Decoder:
-    """A decoder as a service ends up with."""
+    """A decoder with the back end that a service ends up with."""
     decoder = Decoder.load(model, "cpu", dtype, _CACHE_TOKENS, engine="auto", drafts=drafts)
     decoder.improve()
     return decoder

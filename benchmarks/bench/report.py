@@ -1,4 +1,4 @@
-"""The headline table of a run, and what the bare models take."""
+"""The headline table of a run, and the times of the bare models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def best(rows: Sequence[Row], name: str, temperature: float) -> Row | None:
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the table: transformers at its best only, all of the others."""
+    """The rows of the table: of transformers only the best, of the others all."""
     kept = []
     for row in rows:
         if not row.name.startswith(TRANSFORMERS.name) or row is best(
@@ -65,7 +65,7 @@ def _number(value: float | None) -> str:
 
 
 def sentence(floor: Floor) -> str:
-    """What the target takes by itself."""
+    """A sentence on the times of the bare target."""
     read_ms = floor.target_bytes / floor.bandwidth * 1e3
     passes = ", ".join(
         f"{gamma + 1}: {median(times.target_s) * 1e3:.1f}" for gamma, times in floor.rounds.items()

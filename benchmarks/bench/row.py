@@ -1,4 +1,4 @@
-"""A line of the table: one way to decode at one temperature."""
+"""A row of the table: one way to decode at one temperature."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from benchmarks.peers.way import Way
 from tandem.tools.load.report import LoadReport
 from tandem.tools.load.timeline import Percentiles, Timeline
 
-# The rule of assisted generation as it comes: it drafts as far as it is confident.
+# Assisted generation with its default settings: it drafts as long as it is confident.
 DEFAULTS = "defaults"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Figures of a method; what does not apply to it is None.
+    """Figures of a method; those that do not apply to it are None.
 
     Attributes:
         name: of the method.
-        gamma: draft length, at most where transformers stops on its own.
+        gamma: draft length; an upper limit if transformers may stop earlier.
         temperature: of all texts.
         tokens_per_s: median over texts.
         speeds: tokens a second of each text, in the order of the turns.
         ttft_ms: median time to first token.
         tpot_ms: median time per output token.
         round: of all texts' rounds.
-        beside_models: a round's wall time less its forward passes.
-        target_calls: mean a text.
+        beside_models: a round's wall time minus its forward passes.
+        target_calls: mean per text.
         acceptance: accepted / drafted tokens.
-        block_efficiency: tokens a drafted round yields.
+        block_efficiency: tokens per drafted round.
         block_efficiency_se: its standard error over texts.
         bytes_per_token: of drafts on the wire.
         to_plain: speed over the same system's plain decoding of the same text, median.
-        predicted_to_plain: what block efficiency and the bare stage times make of it.
-        round_to_floor: mean round over the bare models' in this process.
+        predicted_to_plain: `to_plain` as predicted from block efficiency and bare stage times.
+        round_to_floor: mean round / mean bare round in this process.
     """
 
     name: str
@@ -67,13 +67,13 @@ def measured(
     plain: Sequence[Timeline],
     floor: Floor,
 ) -> Row:
-    """What the texts of a way showed.
+    """The row of a way's texts.
 
     Args:
         way: that wrote them.
         temperature: of all of them.
         texts: in the order of the turns.
-        plain: the same texts by the same system, undrafted.
+        plain: the same texts by the same system, without drafts.
         floor: of the dtype that Tandem serves in.
     """
     speeds = tuple(_speed(text) for text in texts)
@@ -110,8 +110,8 @@ def floors(floor: Floor, efficiency: dict[int, float], temperature: float) -> li
 
     Args:
         floor: measured bare rounds.
-        efficiency: tokens a round by gamma, of the block verifier.
-        temperature: at which that was.
+        efficiency: tokens per round by gamma, of the block verifier.
+        temperature: of those texts.
     """
     rows = []
     for gamma, times in floor.rounds.items():
@@ -146,8 +146,8 @@ def _speculation(
         accepted = [float(s.accepted_tokens) for s in summaries]
         drafted = sum(s.drafted_tokens for s in summaries)
     else:
-        # transformers says how many tokens a call brought, not how many it drafted; with a rule of
-        # its own, that is not gamma.
+        # transformers tells how many tokens a call gave, not how many it drafted; with its default
+        # settings that is not gamma.
         rounds = [float(len(text.arrivals)) for text in texts]
         accepted = [float(text.tokens - len(text.arrivals)) for text in texts]
         drafted = 0 if way.rule == DEFAULTS else way.gamma * int(sum(rounds))

@@ -1,2 +1,2 @@
-"""What services bear: many texts (`soak`), too many clients (`overload`), long prompts
-(`interference`) and callers that mean harm (`hostile`)."""
+"""What services withstand: many texts (`soak`), too many clients (`overload`), long prompts
+(`interference`) and hostile callers (`hostile`)."""

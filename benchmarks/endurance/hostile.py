@@ -1,10 +1,10 @@
-"""What a hostile caller costs: honest texts, beside a flood at their target.
+"""The cost of a hostile caller: honest texts, while another caller floods their target.
 
     python -m benchmarks.endurance.hostile [--clients 8] [--texts 4]
 
-The honest ones are clients of the orchestrator; the hostile one calls the target itself. What is
-counted is the target's CPU time and its passes for each round of the honest texts, so that it does
-not matter how busy the machine is.
+Honest clients call the orchestrator; the hostile one calls the target directly. The target's CPU
+time and its passes are counted per round of the honest texts, so the result does not depend on how
+busy the machine is.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NEW_TOKENS, _GAMMA = 200, 4
 
 @dataclass
 class Flooder:
-    """A stream with as many sequences in a message as there may be, whatever is answered.
+    """A stream that sends the most sequences per message that are allowed, whatever is answered.
 
     Attributes:
-        step: that each of them begins with.
+        step: the step that each sequence begins with.
         sent: messages so far.
     """
 
@@ -47,7 +47,7 @@ class Flooder:
     sent: int = 0
 
     async def run(self, stub: Any) -> None:
-        """As fast as it is taken, until cancelled."""
+        """Send as fast as messages are accepted, until cancelled."""
         call = stub.Verify()
         reading = asyncio.create_task(self._read(call))
         try:
@@ -66,7 +66,7 @@ class Flooder:
 
 
 _HONEST = "an honest one"
-# Who is beside the honest ones: with what a flood begins each of its sequences.
+# What runs next to the honest clients; for a flood, the step that begins each of its sequences.
 BESIDE: dict[str, dict[str, Any] | None] = {
     "nobody": None,
     _HONEST: None,
@@ -76,8 +76,8 @@ BESIDE: dict[str, dict[str, Any] | None] = {
 
 
 async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[float]:
-    """Of honest rounds: CPU ms and passes of each, rounds/s, ms p50 and p99; and the messages of
-    the flood from its beginning.
+    """For honest rounds: CPU ms and passes per round, rounds/s, ms p50 and p99; then the number of
+    messages that the flood has sent.
 
     Raises:
         RuntimeError: an honest text failed.
@@ -119,8 +119,8 @@ async def measure(stack: Stack, beside: str, clients: int, texts: int) -> list[f
 def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--clients", type=int, default=8, help="honest ones")
-    parser.add_argument("--texts", type=int, default=4, help="of each of them in a measurement")
+    parser.add_argument("--clients", type=int, default=8, help="honest clients")
+    parser.add_argument("--texts", type=int, default=4, help="texts of each in a measurement")
     parser.add_argument("--beside", nargs="+", default=list(BESIDE), choices=list(BESIDE))
     options = parser.parse_args()
     heads = ("CPU, ms a round", "passes a round", "rounds/s", "ms p50", "p99", "it sent")

@@ -1,10 +1,10 @@
-"""What a long prompt does to those who are being served already.
+"""The effect of a long prompt on texts that are already running.
 
     python -m benchmarks.endurance.interference [--target DIR] [--dtype bfloat16]
 
-Eight clients have texts written, one after another, so that their lengths are the same mixture
-at all times; then prompts of 4,000 tokens arrive. Rounds are timed as clients see them, before,
-and while a long prompt is being computed.
+Eight clients request texts, one after another, so that the mixture of their lengths stays the same;
+then prompts of 4,000 tokens arrive. Rounds are timed as clients see them, before a long prompt
+arrives and while one is being computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RUNNING_TOKENS = 512
 _MAX_LENGTH = 8192
 _ARRIVALS = 3
 _QUIET_SECONDS = 20.0
-# Long enough for the clients to be at different places of their texts.
+# Long enough for the clients to be at different positions of their texts.
 _WARM_UP_SECONDS = 15.0
 
 
@@ -43,14 +43,14 @@ class Interference:
     """Rounds of running texts, in milliseconds as their clients see them.
 
     Attributes:
-        quiet_p50: before the long prompts came.
-        quiet_p99: likewise.
-        busy_p50: while one of them was being computed.
-        busy_p99: likewise.
-        quiet_rounds: how many those are.
-        busy_rounds: how many these are.
+        quiet_p50: before the long prompts arrived.
+        quiet_p99: before the long prompts arrived.
+        busy_p50: while a long prompt was being computed.
+        busy_p99: while a long prompt was being computed.
+        quiet_rounds: number of quiet rounds.
+        busy_rounds: number of busy rounds.
         long_prompt_ttft_ms: time to first token of the long prompts, median.
-        p99_ratio: how much longer the slowest rounds take beside a long prompt.
+        p99_ratio: busy_p99 / quiet_p99.
     """
 
     quiet_p50: float
@@ -64,7 +64,7 @@ class Interference:
 
 
 def long_text(seed: int) -> pb.Generation:
-    """A prompt of thousands of tokens, and a single new one."""
+    """A prompt of thousands of tokens, for a single new one."""
     prompt = np.random.default_rng(seed).integers(300, 2000, LONG_PROMPT).tolist()
     return asked(seed, 1, prompt=prompt)
 
@@ -90,7 +90,7 @@ async def measure(address: str, quiet_seconds: float) -> Interference:
         quiet = (time.perf_counter(), time.perf_counter() + quiet_seconds)
         await asyncio.sleep(quiet_seconds)
         arrived = [await generator.text(long_text(seed)) for seed in range(_ARRIVALS)]
-        # The rounds of a text are known when it is whole.
+        # The rounds of a text are known when it is complete.
         over.set()
         await asyncio.gather(*clients)
     summaries((*running, *arrived))
@@ -106,7 +106,7 @@ async def measure(address: str, quiet_seconds: float) -> Interference:
 
 
 def _gaps_within(texts: list[Timeline], spans: list[tuple[float, float]]) -> list[float]:
-    """Milliseconds between the messages of a text that came within one of the spans."""
+    """Milliseconds between messages of a text, if the later one arrived within one of the spans."""
     return [
         (now - last) * 1e3
         for text in texts
@@ -119,9 +119,9 @@ def main() -> None:
     """Measure, print and write benchmarks/results/interference-TARGET.json."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", help="checkpoint; the embedded target by default")
-    parser.add_argument("--dtype", help="of the target, and of the drafter if it has no other")
+    parser.add_argument("--dtype", help="of the target, and by default of the drafter")
     parser.add_argument("--drafter-dtype", help="of the drafter")
-    parser.add_argument("--quiet-seconds", type=float, default=_QUIET_SECONDS, help="before")
+    parser.add_argument("--quiet-seconds", type=float, default=_QUIET_SECONDS, help="at first")
     options = parser.parse_args()
     pair = Pair(
         target=options.target or embedded("target"),

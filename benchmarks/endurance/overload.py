@@ -1,11 +1,11 @@
-"""More clients than there are places: what the texts that are made lose by it, and the others wait.
+"""More clients than slots: how much running texts lose, and how long other clients wait.
 
     python -m benchmarks.endurance.overload [--places 8] [--times 4] [--seconds 60] [--simulated]
 
-Three phases of a closed loop: as many clients as places, several times as many, as many again. A
-refused client comes again when it was told to, on the connection that it has. Models on this
-machine's cores leave few of them to the orchestrator and the clients; with --simulated they are on
-devices that only take time.
+Three phases of a closed loop: as many clients as slots, several times as many, as many as slots
+again. A refused client retries when it was told to, on the same connection. Models on this
+machine's cores leave few cores to the orchestrator and the clients; with --simulated, passes run
+on simulated devices that only take time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _NEW_TOKENS = 96
 _MAX_LENGTH = 512
 _TEXT_SECONDS = 120.0
 _REFUSED = "RESOURCE_EXHAUSTED"
-# Of a phase: full speed is due five seconds behind the end of an overload.
+# Seconds of a phase for `early`: full speed is expected five seconds after the end of an overload.
 _EARLY = (5.0, 10.0)
-# Milliseconds of a pass, and of each of its rows beside.
+# Milliseconds of a pass, and in addition of each of its rows.
 _DEVICES = {"target": (20.0, 0.05), "drafter": (2.0, 0.02)}
 
 
@@ -52,18 +52,18 @@ class Phase:
     """A phase's figures.
 
     Attributes:
-        name: of it.
+        name: of the phase.
         clients: at once.
-        goodput: tokens a second of texts that were made.
-        early: tokens a second of those that ended in the fifth to the tenth second.
-        texts: as many.
-        text_p50_s: of a text.
-        refusals: as many.
-        refusal_p50_ms: until a client knew.
-        refusal_p99_ms: the same of the slowest in a hundred.
-        lost_drafters: texts that lost theirs.
+        goodput: tokens a second of complete texts.
+        early: tokens a second of texts that ended in the fifth to the tenth second.
+        texts: number of complete texts.
+        text_p50_s: time of a text.
+        refusals: number of refused calls.
+        refusal_p50_ms: time until a client learnt of its refusal.
+        refusal_p99_ms: time until a client learnt of its refusal.
+        lost_drafters: texts that lost their drafter.
         others: statuses that are neither success nor refusal.
-        memory_mib: of the orchestrator at the end.
+        memory_mib: of the orchestrator, at the end.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Phase:
 
 
 def _generation(seed: int, in_words: bool, new_tokens: int = _NEW_TOKENS) -> pb.Generation:
-    """A text of a seed; a model on a simulated device has no tokenizer."""
+    """A request by its seed; a model on a simulated device has no tokenizer."""
     return asked(seed, new_tokens, prompt=None if in_words else token_ids(seed, 24))
 
 
@@ -94,7 +94,7 @@ async def _texts(
 
     async def client(number: int) -> float:
         async with LoadGenerator(address, _TEXT_SECONDS) as generator:
-            # Clients come and stay: how long connections take to be made is not what is asked here.
+            # All clients connect first: the time to connect is not measured here.
             await generator.text(_generation(number, in_words, 1))
             await connected.wait()
             began, seed = time.perf_counter(), 1000 * number
@@ -136,10 +136,10 @@ def _phase(name: str, stack: Stack, in_words: bool, clients: int, seconds: float
 
 @contextmanager
 def _serving(options: argparse.Namespace) -> Iterator[Stack]:
-    """The services, with few places."""
+    """The services, with few slots."""
     waiting, places = {"MAX_WAITING": str(options.waiting)}, {"MAX_SEQUENCES": str(options.places)}
     if options.simulated:
-        # Another engine would take over in the middle of a run.
+        # With "auto", another engine could take over in the middle of a run.
         places |= {"THREADS": "1", "ENGINE": "torch"}
     settings = {"orchestrator": waiting, "target": places, "drafter": places}
     pair, modules = Pair(), dict[str, str]()
@@ -149,7 +149,7 @@ def _serving(options: argparse.Namespace) -> Iterator[Stack]:
             pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
             modules = {service: f"benchmarks.simulated.{service}" for service in _DEVICES}
             for service, times in _DEVICES.items():
-                os.environ |= variables(service, *times)  # the services take our environment
+                os.environ |= variables(service, *times)  # the services inherit our environment
         with serving(pair, settings, modules=modules) as stack:
             yield stack
 
@@ -157,11 +157,11 @@ def _serving(options: argparse.Namespace) -> Iterator[Stack]:
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--places", type=int, default=8, help="of the target and the drafter")
-    parser.add_argument("--times", type=int, default=4, help="as many clients as places")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a phase")
+    parser.add_argument("--places", type=int, default=8, help="slots of target and drafter")
+    parser.add_argument("--times", type=int, default=4, help="clients per slot in the overload")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of a phase")
     parser.add_argument(
-        "--overload-seconds", type=float, help="of the overload; else as the others"
+        "--overload-seconds", type=float, help="length of the overload; default: --seconds"
     )
     parser.add_argument("--waiting", type=int, default=8, help="texts that may wait")
     parser.add_argument("--simulated", action="store_true", help="models on simulated devices")

@@ -1,11 +1,11 @@
-"""Thousands of short texts, some given up or late: whether all are right and all comes back.
+"""Thousands of short texts, some cancelled or late: are all right, and is everything freed?
 
     python -m benchmarks.endurance.soak [--texts 20000] [--clients 16] [--cancelled 0.1]
                                         [--late 0.05]
 
-Each text is one of a few whose tokens are known, since it was made alone before; a share of the
-clients cancel within their text, others have a deadline that ends most of theirs. Exit code 1 if
-one text is wrong, or if something is left open.
+Each text is one of a few whose tokens are known from a run of that text alone. A share of the texts
+is cancelled by the client, and another share has a deadline that ends most of them. Exit code 1 if
+a text is wrong, or if something is left open.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 
 _KNOWN = 96
-# Allocators, caches and thread stacks have grown to their size by then.
+# Texts after which allocators, caches and thread stacks have reached their size.
 _WARM_UP = 2000
 _BETWEEN = 200
-# A text takes about 0.2 s beside fifteen others.
+# With fifteen others, a text takes about 0.2 s.
 _LATE_SECONDS = (0.001, 0.1)
 _IDLE_SECONDS = 10.0
 
 
 class GivenUp(Exception):
-    """A client wants no more of its text."""
+    """A client gives up its text."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Seen:
 
     Attributes:
         ends: texts by how they ended: whole, cancelled, or a status.
-        wrong: seeds of those with another token than the same text alone.
-        samples: of each service, after so many texts.
+        wrong: seeds of texts that differ from the same text made alone.
+        samples: of each service: the number of texts so far, and its vitals.
     """
 
     ends: Counter[str] = field(default_factory=Counter)
@@ -72,16 +72,16 @@ class Seen:
 
 @dataclass(frozen=True)
 class Growth:
-    """One service from the end of the warm-up to that of all texts.
+    """The growth of one service from the end of the warm-up to the end of all texts.
 
     Attributes:
         service: its name.
-        before: vitals at its begin, idle.
-        after: at its end, idle.
+        before: vitals at the beginning, when idle.
+        after: vitals at the end, when idle.
         bytes_a_text: slope of its memory, by least squares.
-        error: standard error of that.
-        later_bytes_a_text: slope over the second half, when the caches have been touched.
-        later_error: likewise.
+        error: standard error of that slope.
+        later_bytes_a_text: slope over the second half, when caches are filled.
+        later_error: standard error of that slope.
     """
 
     service: str
@@ -100,13 +100,13 @@ def generation(seed: int) -> pb.Generation:
 
 
 class Clients:
-    """Take texts, one after the other.
+    """Clients that request texts, one after the other.
 
     Args:
         address: of the orchestrator.
-        seen: what they note.
-        cancelled: share of the texts that are given up.
-        late: share with a deadline that hardly any text keeps.
+        seen: gets the results.
+        cancelled: share of texts to cancel.
+        late: share of texts with a deadline that most of them miss.
     """
 
     def __init__(self, address: str, seen: Seen, cancelled: float, late: float) -> None:
@@ -119,7 +119,7 @@ class Clients:
             ]
 
     async def run(self, texts: Iterator[int], clients: int, after_each: Callable[[], None]) -> None:
-        """Until there are no texts left."""
+        """Run until there are no texts left."""
 
         async def work() -> None:
             async with LoadGenerator(self._address, 60) as generator:
@@ -130,12 +130,12 @@ class Clients:
         await asyncio.gather(*(work() for _ in range(clients)))
 
     async def _one(self, generator: LoadGenerator, seed: int) -> str:
-        """A text, which is looked at; how it ended."""
+        """Request a text and check it; returns how it ended."""
         drawn = self._random.random()
         gives_up = drawn < self._cancelled
         is_late = not gives_up and drawn < self._cancelled + self._late
         deadline = self._random.uniform(*_LATE_SECONDS) if is_late else None
-        # Before its first message, or behind one of them.
+        # Give up before the first message, or after one of the first three.
         left = self._random.randrange(4) if gives_up else None
         patience = self._random.uniform(0, 0.02) if left == 0 else None
         got: list[int] = []
@@ -160,7 +160,7 @@ class Clients:
 
 
 async def left_open(addresses: dict[str, str]) -> int:
-    """Sequences and texts that the services hold, once they had time to see that all have ended."""
+    """Sequences and texts still open after the services had time to notice the last ends."""
     async with connect(addresses["drafter"]) as drafter, connect(addresses["target"]) as target:
         drafts = drafter_pb2_grpc.DrafterServiceStub(drafter)
         verdicts = target_pb2_grpc.TargetServiceStub(target)
@@ -177,7 +177,7 @@ async def left_open(addresses: dict[str, str]) -> int:
 
 
 def slope_of(samples: list[tuple[int, Vitals]]) -> tuple[float, float]:
-    """Bytes a text that memory grows, by least squares, and the standard error of that."""
+    """Growth of memory in bytes per text, by least squares, and its standard error."""
     texts, memory = np.array([(done, vitals.anonymous_bytes) for done, vitals in samples]).T
     away = texts - texts.mean()
     slope = float(away @ memory / (away @ away))
@@ -186,7 +186,7 @@ def slope_of(samples: list[tuple[int, Vitals]]) -> tuple[float, float]:
 
 
 async def soak(stack: Stack, options: argparse.Namespace) -> tuple[Seen, list[Growth], int]:
-    """Warm up, run all texts, and look at what is left."""
+    """Warm up, run all texts, and check what is left open."""
     seen = Seen()
     clients = Clients(stack.addresses["orchestrator"], seen, options.cancelled, options.late)
     texts = iter(range(options.warm_up + options.texts))
@@ -237,10 +237,10 @@ def _row(growth: Growth) -> dict[str, object]:
 def main() -> None:
     """Soak, print and write benchmarks/results/soak.json."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--texts", type=int, default=20_000, help="behind the warm-up")
-    parser.add_argument("--warm-up", type=int, default=_WARM_UP, help="texts before")
-    parser.add_argument("--clients", type=int, default=16, help="at once")
-    parser.add_argument("--cancelled", type=float, default=0.1, help="share that is given up")
+    parser.add_argument("--texts", type=int, default=20_000, help="after the warm-up")
+    parser.add_argument("--warm-up", type=int, default=_WARM_UP, help="texts before these")
+    parser.add_argument("--clients", type=int, default=16, help="clients at once")
+    parser.add_argument("--cancelled", type=float, default=0.1, help="share that is cancelled")
     parser.add_argument("--late", type=float, default=0.05, help="share with a short deadline")
     options = parser.parse_args()
     if options.texts < 6 * _BETWEEN:

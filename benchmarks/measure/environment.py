@@ -54,5 +54,5 @@ def _commit() -> str:
 
 
 def target_dtype() -> str:
-    """What a large target is computed in here: a processor without units for it has no bfloat16."""
+    """The dtype for a large target on this machine: bfloat16 only with hardware support."""
     return "bfloat16" if "bf16" in _processor() else "float32"

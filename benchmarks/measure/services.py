@@ -11,7 +11,7 @@ from tandem.tools.local.stack import Stack, StackSettings, running
 
 _OURS = {
     "LISTEN": "127.0.0.1:0",
-    # Nothing runs any more when a benchmark stops its services.
+    # No texts are running when a benchmark stops its services.
     "DRAIN_SECONDS": "2",
 }
 
@@ -24,13 +24,14 @@ def serving(
     root: Path | None = None,
     modules: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """Start the services, wait until they look for nothing faster any more, and end them.
+    """Start the services, wait until they have settled on their fastest pass, and stop them at the
+    end.
 
     Args:
         pair: to serve.
-        more: settings of a service, by its name, without their prefix.
+        more: further settings by service, without their prefix.
         root: of another checkout, whose services then run.
-        modules: to run instead of a service's own, by its name.
+        modules: by service, modules to run instead of its own.
 
     Raises:
         Failure: a service cannot start.

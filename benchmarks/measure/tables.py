@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def table_of(rows: Iterable[Mapping[str, object]], title: str | None = None) -> Table:
-    """A row each; the first one's names are the heads. Numbers are rounded; None does not apply."""
+    """A table of rows; the first row's keys are the heads. Numbers are rounded, None is "-"."""
     table = Table(title=title)
     for row in rows:
         if not table.columns:

@@ -1,4 +1,4 @@
-"""What the texts of every benchmark are, and what became of them."""
+"""The requests of all benchmarks, and the summaries of their texts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def asked(
     prompt: Sequence[int] | None = None,
     **speculation: Any,
 ) -> pb.Generation:
-    """A text that goes on past any end of text.
+    """A request for a text that goes on past any end of text.
 
     Args:
-        seed: of its draws; it also says which of `PROMPTS` is continued.
-        new_tokens: as many.
+        seed: of its draws; it also selects the prompt among `PROMPTS`.
+        new_tokens: number of tokens.
         temperature: 0 takes the likeliest token.
         prompt: token ids to continue instead.
-        speculation: fields of the message of that name; none leave all to the orchestrator.
+        speculation: fields of the message of that name; by default the orchestrator's settings.
     """
     message = pb.Generation(
         sampling=common_pb2.Sampling(temperature=temperature, seed=seed),
@@ -46,10 +46,10 @@ def token_ids(seed: int, count: int) -> list[int]:
 
 
 def summaries(timelines: Iterable[Timeline]) -> list[pb.Summary]:
-    """Of texts that all ended well.
+    """The summaries of texts, all of which must have ended well.
 
     Raises:
-        RuntimeError: one did not, and figures without it would flatter the rest.
+        RuntimeError: a text failed; figures without it would be too good.
     """
     texts = list(timelines)
     found = [text.summary for text in texts if text.summary is not None]

@@ -1,4 +1,4 @@
-"""What the kernel says of a process: memory, descriptors, threads, CPU time."""
+"""A process's vitals from /proc: memory, descriptors, threads, CPU time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Vitals:
 
     Attributes:
         anonymous_bytes: resident memory that no file backs: heaps, stacks, tensors.
-        resident_bytes: all that is resident.
-        descriptors: open ones.
-        threads: as many.
+        resident_bytes: all resident memory.
+        descriptors: number of open descriptors.
+        threads: number of threads.
     """
 
     anonymous_bytes: int
@@ -27,10 +27,10 @@ class Vitals:
 
 
 def vitals_of(process: int) -> Vitals:
-    """Those of a process, by its id.
+    """The vitals of a process, by its id.
 
     Raises:
-        FileNotFoundError: it has ended.
+        FileNotFoundError: the process has ended.
     """
     folder = Path("/proc") / str(process)
     lines = (folder / "status").read_text().splitlines()
@@ -47,7 +47,7 @@ def cpu_seconds(process: int) -> float:
     """User and system time of a process and all its threads.
 
     Raises:
-        FileNotFoundError: it has ended.
+        FileNotFoundError: the process has ended.
     """
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND

@@ -1,7 +1,7 @@
-"""Other engines beside Tandem, in one run: who is fast, and who is exact.
+"""Tandem and other engines compared in one run: which are fast, and which are exact.
 
-Each engine is a `worker`: a process in an environment of its own (`installation`), which speaks
-the `protocol`. They write the same texts in turn (`turns`), each at its best draft length;
-`spread` has medians, intervals and ratios, `law` compares what each samples with and without
-drafts, and `report` says it all. `benchmarks.bench` has its texts written here too.
+Each engine runs in a `worker`: a process with its own environment (`installation`), which speaks
+the `protocol`. The engines write the same texts in turn (`turns`), each at its best draft length.
+`spread` computes medians, intervals and ratios, `law` compares an engine's samples with and without
+drafts, and `report` prints the results. `benchmarks.bench` uses these workers too.
 """

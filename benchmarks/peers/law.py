@@ -1,4 +1,4 @@
-"""Whether two samples of texts have one law."""
+"""Tests whether two samples of texts follow the same law."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-# The least that a cell of the smaller sample is expected to hold; rarer outcomes share one.
+# Least expected count of a cell in the smaller sample; rarer outcomes share one cell.
 _EXPECTED = 5.0
-# Of a run with a few engines, a false alarm in some two hundred.
+# With a few engines, one run in some two hundred gives a false alarm.
 ALARM = 1e-3
 
 
@@ -19,10 +19,10 @@ class Comparison:
     """A two-sample chi-square.
 
     Attributes:
-        what: was counted.
+        what: what was counted.
         statistic: chi-square.
         degrees: of freedom.
-        p: that one law gives as much.
+        p: probability of a statistic at least this large under one law.
     """
 
     what: str
@@ -45,17 +45,17 @@ class Law:
 
     @property
     def worst(self) -> Comparison:
-        """The one that speaks most against one law."""
+        """The comparison that is strongest evidence against one law."""
         return min(self.comparisons, key=lambda c: (c.p, -c.statistic / max(c.degrees, 1)))
 
     @property
     def p(self) -> float:
-        """Of all comparisons together (Bonferroni)."""
+        """The p-value of all comparisons together (Bonferroni)."""
         return min(1.0, self.worst.p * len(self.comparisons))
 
     @property
     def holds(self) -> bool:
-        """Whether nothing speaks against one law."""
+        """Whether there is no significant evidence against one law."""
         return self.p >= ALARM
 
 
@@ -80,11 +80,11 @@ def two_sample(what: str, ours: Sequence[Hashable], theirs: Sequence[Hashable]) 
 
 
 def compare(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Law:
-    """Token by token, and two neighbours at a time.
+    """Compare two samples, token by token and by pairs of neighbours.
 
     Args:
-        ours: texts of one length, each drawn on its own.
-        theirs: the same.
+        ours: texts of one length, drawn independently.
+        theirs: texts of the other sample.
     """
     length = min(len(text) for text in (*ours, *theirs))
     found = [

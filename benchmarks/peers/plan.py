@@ -16,12 +16,12 @@ class Plan:
         gammas: draft lengths to choose from.
         temperatures: of the texts.
         loads: texts at once, and new tokens of each.
-        choosing_turns: turns that the draft lengths are chosen by, at most.
-        turns: that are then measured, at most.
-        law_texts: of each sample.
-        law_tokens: of each of those texts.
-        budget_s: for all texts, from the first warm one; setting up and loading are not in it.
-        setup_s: for making one environment, at most.
+        choosing_turns: most turns for choosing draft lengths.
+        turns: most turns to measure afterwards.
+        law_texts: texts of each sample.
+        law_tokens: tokens of each of those texts.
+        budget_s: for all texts after the warm-up; excludes setting up and loading.
+        setup_s: most time for each command that makes an environment.
     """
 
     shape: Shape

@@ -1,12 +1,12 @@
-"""What a worker is asked and what it answers: JSON, a line each, on its standard streams.
+"""The protocol of a worker: requests and answers as lines of JSON on its standard streams.
 
     load      target, drafter, gammas, dtype       ok, versions
     generate  prompts, seeds, gamma, temperature,  ok, texts, seconds, timelines
               new_tokens, rule
     quit                                           nothing: it ends, as it does at the end of input
 
-Whatever fails is answered by `error`, a line of text. This file is read by environments that have
-no more than Python's own library.
+A failure is answered by `error`, a line of text. This file must run in environments that have only
+Python's own library.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, Protocol, TextIO
 
 @dataclass(frozen=True)
 class Load:
-    """Which pair, and how it will be asked.
+    """The pair to load, and the draft lengths to prepare for.
 
     Attributes:
-        target: what the engine reads: a checkpoint's folder, or its own conversion of it.
+        target: folder of a checkpoint, or of its conversion for this engine.
         drafter: the same.
         gammas: draft lengths that may be asked for; 0 is without drafts.
-        dtype: the target's, "float32" or "bfloat16". A drafter's is the engine's to choose.
+        dtype: the target's, "float32" or "bfloat16". The engine chooses the drafter's.
     """
 
     target: str
@@ -42,11 +42,11 @@ class Generate:
     """Texts to be written at once.
 
     Attributes:
-        prompts: token ids of each.
-        seeds: of each; an engine that has but one seed takes the first.
+        prompts: token ids of each text.
+        seeds: of each text; an engine that takes a single seed uses the first.
         gamma: draft length; 0 for none.
         temperature: 0 takes the likeliest token; nothing is truncated.
-        new_tokens: of each, past any end of text.
+        new_tokens: of each text, past any end of text.
         rule: one of the engine's ways to draft; empty for its usual one.
     """
 
@@ -59,31 +59,31 @@ class Generate:
 
 
 class Engine(Protocol):
-    """What a worker wraps.
+    """An engine that a worker wraps.
 
-    One that knows when tokens came has `timelines` too: of the last texts, as JSON.
+    An engine that knows when tokens arrived also has `timelines`, of the last texts, as JSON.
     """
 
     def load(self, load: Load) -> dict[str, str]:
         """Get ready; returns versions by package."""
 
     def generate(self, generate: Generate) -> Sequence[Sequence[int]]:
-        """New token ids of each text, however many came."""
+        """New token ids of each text; there may be more than requested."""
 
     def close(self) -> None:
-        """Free what would outlive the process."""
+        """Stop everything that would outlive the process."""
 
 
 def line_of(ask: Load | Generate) -> str:
-    """An ask as it goes over the wire."""
+    """A request as a line of JSON."""
     return json.dumps({"do": type(ask).__name__.lower(), **asdict(ask)}) + "\n"
 
 
 def ask_of(line: str) -> Load | Generate | None:
-    """The ask of a line; None is the wish to end.
+    """The request in a line; None for `quit`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the line is no request.
     """
     fields = json.loads(line)
     kind = fields.pop("do", None)
@@ -98,7 +98,7 @@ def ask_of(line: str) -> Load | Generate | None:
 
 
 def serve(engine: Engine) -> None:
-    """Answer on the standard streams until told to quit; what else is printed goes to stderr."""
+    """Answer on the standard streams until told to quit; other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
@@ -109,14 +109,14 @@ def serve(engine: Engine) -> None:
 
 def answer_all(engine: Engine, asks: TextIO, answers: TextIO) -> None:
     """Answer each line of `asks`."""
-    # Not `for line in asks`, which may wait for more than a line.
+    # Not `for line in asks`, which may wait for more than one line.
     while line := asks.readline():
         try:
             ask = ask_of(line)
             if ask is None:
                 return
             found = _answer(engine, ask)
-        except Exception as error:  # a foreign engine raises what it likes
+        except Exception as error:  # a foreign engine may raise anything
             found = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
         print(json.dumps(found), file=answers, flush=True)
 

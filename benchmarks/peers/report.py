@@ -1,4 +1,4 @@
-"""The outcome: who is exact, who is fast, and the tables that say so."""
+"""The results: which ways are exact, how fast they are, and tables of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from benchmarks.peers.spread import Spread, ratios
 from benchmarks.peers.turns import Found, speeds
 from benchmarks.peers.way import Job, Measurement, Way
 
-# Near ties fall otherwise in a pass of other rows, and then all that follows is another text.
+# A greedy text counts as equal if at least this share of it is. A pass with another number of rows
+# may decide a near tie differently, and then everything after it differs.
 _SAME = 0.5
 
 
@@ -27,10 +28,10 @@ class Row:
     Attributes:
         way: engine and draft length.
         speed: tokens a second.
-        ratio: its speed over that of the strongest exact peer, turn by turn; None if none is.
-        exact: whether nothing speaks against its texts; None if it was not tested.
-        why: in words.
-        surplus: tokens beyond what was asked for, for each that was.
+        ratio: its speed / that of the strongest exact peer, turn by turn; None without such a peer.
+        exact: whether its texts passed the test; None if it was not tested.
+        why: the reason, in words.
+        surplus: tokens beyond the requested ones, per requested token.
     """
 
     way: Way
@@ -46,8 +47,8 @@ class Section:
     """All ways at one job.
 
     Attributes:
-        job: the circumstances.
-        strongest: the fastest exact way that is not Tandem's; None if none is.
+        job: temperature, number and length of the texts.
+        strongest: the fastest exact way that is not Tandem's; None if there is none.
         rows: the strongest exact peer's, then the others', the fastest first.
     """
 
@@ -57,7 +58,7 @@ class Section:
 
 
 def sections(found: Found, laws: Mapping[str, Law]) -> Iterator[Section]:
-    """What the tables say."""
+    """The sections of the report, one for each job."""
     for job, ways in found.items():
         rates = speeds(ways)
         verdicts = {way: exactness(way, job, ways, laws) for way in ways}
@@ -80,7 +81,7 @@ def exactness(
     ways: Mapping[Way, Sequence[Measurement]],
     laws: Mapping[str, Law],
 ) -> tuple[bool | None, str]:
-    """Whether a way's texts are those of its engine without drafts, and how that is known."""
+    """Whether a way's texts equal those of its engine without drafts, and the reason in words."""
     if not way.gamma:
         return True, "by definition"
     if job.temperature:
@@ -106,7 +107,7 @@ def _said(law: Law) -> str:
 
 
 def table(section: Section) -> Table:
-    """A section for people; intervals are of medians."""
+    """A section as a table; intervals are of medians."""
     shown = Table(title=str(section.job), title_justify="left")
     for name in ("way", "tokens/s", "interval", "turns", "x strongest exact peer", "exact"):
         shown.add_column(name, justify="left" if name in ("way", "exact") else "right")
@@ -128,7 +129,7 @@ def table(section: Section) -> Table:
 
 
 def law_table(laws: Mapping[str, Law], gammas: Mapping[str, int], tokens: int) -> Table:
-    """Plain against speculative sampling.
+    """A table that compares plain with speculative sampling.
 
     Args:
         laws: of each engine with drafts and without.
@@ -151,7 +152,7 @@ def law_table(laws: Mapping[str, Law], gammas: Mapping[str, int], tokens: int) -
 
 
 def as_json(found: Found) -> list[dict[str, Any]]:
-    """Every measurement; a text's tokens are counted."""
+    """Every measurement, with the number of its tokens."""
     return [
         {
             **asdict(job),

@@ -34,18 +34,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Engine:
-    """How to run one.
+    """How to run an engine.
 
     Attributes:
         name: for people.
         module: its worker.
-        environment: of its own; None is ours.
-        apart: whether each draft length needs a process of its own.
-        batches_drafts: whether it drafts for several texts at once.
+        environment: its own environment; None for ours.
+        apart: whether each draft length needs its own process.
+        batches_drafts: whether it can draft for several texts at once.
         converts: whether it reads a conversion of the checkpoints.
         pausable: whether its process may be stopped while others compute.
-        rules: ways to draft that are compared; an empty one is the engine's usual one.
-        own: a rule that has a draft length of its own, and that length.
+        rules: ways to draft to compare; the empty string is the engine's usual one.
+        own: rules with a fixed draft length, each with that length.
     """
 
     name: str
@@ -60,12 +60,12 @@ class Engine:
 
     @property
     def command(self) -> list[str]:
-        """That starts its worker."""
+        """The command that starts its worker."""
         python = self.environment.python if self.environment else sys.executable
         return [python, "-m", self.module]
 
     def ways(self, gammas: Iterable[int]) -> list[Way]:
-        """Its ways at draft lengths; length 0 has no rule."""
+        """Its ways at these draft lengths; length 0 has no rule."""
         lengths = list(gammas)
         found = [Way(self.name, gamma, rule) for gamma in lengths if gamma for rule in self.rules]
         own = [Way(self.name, gamma, rule) for rule, gamma in self.own]
@@ -84,13 +84,13 @@ ENGINES = (
 
 @dataclass
 class Roster:
-    """Who takes part, and who had to leave.
+    """The engines that take part, and those that have failed.
 
     Attributes:
-        workers: by way; a worker may stand for several.
-        engines: by name, of those that run.
+        workers: by way; a worker may serve several ways.
+        engines: running engines, by name.
         versions: by engine.
-        failures: why an engine, or one way of it, takes no part.
+        failures: why an engine, or one of its ways, takes no part.
     """
 
     workers: dict[Way, Worker] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Roster:
     failures: dict[str, str] = field(default_factory=dict)
 
     def load(self, plan: Plan, engines: Sequence[Engine], dtype: str, say: Say) -> str:
-        """Set up and load every engine that can be; returns the target's folder."""
+        """Set up and load all engines, noting failures; returns the target's folder."""
         folders = checkpoints(plan.shape, say)
         for engine in engines:
             own = folders
@@ -164,7 +164,7 @@ class Roster:
         return Measurement(turn, found["seconds"], wanted, surplus, timelines)
 
     def _leave(self, way: Way, reason: str) -> None:
-        """A way's worker ends, with all ways that it stands for."""
+        """End a failed way's worker, with all ways that it serves."""
         worker = self.workers[way]
         gone = [other for other, its in self.workers.items() if its is worker]
         name = str(way) if self.engines[way.engine].apart else way.engine
@@ -174,7 +174,7 @@ class Roster:
         worker.kill()
 
     def keep(self, ways: Iterable[Way]) -> None:
-        """End the workers that none of these needs."""
+        """End the workers that none of these ways needs."""
         kept = set(ways)
         needed = {self.workers[way] for way in kept if way in self.workers}
         for worker in set(self.workers.values()) - needed:
@@ -182,7 +182,7 @@ class Roster:
         self.workers = {way: w for way, w in self.workers.items() if way in kept}
 
     def ways(self, texts: int) -> list[Way]:
-        """All that can write so many texts at once."""
+        """All ways that can write this many texts at once."""
         return sorted(
             way
             for way in self.workers
@@ -190,19 +190,19 @@ class Roster:
         )
 
     def close(self) -> None:
-        """End everyone."""
+        """End all workers."""
         self.keep(())
 
 
 def _settings() -> dict[str, str]:
-    """Of every worker: where vLLM keeps what it compiled, and no look at the network."""
+    """Environment of all workers: vLLM's cache of compiled code, and no network access."""
     kept = {"VLLM_CACHE_ROOT": str(CACHE / "vllm" / "compiled"), "HF_HUB_OFFLINE": "1"}
     return {name: os.environ.get(name, value) for name, value in kept.items()}
 
 
 @contextmanager
 def telling() -> Iterator[Say]:
-    """Tell people what is done: in one line of a terminal, else line by line."""
+    """Show progress: in one status line on a terminal, else line by line."""
     told = Console(stderr=True)
     with told.status("starting") as status:
         yield status.update if told.is_terminal else told.print
@@ -212,7 +212,7 @@ def named(name: str) -> Engine:
     """An engine by the beginning of its name, in any case.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such engine.
     """
     for engine in ENGINES:
         if engine.name.lower().startswith(name.lower()):

@@ -1,4 +1,4 @@
-"""What was measured in turn: medians and their intervals, ratios, the best draft length."""
+"""Statistics of measurements taken in turn: medians, intervals, ratios, best draft lengths."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Spread:
-    """A median and where the true one is.
+    """A median and its confidence interval.
 
     Attributes:
         median: of the values.
-        low: of its interval.
-        high: of its interval.
-        confidence: that the interval holds the true median, whatever the distribution; at least
-            0.95, or what the smallest and the largest of too few values give.
-        count: of values.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        confidence: that the interval contains the true median, for any distribution; at least
+            0.95, unless there are too few values even for their whole range.
+        count: number of values.
     """
 
     median: float
@@ -35,7 +35,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """By order statistics: how many values lie below the true median is binomial."""
+        """By order statistics: the number of values below the true median is binomial."""
         ordered = sorted(values)
         n, outside = len(ordered), 0
         cut, missed = 0, 2 / 2**n
@@ -50,16 +50,16 @@ class Spread:
 
 
 def ratios(ours: dict[int, float], theirs: dict[int, float]) -> list[float]:
-    """Of the turns that both have; a slow minute lies on both alike."""
+    """Ratios within the turns that both have; a slow minute affects both alike."""
     return [ours[turn] / theirs[turn] for turn in sorted(ours.keys() & theirs.keys())]
 
 
 def best_gammas(speeds: Mapping[Way, Mapping[int, float]]) -> dict[str, int]:
-    """The draft length of each family that is fastest, turn by turn.
+    """The fastest draft length of each family.
 
-    A turn counts for its ratios only: every way's speed over the mean of its family's ways in
-    that turn (geometric), so that slow minutes weigh no more than others; then the median over
-    turns. A way that lacks a turn is judged by those it has.
+    Speeds are compared within turns: each way's speed is divided by the (geometric) mean of its
+    family's ways in that turn, so that slow minutes weigh no more than others; then the median over
+    turns is taken. A way that lacks a turn is judged by the turns it has.
 
     Args:
         speeds: tokens a second by turn, of ways with drafts.

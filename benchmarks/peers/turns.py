@@ -1,4 +1,4 @@
-"""Ways to decode write the same texts, taking turns, one computing at a time."""
+"""Has all ways to decode write the same texts in turn, so that only one computes at a time."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Choices = dict[Job, dict[str, int]]
 """The best draft length of each family, by job."""
 
 _WARM_TOKENS = 24
-# Seeds of turns that choose, of those that are measured, and of samples without and with drafts.
+# First seeds of turns that choose, of measured turns, and of samples without and with drafts.
 _CHOOSING_SEED, _MEASURED_SEED = 1_000_000, 0
 _PLAIN_SEED, _DRAFTED_SEED = 2_000_000, 3_000_000
 _CHUNK = 50
 
 
 def jobs_of(plan: Plan) -> list[Job]:
-    """All circumstances, temperature by temperature."""
+    """All jobs of a plan, temperature by temperature."""
     return [Job(t, texts, tokens) for t in plan.temperatures for texts, tokens in plan.loads]
 
 
 class Turns:
-    """Asks a roster.
+    """Runs turns on a roster.
 
     Args:
         roster: whose engines write.
-        prompts: token ids of what is continued.
-        say: is told what comes next.
-        between: is called before each turn: what is measured beside.
+        prompts: token ids of the prompts.
+        say: is called with what comes next.
+        between: is called before each turn, for further measurements.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Turns:
         self._between = between
 
     def warm_up(self, jobs: Sequence[Job]) -> None:
-        """Every way once for every job, in short."""
+        """Run every way once for every job, with short texts."""
         for job in jobs:
             short = Job(job.temperature, job.texts, min(job.new_tokens, _WARM_TOKENS))
             self._say(f"warming up: {short}")
@@ -58,7 +58,7 @@ class Turns:
                 self._roster.generate(way, self._ask(short, way, 0, 0))
 
     def choose(self, plan: Plan, jobs: Sequence[Job], budget_s: float) -> tuple[Found, Choices]:
-        """Each family's best draft length for each job, and what it was chosen by."""
+        """The texts to choose by, and each family's best draft length for each job."""
         drafted = {job: [w for w in self._roster.ways(job.texts) if w.gamma] for job in jobs}
         if len(plan.gammas) == 1:
             return {}, {job: {way.family: way.gamma for way in drafted[job]} for job in jobs}
@@ -66,7 +66,7 @@ class Turns:
         return found, {job: best_gammas(speeds(found[job])) for job in jobs}
 
     def measure(self, plan: Plan, choices: Choices, budget_s: float) -> Found:
-        """Every engine without drafts, and every family at its best draft length."""
+        """Measure every engine without drafts, and every family at its best draft length."""
         ways = {
             job: [
                 way
@@ -85,12 +85,12 @@ class Turns:
         budget_s: float,
         first_seed: int = _CHOOSING_SEED,
     ) -> Found:
-        """The ways of each job, turn by turn.
+        """Run the ways of each job, turn by turn.
 
         Args:
-            what: people are told is done.
+            what: name of this phase, for progress.
             ways: that write, by job.
-            turns: at most.
+            turns: most turns.
             budget_s: a further turn starts only if it is likely to end within this time.
             first_seed: of the first turn's texts.
         """
@@ -103,7 +103,7 @@ class Turns:
             self._between()
             for job, own in ways.items():
                 self._say(f"{what}, turn {turn + 1} of at most {turns}: {job}")
-                # Somebody else is first each time.
+                # The first way of a turn is another each time.
                 shift = turn % max(len(own), 1)
                 for way in (*own[shift:], *own[:shift]):
                     ask = self._ask(job, way, turn, first_seed)
@@ -128,9 +128,9 @@ class Turns:
         """Short texts of each engine at temperature 1, by draft length, with seeds of their own.
 
         Args:
-            plan: how many and how long.
+            plan: number and length of the texts.
             gammas: the draft length of each engine, in the order in which they write.
-            budget_s: for all; what an engine leaves over is the next ones'.
+            budget_s: for all engines; time that one leaves over goes to the next ones.
         """
         ends = time.perf_counter() + budget_s
         samples: dict[str, dict[int, list[tuple[int, ...]]]] = {}
@@ -146,7 +146,7 @@ class Turns:
         return samples
 
     def _sample_more(self, drafted: Way, own: dict[int, list[tuple[int, ...]]], plan: Plan) -> bool:
-        """Another chunk of each sample; whether there is more to come."""
+        """Add a chunk to each sample; returns whether there is more to come."""
         for gamma, first in ((0, _PLAIN_SEED), (drafted.gamma, _DRAFTED_SEED)):
             have = len(own[gamma])
             count = min(_CHUNK, plan.law_texts - have)

@@ -1,4 +1,4 @@
-"""Who writes a text, and in what circumstances."""
+"""Ways to write a text, jobs, and measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Way:
     Attributes:
         engine: by name.
         gamma: draft length; 0 is without drafts.
-        rule: which of the engine's ways to draft, where it has several.
+        rule: which of the engine's ways to draft, if it has several.
     """
 
     engine: str
@@ -23,7 +23,7 @@ class Way:
 
     @property
     def family(self) -> str:
-        """The engine and its rule, of which there is a best draft length."""
+        """The engine and its rule; each family has one best draft length."""
         return f"{self.engine} {self.rule}".strip()
 
     def __str__(self) -> str:
@@ -32,12 +32,12 @@ class Way:
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """Texts at once.
+    """Texts to write at once.
 
     Attributes:
-        temperature: of all of them.
-        texts: asked for in one go.
-        new_tokens: of each.
+        temperature: of all texts.
+        texts: number of texts.
+        new_tokens: of each text.
     """
 
     temperature: float
@@ -54,11 +54,11 @@ class Measurement:
     """Texts that were written.
 
     Attributes:
-        turn: which; all ways have its prompts and seeds.
-        seconds: by the engine's own process.
-        texts: token ids, cut to what was asked for.
-        surplus: tokens beyond that, of all texts together; they count for nothing.
-        timelines: of each text, from an engine that tells when its tokens came.
+        turn: its number; prompts and seeds of a turn are the same for all ways.
+        seconds: measured by the engine's own process.
+        texts: token ids, cut to the requested length.
+        surplus: tokens beyond that length, of all texts together; they are not counted.
+        timelines: of each text, if the engine tells when its tokens arrived.
     """
 
     turn: int

@@ -1,4 +1,4 @@
-"""A worker process, seen from the benchmark: asked, waited for, paused, ended."""
+"""A worker process, controlled by the benchmark."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class EngineFailed(Exception):
 
 
 class Worker:
-    """A process that speaks the protocol, in a group of its own.
+    """A process that speaks the protocol, in its own process group.
 
     Args:
-        command: what to run.
-        log: gets its standard error, from the start.
-        settings: of its environment, beside ours.
-        pauses: it is stopped between what it is asked, so that it takes no core from others.
+        command: to run.
+        log: gets its standard error; overwritten.
+        settings: variables of its environment, in addition to ours.
+        pauses: whether to stop it between requests, so that it takes no core from others.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Worker:
         pauses: bool = False,
     ) -> None:
         self._log, self._pauses = log, pauses
-        # Another environment must not look for packages where ours does.
+        # Another environment must not find our packages.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -69,14 +69,15 @@ class Worker:
 
     @property
     def id(self) -> int:
-        """Of its process."""
+        """The process id."""
         return self._process.pid
 
     def ask(self, ask: Load | Generate, timeout_s: float) -> dict[str, Any]:
-        """What it answers. A stopped worker is woken for it and stopped again.
+        """Send a request and return the answer. A paused worker runs only for that time.
 
         Raises:
-            EngineFailed: an error, an end or no answer in time; after the latter two it is ended.
+            EngineFailed: the answer is an error, or the worker ended or did not answer in time; in
+                the last two cases it is killed.
         """
         self._signal(signal.SIGCONT)
         try:
@@ -110,7 +111,7 @@ class Worker:
         return " / ".join([line.strip() for line in lines if line.strip()][-_TOLD_LINES:])
 
     def quit(self) -> None:
-        """End it in order, or else at once."""
+        """End it by closing its input; kill it if that takes too long."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         try:
@@ -121,7 +122,7 @@ class Worker:
         self._close()
 
     def kill(self) -> None:
-        """End it and its group at once."""
+        """Kill it and its process group."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._close()
@@ -131,7 +132,7 @@ class Worker:
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # Something that it started may hold its output open; then a thread still reads it.
+        # A child of it may hold its output open; the thread then still reads it.
         self._reader.join(_CLOSING_SECONDS)
         if not self._reader.is_alive():
             self._process.stdout.close()

@@ -1,5 +1,5 @@
-"""Services that are real but for their passes, run instead of a service's own module.
+"""Services that are real except for their passes, run instead of a service's own module.
 
-`device` makes a pass last as long as a device is said to take; `target` and `drafter` are the
-services with it. `shuffled` is a drafter that turns bad.
+`device` makes a pass take the time of a simulated device; `target` and `drafter` are the services
+on such devices. `shuffled` is a drafter that can turn bad.
 """

@@ -1,4 +1,4 @@
-"""A decoder whose passes take the time of a device that is not there."""
+"""A decoder whose passes take the time of a simulated device."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def variables(service: str, a_pass_ms: float, a_row_ms: float) -> dict[str, str]
 
     Args:
         service: its name.
-        a_pass_ms: what a pass takes in any case.
-        a_row_ms: and for each of its rows beside.
+        a_pass_ms: fixed time of a pass.
+        a_row_ms: additional time for each of its rows.
     """
     return {_variable(service): f"{a_pass_ms},{a_row_ms}"}
 
 
 def simulate(service: str) -> None:
-    """Make every pass of this process last: computed as ever, then waited for, as for a GPU."""
+    """Make every pass of this process take a device's time: compute as usual, then sleep."""
     a_pass, a_row = (float(ms) / 1e3 for ms in os.environ[_variable(service)].split(","))
     compute = Decoder.forward
 
     def forward(self: Decoder, feeds: Sequence[Feed]) -> Tensor:
         until = time.perf_counter() + a_pass + a_row * sum(feed.rows for feed in feeds)
         logits = compute(self, feeds)
-        # While it is asleep the other services have the cores.
+        # While it sleeps, the other services have the cores.
         time.sleep(max(until - time.perf_counter(), 0.0))
         return logits
 

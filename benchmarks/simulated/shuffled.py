@@ -1,4 +1,4 @@
-"""The drafter, whose distributions are other tokens' for as long as a file exists."""
+"""A drafter whose distributions are shifted to other tokens for as long as a file exists."""
 
 from __future__ import annotations
 

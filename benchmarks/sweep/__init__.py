@@ -1,5 +1,6 @@
-"""What the table holds fixed, varied one at a time (`sweeps` runs all, `plots` draws them).
+"""Sweeps: parameters that are fixed in the table, varied one at a time.
 
-`concurrency` and `network_delay` (by way of a `delay_proxy`) load running services;
-`support_size` and `expectation` compute on rows of both models that were `recorded` here.
+`sweeps` runs all of them, `plots` draws them. `concurrency` and `network_delay` (through a
+`delay_proxy`) load running services; `support_size` and `expectation` compute on `recorded` rows of
+both models.
 """

@@ -1,4 +1,4 @@
-"""Speed and latency as more clients come, in closed and open loops."""
+"""Speed and latency by number of clients, in closed and open loops."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _LEAST_TEXTS = 16
 
 @dataclass(frozen=True)
 class Load:
-    """One load and what it did.
+    """One load and its results.
 
     Attributes:
         loop: "closed" or "open".
-        method: as people read it.
+        method: its name.
         concurrency: clients of the closed loop; the open loop's rate follows from it.
         rate: texts a second of the open loop.
-        passes_per_round: target passes over rounds; batching makes it less than 1.
+        passes_per_round: target passes / rounds; less than 1 with batching.
         report: figures.
     """
 
@@ -45,7 +45,7 @@ class Load:
 async def concurrency_sweep(
     addresses: Mapping[str, str], levels: Sequence[int], new_tokens: int, progress: Progress
 ) -> list[Load]:
-    """Closed loops of so many clients, each followed by an open loop at 0.7 of its rate."""
+    """Closed loops by number of clients, each followed by an open loop at 0.7 of its rate."""
     bar = progress.add_task("concurrency", total=2 * len(levels) * len(METHODS))
     loads = []
     async with (

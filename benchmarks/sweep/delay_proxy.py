@@ -1,4 +1,4 @@
-"""A TCP proxy that makes a network slow: every byte arrives later, none waits for another."""
+"""A TCP proxy that adds latency: every byte arrives later, but bytes do not queue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _CHUNK_BYTES = 2**16
 
 
 class DelayProxy:
-    """Hands connections on to a target address.
+    """Forwards connections to a target address.
 
     Attributes:
-        delay_s: one way, added to every chunk from now on. The event loop's timers are good
-            to about a millisecond.
-        address: where it listens.
+        delay_s: one-way delay of every chunk from now on. The event loop's timers are accurate to
+            about a millisecond.
+        address: that it listens on.
 
     Args:
         target: host:port.
@@ -29,7 +29,7 @@ class DelayProxy:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[DelayProxy]:
-        """Listen on a free port until left; connections are then cut."""
+        """Listen on a free port; at the end of the context connections are cut."""
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
@@ -51,7 +51,7 @@ class DelayProxy:
             writers.append(far_writer)
             await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
         except (OSError, asyncio.CancelledError):
-            # An end of either side, or of the proxy, is an end of the connection.
+            # If either side or the proxy ends, the connection ends.
             pass
         finally:
             for each in writers:
@@ -59,7 +59,7 @@ class DelayProxy:
             self._connections.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read as fast as it comes, write each chunk when it is due, then the end."""
+        """Read as fast as data comes, write each chunk when it is due, and at last the end."""
         loop = asyncio.get_running_loop()
         on_the_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

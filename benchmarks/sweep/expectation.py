@@ -1,9 +1,8 @@
 """Block efficiency of a rule as an exact expectation over its own randomness.
 
-Free-running texts of different rules part ways, and their block efficiencies differ by
-chance alone. Here every rule is given the same recorded drafts, and its acceptance
-probabilities say what it would accept on average. What is left is the choice of the drafts,
-which is the same for all.
+Free-running texts of different rules diverge, and their block efficiencies then also differ by
+chance. Here every rule gets the same recorded drafts, and its acceptance probabilities give what it
+would accept on average. The only randomness left is in the drafts, which are the same for all.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ class Expectation:
 
 
 def expected_emitted(rule: str, rounds: Rounds, gamma: int) -> Tensor:
-    """[S]: tokens that a round yields on average, accepted + 1, over the rule's randomness.
+    """[S]: mean tokens of a round, accepted + 1, over the rule's randomness.
 
-    Rows pass independently of each other. `token` goes on until the first that does not; `block`
-    keeps all up to the last that does.
+    Rows pass independently of each other. `token` keeps all before the first that fails; `block`
+    keeps all up to the last that passes.
 
     Args:
         rule: `token` or `block`.
         rounds: drafts of gamma tokens or more.
-        gamma: to cut them to.
+        gamma: length to cut the drafts to.
     """
     proposal = Proposal.from_dense(rounds.tokens[:, :gamma], rounds.q[:, :gamma].double())
     target_probs = rounds.p[:, : gamma + 1].double()
@@ -61,7 +60,7 @@ def expected_emitted(rule: str, rounds: Rounds, gamma: int) -> Tensor:
 def expectations(
     recorder: Recorder, texts: Iterable[Texts], gammas: tuple[int, ...]
 ) -> list[Expectation]:
-    """Token against block verification at each gamma, on the same recorded rounds."""
+    """Token and block verification compared at each gamma, on the same recorded rounds."""
     sums: dict[tuple[str, int], list[float]] = {}
     for batch in texts:
         length = batch.tokens.shape[1] - batch.prompt

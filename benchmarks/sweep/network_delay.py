@@ -24,8 +24,8 @@ class Delayed:
     """One sequence at a time over a network of some delay.
 
     Attributes:
-        delay_ms: added to each hop, one way; a drafted round takes four.
-        method: as people read it.
+        delay_ms: added to each hop, one way; a drafted round has four hops.
+        method: its name.
         gamma: draft length.
         report: figures.
     """
@@ -43,7 +43,7 @@ async def delay_sweep(
     new_tokens: int,
     progress: Progress,
 ) -> list[Delayed]:
-    """Each delay between an orchestrator of its own and the running drafter and target."""
+    """Run each delay, between a separate orchestrator and the running drafter and target."""
     bar = progress.add_task("network delay", total=len(delays_ms) * len(METHODS))
     found = []
     async with (
@@ -65,11 +65,11 @@ async def delay_sweep(
 
 @asynccontextmanager
 async def _orchestrator(drafter: str, target: str) -> AsyncIterator[str]:
-    """An orchestrator that reaches both services where it is told to; its address."""
+    """Start an orchestrator for a drafter and a target at these addresses; yields its address."""
     peers = {"DRAFTERS": drafter, "TARGETS": target}
     settings = {"LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "2", **peers}
     stack = Stack(StackSettings({"orchestrator": settings}))
-    # Not on the event loop: its proxies carry the orchestrator's greetings and goodbyes.
+    # In a thread: the event loop runs the proxies, which the orchestrator needs to start and stop.
     try:
         await asyncio.to_thread(stack.start)
         yield stack.addresses["orchestrator"]

@@ -1,4 +1,4 @@
-"""The sweeps as pictures, one SVG each."""
+"""The sweeps as plots, one SVG each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("Agg")  # no display is needed, nor looked for
+matplotlib.use("Agg")  # needs no display, and does not look for one
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -19,14 +19,14 @@ Points = Sequence[Mapping[str, Any]]
 
 
 def draw(sweeps: Mapping[str, Points], stem: Path) -> list[Path]:
-    """Write one picture a sweep.
+    """Write one plot per sweep.
 
     Args:
         sweeps: as in the JSON file.
         stem: of the files' names.
 
     Returns:
-        The files.
+        The paths of the files.
     """
     pictures: dict[str, Callable[[Points, Axes, Axes], None]] = {
         "concurrency": _concurrency,
@@ -98,7 +98,7 @@ def _lines(
     right: Axes,
     style: str = "o-",
 ) -> None:
-    """Tokens/s, and a percentile of a time; a gap where every text failed."""
+    """Lines of tokens/s and of a time's percentile; with a gap if every text failed."""
     name, percentile = time
     reports = [p["report"] for p in points]
     times = [each[name][percentile] if each[name] else float("nan") for each in reports]

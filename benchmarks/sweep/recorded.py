@@ -1,6 +1,6 @@
 """Rows of p and q on the target's own texts, recorded in this process.
 
-An expansion has its source's rows, so the embedded models are recorded as they are.
+An expanded model has the same rows as its source, so the embedded models are recorded unexpanded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 @dataclass(frozen=True)
 class Texts:
-    """Samples of the target at temperature 1 behind one prompt.
+    """Samples of the target at temperature 1 that continue one prompt.
 
     Attributes:
         tokens: [S, L], the prompt included.
@@ -31,7 +31,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Drafts behind texts of the target, with both models' rows.
+    """Drafts that continue texts of the target, with both models' rows.
 
     Attributes:
         tokens: [S, G] drafted from q.
@@ -45,7 +45,7 @@ class Rounds:
 
 
 class Recorder:
-    """The pair in float32, by transformers itself.
+    """The pair in float32, run by transformers itself.
 
     Args:
         drafter: folder of its checkpoint.
@@ -61,7 +61,7 @@ class Recorder:
 
     @staticmethod
     def load(model: str) -> Any:
-        """Another one in float32, from the folder of its checkpoint."""
+        """A model in float32, from the folder of its checkpoint."""
         return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     @torch.inference_mode()
@@ -84,7 +84,7 @@ class Recorder:
 
     @torch.inference_mode()
     def rounds(self, contexts: Tensor, gamma: int) -> Rounds:
-        """One round behind each context.
+        """One round after each context.
 
         Args:
             contexts: [S, L] tokens.
@@ -106,7 +106,7 @@ class Recorder:
         return p, q
 
     def _continue(self, model: Any, context: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Tokens [S, length] drawn at temperature 1, and the rows [S, length, V] they are from."""
+        """Tokens [S, length] drawn at temperature 1, and their rows [S, length, V]."""
         tokens, rows = [], []
         cache, fed = None, context
         for _ in range(length):

@@ -14,7 +14,7 @@ SUPPORTS = (16, 64, 256, 512, 1024, 4096, 0)
 # The drafter's default.
 DRAFT_MASS = 0.999
 GAMMA = 4
-# An id of 4 bytes and a weight of 2.
+# An id has 4 bytes, a weight 2.
 _ENTRY_BYTES = 6
 
 
@@ -25,9 +25,9 @@ class SupportSize:
     Attributes:
         support: the most tokens of a row; 0 sends the full vocabulary.
         overlap: mean Σ min(p, q) at positions of the target's texts.
-        overlap_lost: share of the untruncated overlap.
-        bytes_a_round: of the distributions of gamma 4, mean.
-        positions: that were measured.
+        overlap_lost: as a share of the untruncated overlap.
+        bytes_a_round: mean size of a round's distributions at gamma 4.
+        positions: number of measured positions.
     """
 
     support: int

@@ -1,4 +1,4 @@
-"""The sweeps of a full run: what the headline table holds fixed."""
+"""The sweeps of a full run, over parameters that are fixed in the headline table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tandem.tools.load.timeline import Percentiles
 from tandem.tools.local.pair import embedded
 
 _Found = TypeVar("_Found")
-# Told of each finding, by the column's head.
+# For each column's head, the function that gives a finding's cell.
 _Columns = Mapping[str, Callable[[_Found], str]]
 
 
@@ -33,10 +33,10 @@ class Sweeps:
         levels: of concurrency.
         new_tokens: of each text under load.
         delays_ms: added to each hop.
-        delayed_texts: one after another, at each delay.
-        prompts: of the recorded texts.
+        delayed_texts: texts at each delay, one after another.
+        prompts: number of prompts of the recorded texts.
         samples: texts of each prompt.
-        recorded_tokens: new tokens of each of them.
+        recorded_tokens: new tokens of each of these texts.
         gammas: of the exact expectations.
     """
 
@@ -72,7 +72,7 @@ QUICK = Sweeps(
 
 @dataclass(frozen=True)
 class Findings:
-    """What the sweeps found."""
+    """The results of the sweeps."""
 
     support_size: list[SupportSize]
     exact_block_efficiency: list[Expectation]
@@ -80,11 +80,11 @@ class Findings:
     network_delay: list[Delayed]
 
     def as_json(self) -> dict[str, list[dict[str, Any]]]:
-        """For json.dumps, a list a sweep."""
+        """For json.dumps, with a list for each sweep."""
         return asdict(self)
 
     def tables(self) -> list[Table]:
-        """One a sweep."""
+        """One table for each sweep."""
         positions, rounds = self.support_size[0].positions, self.exact_block_efficiency[0].rounds
         supports = f"Support size on {positions} recorded positions, gamma 4"
         expected = f"Exact expected block efficiency on {rounds} recorded rounds, temperature 1"
@@ -103,7 +103,7 @@ def run_sweeps(sweeps: Sweeps, addresses: Mapping[str, str], progress: Progress)
 
     Args:
         sweeps: how much to measure.
-        addresses: of running services, for what runs through them.
+        addresses: of running services, for the sweeps that load them.
         progress: gets the bars.
     """
     recorder = Recorder(embedded("drafter"), embedded("target"))
@@ -126,7 +126,7 @@ async def _served(
 
 
 def _table(title: str, found: Sequence[_Found], columns: _Columns[_Found]) -> Table:
-    """A row each; a column says what it is told to."""
+    """A table with a row for each finding."""
     return table_of(({name: told(each) for name, told in columns.items()} for each in found), title)
 
 

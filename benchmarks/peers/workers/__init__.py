@@ -1,4 +1,4 @@
-"""One engine each, behind the protocol; run in that engine's own environment.
+"""One worker per engine, which speaks the protocol in that engine's own environment.
 
-`tandem_services` and `transformers_pair` run in ours; no other may import Tandem.
+`tandem_services` and `transformers_pair` run in our environment; the others must not import Tandem.
 """

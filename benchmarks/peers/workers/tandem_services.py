@@ -1,4 +1,4 @@
-"""Tandem's three services, asked over gRPC like by any client."""
+"""Tandem's three services, called over gRPC as by any client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TandemServices:
         return {name: version(name) for name in ("tandem-llm", "torch", "openvino")}
 
     def generate(self, generate: Generate) -> list[list[int]]:
-        """A stream a text, all at once."""
+        """One stream per text, all at once."""
         return self._loop.run(self._texts(generate))
 
     async def _texts(self, generate: Generate) -> list[list[int]]:

@@ -20,16 +20,16 @@ from benchmarks.peers.protocol import Generate, Load, serve
 from tandem.tools.load.timeline import Timeline
 
 _PAD = 0
-# Texts that a target's dtype is chosen by, for each draft length and in turn with the other's.
+# Texts per draft length and dtype by which the target's dtype is chosen.
 _TRIALS = 5
 _TRIAL = Generate(((1, 2, 3, 4),), (0,), 0, 1.0, 24)
-# This rule is assisted generation as it comes in transformers 5: it stops drafting at a token that
-# is less likely than this.
+# This rule is assisted generation with the defaults of transformers 5: it stops drafting at a token
+# that is less likely than this.
 _DEFAULTS, _DEFAULT_CONFIDENCE = "defaults", 0.4
 
 
 class _Arrivals(BaseStreamer):  # type: ignore[misc]
-    """Notes when the tokens of one text come; the first call hands the prompt back."""
+    """Records when the tokens of one text arrive; the first call contains the prompt."""
 
     def __init__(self) -> None:
         self.times: list[tuple[float, int]] = []
@@ -45,9 +45,9 @@ class _Arrivals(BaseStreamer):  # type: ignore[misc]
 
 
 class TransformersPair:
-    """The pair; the drafter in float32, which is the faster one for its small matrices.
+    """The pair; the drafter is in float32, which is faster for its small matrices.
 
-    The target's dtype is the faster one, alike for all draft lengths: its law is one.
+    The target has the faster dtype, the same for all draft lengths, so that its law is the same.
 
     Attributes:
         timelines: of the last texts, for the protocol; empty for a batch, which is not streamed.
@@ -67,7 +67,7 @@ class TransformersPair:
         return {name: version(name) for name in ("transformers", "torch")} | {"dtype": dtype}
 
     def _fastest(self, targets: dict[str, Any], gammas: Sequence[int]) -> str:
-        """The dtype whose texts take least, over all draft lengths and after a first text."""
+        """The dtype whose texts take the least time, over all draft lengths and after a warm-up."""
         logs: dict[str, float] = dict.fromkeys(targets, 0.0)
         for gamma in gammas:
             spent: dict[str, list[float]] = {dtype: [] for dtype in targets}
@@ -82,7 +82,7 @@ class TransformersPair:
 
     @torch.inference_mode()
     def generate(self, generate: Generate) -> list[list[int]]:
-        """One batch; with drafts, one after the other."""
+        """All texts in one batch; with drafts, one text after the other."""
         torch.manual_seed(generate.seeds[0])
         self.timelines = []
         if not generate.gamma:

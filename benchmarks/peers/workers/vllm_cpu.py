@@ -12,7 +12,7 @@ _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # The engine in this very process: nothing is sent between two, and a pause holds all of it.
+    # Run the engine in this process: no messages between processes, and a pause stops all of it.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 _SEQUENCES = 64
@@ -20,7 +20,7 @@ _MAX_LENGTH = 2048
 
 
 class Vllm:
-    """An engine that is asked offline."""
+    """vLLM's offline engine."""
 
     def load(self, load: Load) -> dict[str, str]:
         """Load, compile and warm up; takes a minute or two.
@@ -54,8 +54,7 @@ class Vllm:
     def generate(self, generate: Generate) -> list[list[int]]:
         """All texts in one call.
 
-        Seeds are left to the engine: one a request would have it draw row by row, slower than
-        it need be.
+        Seeds are not passed on: with a seed per request, vLLM draws row by row, which is slower.
         """
         from vllm import SamplingParams
 
