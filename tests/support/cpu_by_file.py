@@ -1,4 +1,4 @@
-"""CPU seconds of each test file with the processes that it starts.
+"""CPU seconds of each test file, including the processes that it starts.
 
 Run `pytest -p tests.support.cpu_by_file`. The collection of tests is not counted.
 """
@@ -16,7 +16,7 @@ _SECONDS: dict[str, float] = defaultdict(float)
 
 
 def _spent() -> float:
-    """This process's and its ended children's CPU time, in seconds."""
+    """CPU time of this process and its ended children, in seconds."""
     return sum(os.times()[:4])
 
 

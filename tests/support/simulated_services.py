@@ -1,4 +1,4 @@
-"""Services that exist as numbers alone, for policies that choose sizes: a clock and a seed."""
+"""Simulated services for policies that choose draft sizes: only times and random tokens."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ MS = 1_000_000
 
 @dataclass
 class SimulatedServices:
-    """Rounds of some texts at once, whose times and tokens follow given laws.
+    """Rounds of several texts at once, whose times and tokens follow given laws.
 
     Attributes:
-        draft_ms: a pass of the drafter.
-        verify_ms: a pass of the target with one row.
-        row_ms: what a further row of any text adds to it.
-        hop_ms: beside the models, for each message.
+        draft_ms: time of a drafter's pass.
+        verify_ms: time of a target's pass with one row.
+        row_ms: added to the target's pass by each further row of any text.
+        hop_ms: overhead of each message, outside the models.
         acceptance: of each drafted token.
-        crowd: how much longer a round takes for each text beside it that drafts, as a share.
-        opening: rounds that a text waits for a drafter which it did not begin with.
-        reading_ms: that a drafter takes more where it was not asked in the round before.
+        crowd: share by which each other text that drafts makes a round longer.
+        opening: rounds that a text waits for a drafter if it did not begin with one.
+        reading_ms: extra time of a drafter that was not asked in the round before.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
-        slower: how many times slower everything is, now and then.
-        spell_ms: how long such a spell and the time between two are, at the mean.
+        slower: factor by which everything is slower during slow spells.
+        spell_ms: mean length of a slow spell, and of the time between two.
     """
 
     draft_ms: float = 0.5
@@ -61,22 +61,22 @@ class SimulatedServices:
         self.busy = 0.0
 
     def wall_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
-        """Of a round, where the target's pass holds what others draft as well."""
+        """Time of a round, if the target's pass also has the rows of the other drafts."""
         drafting = self.hop_ms + size.gamma * self.draft_ms if size.gamma else 0.0
         beside = self.crowd * sum(other.gamma > 0 for other in others)
         return (drafting + self.hop_ms + self.pass_ms(size, others)) * (1 + beside)
 
     def pass_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
-        """Of the target's pass alone."""
+        """Time of the target's pass alone."""
         rows = size.gamma + sum(1 + other.gamma for other in others)
         return self.verify_ms + rows * self.row_ms
 
     def best(self, texts: int = 1) -> float:
-        """Tokens a millisecond of a text with the best fixed size, if all texts have it."""
+        """Tokens a millisecond of a text with the best fixed size, if all texts use it."""
         return max(self.speed(DraftSize(gamma), texts) for gamma in range(self.max_gamma + 1))
 
     def speed(self, size: DraftSize, texts: int = 1) -> float:
-        """The same of a given size."""
+        """Tokens a millisecond of a text with a given size, if all texts use it."""
         tokens = sum(self.acceptance**depth for depth in range(size.gamma + 1))
         return tokens / self.wall_ms(size, [size] * (texts - 1))
 
@@ -87,13 +87,13 @@ class SimulatedServices:
         length: int = 10**9,
         each: Callable[[], None] | None = None,
     ) -> float:
-        """Let texts go on for so many rounds in all; the tokens of a text in a millisecond in which
-        nothing is slower.
+        """Run texts for a number of rounds; returns tokens a millisecond of a text, by the time
+        without slow spells.
 
         Args:
             rounds: of all texts together.
             texts: at once.
-            length: rounds of a text, behind which another begins.
+            length: rounds of a text, after which another begins.
             each: called before each round.
         """
         self.active = texts
@@ -134,11 +134,11 @@ class SimulatedServices:
         return (self.tokens - before) / max(self.busy - began, 1e-9)
 
     def _wait(self, policy: AdaptiveSize) -> int:
-        """Rounds of a text for which its drafter is not there when a draft is wanted."""
+        """Rounds of a text in which it wants a draft and its drafter is not ready."""
         return 0 if policy.begins_drafting else self.opening
 
     def _now(self) -> float:
-        """How many times slower everything is at the moment."""
+        """The factor by which everything is slower at the moment."""
         if self.now >= self._pace_until:
             self._pace = 1.0 if self._pace > 1 else self.slower
             self._pace_until = self.now + int(self._random.expovariate(1 / self.spell_ms) * MS)
@@ -150,7 +150,7 @@ class SimulatedServices:
         gamma, kept = size.gamma, 0
         while kept < gamma and self._random.random() < self.acceptance:
             kept += 1
-        # What is expected of the round is counted: luck is nobody's merit.
+        # The expected tokens are counted, so that results do not depend on luck.
         self.tokens += sum(self.acceptance**depth for depth in range(gamma + 1))
         draft_ns, verify_ns = (
             int(ms * MS) for ms in (gamma * self.draft_ms, self.pass_ms(size, others))

@@ -1,4 +1,4 @@
-"""Synthetic traces with known answers, in the shape in which the services write them."""
+"""Synthetic traces with known answers, in the format that the services write."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KINDS = {"INTERNAL": 1, "SERVER": 2, "CLIENT": 3}
 
 @dataclass
 class Tape:
-    """Spans as services would write them.
+    """Records spans as services would write them.
 
     Args:
-        ahead_ms: what each service's clock is ahead by.
+        ahead_ms: how far each service's clock is ahead.
     """
 
     ahead_ms: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Tape:
         links: Iterable[tuple[int, str]] = (),
         **attributes: Any,
     ) -> str:
-        """Write a span; times are milliseconds. Dots in attributes' names are two underscores.
+        """Write a span; times are milliseconds. In attributes' names "__" stands for a dot.
 
         Returns:
             Its id.
@@ -74,11 +74,11 @@ class Tape:
         return str(EPOCH_NS + round((ms + self.ahead_ms.get(service, 0.0)) * MS))
 
     def line(self, service: str, scope: str = "tandem") -> str:
-        """All of a service's spans as one line."""
+        """All spans of a service as one line."""
         return otlp(service, self.spans.get(service, []), scope)
 
     def lines(self) -> list[str]:
-        """A line a service."""
+        """A line for each service."""
         return [self.line(service) for service in self.spans]
 
     def write(self, path: Path) -> Path:
@@ -87,7 +87,7 @@ class Tape:
         return path
 
     def write_folder(self, folder: Path) -> Path:
-        """A file a service, as `tandem up --trace-dir` leaves them, a line every ten spans."""
+        """A file for each service, as from `tandem up --trace-dir`, with ten spans in a line."""
         folder.mkdir(exist_ok=True)
         for service, spans in self.spans.items():
             parts = [spans[at : at + 10] for at in range(0, len(spans), 10)]
@@ -125,7 +125,7 @@ class Costs:
     gather: float = 0.5  # of the target
     draft_gather: float = 0.125  # before each pass
     draft_pass: float = 1.0
-    draw: float = 0.25  # behind each pass
+    draw: float = 0.25  # after each pass
     verify_pass: float = 5.0
     accept: float = 0.75
     reply: float = 0.25
@@ -144,7 +144,7 @@ class Costs:
         return self.queue + self.gather + self.verify_pass + self.accept + self.reply
 
     def round_ms(self, gamma: int) -> float:
-        """A round."""
+        """A whole round."""
         messages = 4 if gamma else 2
         calls = self.draft_ms(gamma) + self.verify_ms() + messages * self.network
         return calls + self.detokenize + self.between
@@ -294,7 +294,7 @@ def _round(
 def recorded(
     path: Path, texts: int, rounds: Sequence[tuple[int, int]], costs: Costs = COSTS, **more: Any
 ) -> Path:
-    """A file of so many requests, one after the other."""
+    """A file of `texts` requests, one after the other."""
     tape = Tape()
     for trace in range(1, texts + 1):
         start = (trace - 1) * (request_ms(rounds, costs) + 1)

@@ -1,8 +1,8 @@
-"""An event loop whose time passes only while nobody has anything to do.
+"""An event loop with virtual time, which passes only when no callback is ready.
 
-A wait of a minute takes no time, and a busy machine makes no wait end early: when no callback is
-ready, the clock moves to the next timer. The clocks of `time` follow it while the loop is open.
-The loop does not wait for threads and processes: a test that has some is marked `real_time`.
+The clock then jumps to the next timer. So a wait of a minute takes no real time, and a busy machine
+makes no wait end early. The clocks of `time` follow the virtual one while the loop is open. The
+loop does not wait for threads and processes: tests with these are marked `real_time`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Takes the place of an event loop in tests that have no sockets and no threads."""
+    """The event loop of tests without sockets and threads."""
 
     def __init__(self) -> None:
         self._seconds = time.monotonic()
@@ -25,7 +25,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self._clocks.setattr(time, clock, self.time)
 
     def time(self) -> float:
-        """Seconds, as `time.monotonic()` gives them."""
+        """Virtual time in seconds, which `time.monotonic()` returns too."""
         return self._seconds
 
     def skip(self, seconds: float) -> None:
@@ -33,7 +33,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._seconds += seconds
 
     def close(self) -> None:
-        """End, and give the real clocks back."""
+        """Close the loop, and restore the real clocks."""
         self._clocks.undo()
         super().close()
 
@@ -46,7 +46,7 @@ class _Skipping(selectors.DefaultSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready; where nothing is, the time of the next timer has come."""
+        """The ready events; if there are none, jump to the next timer."""
         ready: list[tuple[selectors.SelectorKey, int]] = super().select(0 if timeout else timeout)
         if not ready and timeout:
             self._loop.skip(timeout)

@@ -1,4 +1,4 @@
-"""Waits for what should come. They end by the event; only a hang lets their time run out."""
+"""Waits for expected events. A wait ends with the event; its time only runs out on a hang."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Longer than a busy machine stands still, and less than pytest gives a test.
+# Longer than stalls of a busy machine, and shorter than pytest's limit for a test.
 HANG_SECONDS = 120.0
 _LOOK_SECONDS = 0.005
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Wait until something holds; what came of it.
+    """Wait until a condition is true; returns its value.
 
     Args:
-        condition: a function, or a coroutine function; its value counts as true or false.
+        condition: a function or a coroutine function.
     """
     async with asyncio.timeout(HANG_SECONDS):
         while True:
@@ -29,7 +29,7 @@ async def until(condition: Callable[[], Any]) -> Any:
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
-    """The same in a thread of its own."""
+    """The same, blocking, for a plain function."""
     deadline = time.monotonic() + HANG_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "it never came to that"

@@ -1,4 +1,4 @@
-"""deploy/Containerfile as tests read it: its stages, and what the image of a service holds."""
+"""Parses deploy/Containerfile: its stages, and the contents of a service's image."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.support.repository import ROOT
 
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
 STAGES = dict(re.findall(r"^FROM .* AS (\S+)\n((?:(?!FROM ).*\n)*)", CONTAINERFILE, re.M))
-# Where `python` is in the base.
+# PATH in the base image.
 _BASE_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True)
 class Image:
-    """What a service's image says to whoever runs it.
+    """A service's image.
 
     Attributes:
-        environment: of every process in it.
-        python: the Python environment's, which the build made.
-        folder: that processes begin in.
-        copied: folders of the repository that lie in it.
+        environment: variables of every process in it.
+        python: folder of the Python environment that the build made.
+        folder: working directory of processes.
+        copied: folders of the repository that are copied into it.
         entrypoint: the command.
     """
 

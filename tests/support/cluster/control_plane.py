@@ -1,4 +1,4 @@
-"""A Kubernetes control plane as processes: no node is real, and KWOK plays the pods' part."""
+"""A Kubernetes control plane as processes: nodes are not real, and KWOK simulates pods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAMS = (
     "openssl",
 )
 CUSTOM_RESOURCES = ROOT / ".cache" / "crds"
-# What KWOK makes of nodes and pods: alive, and ready at once.
+# KWOK's rules for nodes and pods: alive, and ready at once.
 STAGES = ROOT / ".cache" / "stages"
 START_SECONDS = 120
 STOP_SECONDS = 20
@@ -39,12 +39,12 @@ COMMAND_SECONDS = 120
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said.
+    """The result of a command.
 
     Attributes:
-        code: its exit status.
-        output: on its standard output.
-        errors: on its standard error, with warnings of the API server.
+        code: exit status.
+        output: standard output.
+        errors: standard error, with warnings of the API server.
     """
 
     code: int
@@ -53,10 +53,10 @@ class Answer:
 
 
 class ControlPlane:
-    """A running API server, as `kubectl` sees it.
+    """A running API server, used through `kubectl`.
 
     Args:
-        kubeconfig: that names it and an administrator.
+        kubeconfig: names the server and an administrator.
     """
 
     def __init__(self, kubeconfig: Path) -> None:
@@ -77,7 +77,7 @@ class ControlPlane:
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def get(self, *what: str) -> Any:
-        """Objects as the API server has them: one, or the list's items."""
+        """Objects from the API server: a single one, or the items of a list."""
         found = json.loads(self.kubectl("get", *what, "--output=json").output)
         return found.get("items", found)
 
@@ -86,7 +86,7 @@ class ControlPlane:
 
 
 def missing() -> list[str]:
-    """What a control plane needs and is not there."""
+    """Programs and folders that a control plane needs and that are missing."""
     folders = [folder.name for folder in (CUSTOM_RESOURCES, STAGES) if not folder.is_dir()]
     return [name for name in PROGRAMS if tool(name) is None] + folders
 
@@ -101,7 +101,7 @@ def wait(reason: str, holds: Callable[[], bool], seconds: float, pause: float = 
 
 @contextmanager
 def control_plane(folder: Path) -> Iterator[ControlPlane]:
-    """Start one, wait until it takes pods, and end it.
+    """Start a control plane, wait until it takes pods, and stop it at the end.
 
     Args:
         folder: for its data and its logs.
@@ -155,7 +155,7 @@ def _etcd_flags(folder: Path, port: int) -> Sequence[str]:
         f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}",
         f"--initial-cluster=default={peer}",
-        # What is lost when the machine fails is a test's.
+        # Only test data could be lost if the machine fails.
         "--unsafe-no-fsync",
     )
 
@@ -172,7 +172,7 @@ def _api_flags(folder: Path, etcd: int, port: int, key: Path) -> Sequence[str]:
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.0.0.0/24",
-        # The wheel's etcd, 3.5.1, cannot report a watch's progress, which this needs.
+        # WatchList needs a watch's progress, which the wheel's etcd, 3.5.1, cannot report.
         "--feature-gates=WatchList=false",
     )
 
@@ -207,7 +207,7 @@ def _controllers(kubeconfig: Path, key: Path) -> Iterator[tuple[str, Sequence[st
 def _start(folder: Path, name: str, *flags: str) -> subprocess.Popen[bytes]:
     program = tool(name)
     assert program is not None
-    # HOME: nothing of the user's own configuration is read.
+    # HOME: so that the user's own configuration is not read.
     environment = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
@@ -230,6 +230,6 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _define_custom_resources(plane: ControlPlane) -> None:
-    # Server-side: they are too large for an annotation.
+    # Server-side, since they are too large for kubectl's annotation.
     plane.kubectl("apply", "--server-side", f"--filename={CUSTOM_RESOURCES}")
     plane.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")

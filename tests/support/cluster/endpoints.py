@@ -1,4 +1,4 @@
-"""Between whom the manifests' NetworkPolicies stand: their own pods, and everybody else."""
+"""The endpoints that the manifests' NetworkPolicies concern: our own pods, and all others."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import yaml
 from tests.support.cluster.manifests import KUBERNETES, Manifests
 from tests.support.cluster.network_policy import Endpoint
 
-# A port that no policy may name: of a debugger, say.
+# A port that no policy may name, such as a debugger's.
 OTHER = {"other": ("TCP", 5678)}
 
 
 def endpoints(manifests: Manifests) -> list[Endpoint]:
-    """The pods of the manifests, and everybody else who might reach them or be reached."""
+    """The pods of the manifests, and everything that might connect to them or be connected to."""
     (namespace,) = manifests.all("Namespace")
     own = manifests.get("Namespace", namespace)["metadata"]["labels"]
     named = {"kubernetes.io/metadata.name": namespace} | own

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests as tests read them: the base by itself, and what kustomize renders."""
+"""The Kubernetes manifests: the base by itself, and variants rendered by kustomize."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
 
 Document = dict[str, Any]
 
-# What is rendered for the tests: an overlay, and components that an operator may add to it.
+# The variants that tests render: an overlay, and components that an operator may add to it.
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu-demo": ("cpu-demo", ()),
     "single-gpu": ("single-gpu", ()),
@@ -55,15 +55,15 @@ class Manifests:
     """Documents that would be applied together.
 
     Attributes:
-        name: what they were made of.
-        documents: one a resource.
+        name: of the variant.
+        documents: one per resource.
     """
 
     name: str
     documents: tuple[Document, ...]
 
     def all(self, kind: str) -> dict[str, Document]:
-        """All of a kind, by name."""
+        """All documents of a kind, by name."""
         return {
             document["metadata"]["name"]: document
             for document in self.documents
@@ -87,11 +87,11 @@ class Manifests:
         }
 
     def environment(self, service: str, fields: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The variables of a service's container, as a kubelet makes them.
+        """The variables of a service's container, as a kubelet would set them.
 
         Args:
-            service: its container's name.
-            fields: of the running pod, by path; without them its variables are left out.
+            service: the container's name.
+            fields: of the running pod, by path; without them, variables from fields are left out.
         """
         _, container = self.containers()[service]
         found: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Manifests:
         return found
 
     def policies(self) -> list[Document]:
-        """The NetworkPolicies, each with its namespace, which kustomize adds to the base's."""
+        """The NetworkPolicies, each with its namespace, which in the base kustomize would add."""
         (namespace,) = self.all("Namespace")
         return [
             policy | {"metadata": policy["metadata"] | {"namespace": namespace}}
@@ -113,7 +113,7 @@ class Manifests:
         ]
 
     def settings(self, service: str, monkeypatch: pytest.MonkeyPatch) -> ServiceSettings:
-        """The settings object that a container's environment makes."""
+        """The settings object from a container's environment."""
         for variable in list(os.environ):
             if variable.startswith("TANDEM_"):
                 monkeypatch.delenv(variable)
@@ -123,7 +123,7 @@ class Manifests:
 
 
 def _expand(value: str, variables: Mapping[str, str]) -> str:
-    """Put variables in for $(NAME); one that is not there stays as it is."""
+    """Replace $(NAME) by variables; unknown ones stay unchanged."""
     return re.sub(r"\$\((\w+)\)", lambda name: variables.get(name[1], name[0]), value)
 
 
@@ -137,12 +137,12 @@ def known_variables(services: Sequence[str] = SERVICES) -> set[str]:
 
 
 def tool(name: str) -> str | None:
-    """A program as deploy/kubernetes/fetch.sh builds it, else of PATH."""
+    """Path of a program that deploy/kubernetes/fetch.sh has built, else one on PATH."""
     return shutil.which(name, path=f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def base() -> Manifests:
-    """The base and the images, put together without kustomize: no hashes in names of ConfigMaps."""
+    """The base and the images, combined without kustomize: ConfigMaps have no hashes in names."""
     folder = KUBERNETES / "base"
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     documents = [
@@ -165,7 +165,7 @@ def _config_map(name: str, lines: str) -> Document:
 
 
 def images() -> Mapping[str, str]:
-    """What each image's name in the base stands for."""
+    """The image that each image name in the base stands for."""
     path = KUBERNETES / "components" / "images" / "kustomization.yaml"
     return {
         image["name"]: f"{image['newName']}:{image['newTag']}"
@@ -175,18 +175,18 @@ def images() -> Mapping[str, str]:
 
 @cache
 def render(variant: str, folder: Path) -> Manifests:
-    """What kustomize makes of a variant.
+    """A variant as rendered by kustomize.
 
     Args:
         variant: a key of VARIANTS.
-        folder: an overlay is written into it where components are added.
+        folder: for the overlay, if components are added.
     """
     text = render_text(variant, folder)
     return Manifests(variant, tuple(yaml.safe_load_all(text)))
 
 
 def render_text(variant: str, folder: Path) -> str:
-    """The same as YAML."""
+    """The rendered variant as YAML."""
     program = tool("kustomize")
     assert program is not None
     built = subprocess.run(
@@ -200,7 +200,7 @@ def render_text(variant: str, folder: Path) -> str:
 
 
 def overlay_folder(variant: str, folder: Path) -> Path:
-    """The overlay's own folder, or one that adds components as an operator's overlay does."""
+    """The overlay's own folder, or a new overlay that adds components as an operator would."""
     overlay, components = VARIANTS[variant]
     shipped = KUBERNETES / "overlays" / overlay
     if not components:

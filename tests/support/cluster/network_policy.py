@@ -1,4 +1,4 @@
-"""What NetworkPolicies allow, by the rules of networking.k8s.io/v1, but for ipBlock."""
+"""What NetworkPolicies allow, by the rules of networking.k8s.io/v1, except ipBlock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Edge = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A pod, or a place outside of the cluster.
+    """A pod, or an endpoint outside of the cluster.
 
     Attributes:
         name: in edges.
-        namespace: where it is; None outside.
+        namespace: of the pod; None outside of the cluster.
         labels: of the pod.
         namespace_labels: of its namespace.
         ports: that it listens on, by name: protocol and number.
@@ -29,7 +29,7 @@ class Endpoint:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector, as of apimachinery, selects something that has these labels."""
+    """Whether a label selector (of apimachinery) selects an object with these labels."""
     assert set(selector) <= {"matchLabels", "matchExpressions"}
     if not selector.get("matchLabels", {}).items() <= labels.items():
         return False
@@ -57,12 +57,12 @@ def allowed_edges(
     ends: Sequence[Endpoint],
     sides: Collection[str] = ("Ingress", "Egress"),
 ) -> set[Edge]:
-    """Who may begin a connection to which port of whom: (from, to, port's name).
+    """The connections that may be opened: (from, to, port's name).
 
     Args:
         policies: NetworkPolicy documents.
-        ends: everybody there is.
-        sides: whose policies are asked: of those connected to, of those who connect, or of both.
+        ends: all endpoints.
+        sides: which policies count: those of the target (Ingress), of the source (Egress), or both.
     """
     return {
         (source.name, target.name, port)
@@ -82,7 +82,7 @@ def _passes(
     target: Endpoint,
     port: str,
 ) -> bool:
-    """Whether the policies that select an end of a connection let it pass on that end's side."""
+    """Whether the policies that select one end of a connection allow it on that end's side."""
     applying = [
         policy["spec"]
         for policy in policies

@@ -1,8 +1,9 @@
-"""Pods of the manifests as processes in network namespaces, and everybody else around them.
+"""The manifests' pods as processes in network namespaces, with all other endpoints around them.
 
-What a kubelet, a name server and a network plugin do for a pod is done here: its image's files and
-variables, its own, names of ready pods, and the edges that the NetworkPolicies allow. Every name is
-headless: the public Service has its pod's address. Who a process runs as is not part of it.
+This does what a kubelet, a name server and a network plugin do for a pod: it provides its image's
+files and variables, the pod's own variables, names of ready pods, and the edges that the
+NetworkPolicies allow. All names are headless: the public Service has its pod's address. The user
+that a process runs as is not modelled.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ from tests.support.repository import ROOT
 from tests.support.wire.names import Names, serve_names
 
 DOMAIN = "cluster.local"
-# Whoever is let through answers from within the kernel; who is not never does.
+# An allowed connection is answered by the kernel itself; a filtered one is never answered.
 ANSWER_SECONDS = 1.0
 END_SECONDS = 10
-# Of one probe; whether the service still runs is looked at between two.
+# Time limit of one probe; between probes we check that the service still runs.
 PROBE_SECONDS = 5
 _FIELDS = {"metadata.labels['topology.kubernetes.io/zone']": "a"}
 _KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM}
 
 
 class Pods:
-    """The services' pods, one of each, and a place for everybody else.
+    """One pod of each service, and a network namespace for every other endpoint.
 
     Attributes:
-        manifests: that they are made of.
-        pairs: everybody, and every port of everybody else: its protocol and number.
-        edges: those of them that the NetworkPolicies allow.
-        namespaces: of everybody, by name.
+        manifests: that the pods are made from.
+        pairs: for each endpoint and each port of another one, the port's protocol and number.
+        edges: the pairs that the NetworkPolicies allow.
+        namespaces: of all endpoints, by name.
         processes: of the services.
 
     Args:
         folder: for roots and logs.
-        resources: end what is begun here.
+        resources: stops everything that is started here.
     """
 
     def __init__(self, manifests: Manifests, folder: Path, resources: ExitStack) -> None:
@@ -62,7 +63,7 @@ class Pods:
         self._resources = resources
         self._ends = {end.name: end for end in endpoints(manifests)}
         allowed = allowed_edges(manifests.policies(), list(self._ends.values()))
-        # Nothing stands between a pod and itself.
+        # Policies do not apply between a pod and itself.
         self.pairs = {
             (source, target.name, port): where
             for source in self._ends
@@ -99,7 +100,7 @@ class Pods:
         return namespace
 
     def _serve_names(self) -> Names:
-        """The cluster's name server, which everybody asks; it knows no name yet."""
+        """The cluster's name server, used by all endpoints; it has no names yet."""
         server = self.namespaces["dns"]
         listener = server.socket(socket.SOCK_DGRAM)
         listener.bind((server.address, 53))
@@ -111,7 +112,7 @@ class Pods:
         return self._resources.enter_context(_serving(listener))
 
     def _listen(self) -> None:
-        """Something takes connections on every port that is not a service's own."""
+        """Listen on every port that is not a service's own."""
         for name, end in self._ends.items():
             for port, (protocol, number) in end.ports.items():
                 if protocol == "TCP" and (name not in SERVICES or port == "other"):
@@ -121,7 +122,7 @@ class Pods:
                     listener.listen()
 
     def _allow(self, edges: Collection[Edge]) -> None:
-        """Let these pass, and nothing else any more."""
+        """Allow these edges, and no others."""
         self._router.allow(
             Passage(
                 self.namespaces[edge[0]].address,
@@ -134,7 +135,7 @@ class Pods:
 
     @contextmanager
     def allowing(self, edges: Collection[Edge]) -> Iterator[None]:
-        """For a while these pass instead."""
+        """Allow these edges instead, within the context."""
         self._allow(edges)
         try:
             yield
@@ -143,7 +144,7 @@ class Pods:
 
     @contextmanager
     def allowing_all(self) -> Iterator[None]:
-        """For a while nothing filters, as without a network plugin that knows policies."""
+        """Filter nothing within the context, as without a network plugin for policies."""
         self._router.allow_all()
         try:
             yield
@@ -151,7 +152,7 @@ class Pods:
             self._allow(self.edges)
 
     def connect(self, source: str, target: str, port: str) -> socket.socket:
-        """A connection from somebody to somebody else."""
+        """A connection from one endpoint to another."""
         protocol, number = self.pairs[source, target, port]
         connection = self.namespaces[source].socket(_KINDS[protocol])
         connection.settimeout(END_SECONDS)
@@ -159,7 +160,7 @@ class Pods:
         return connection
 
     def start(self) -> None:
-        """Start the services, and wait until each is ready, as its startup probe asks."""
+        """Start the services, and wait until each passes its startup probe."""
         for service in SERVICES:
             own, variables = image(service), self.container_environment(service)
             process = self.namespaces[service].start(
@@ -175,11 +176,11 @@ class Pods:
             self._names.records[name] = [self.namespaces[service].address]
 
     def container_environment(self, service: str) -> dict[str, str]:
-        """The variables that the manifests give to a service, as its kubelet fills them in."""
+        """The variables that the manifests give to a service, filled in as by its kubelet."""
         return self.manifests.environment(service, {"metadata.name": f"{service}-0", **_FIELDS})
 
     def _wait_ready(self, service: str) -> None:
-        """Ask from within the pod: a node's probes pass any policy."""
+        """Probe from within the pod, since a node's probes pass any policy."""
         _, container = self.manifests.containers()[service]
         probe, namespace = container["startupProbe"]["grpc"], self.namespaces[service]
         asked = (f"{namespace.address}:{probe['port']}", probe["service"], str(PROBE_SECONDS))
@@ -197,14 +198,14 @@ class Pods:
         return self._folder / f"{service}.log"
 
     def log(self, service: str) -> str:
-        """What a service has said."""
+        """A service's log."""
         return self._log(service).read_text()
 
     def reached(self) -> set[Edge]:
-        """Who is answered by which port of whom, where everybody asks everybody else at once.
+        """The edges that are answered when every endpoint contacts every other one at once.
 
         Raises:
-            OSError: a port was reached, and nobody takes connections there.
+            OSError: a port was reached, but nothing listens there.
         """
         query = dns.message.make_query("nobody.", "A").to_wire()
         answered: set[Edge] = set()
@@ -232,10 +233,10 @@ class Pods:
 
 
 def _root(root: Path, own: Image) -> Iterator[Command]:
-    """A root as a container has it: an image's files, read-only, and /tmp of its own.
+    """A container's root: an image's files, read-only, and its own /tmp.
 
-    The machine's folders stand for the image's base. The repository is hidden, so that only what
-    the image copies is there.
+    The machine's folders serve as the image's base. The repository is hidden, so that only the
+    files that the image copies are visible.
     """
     yield "mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "tmpfs", root
     hidden = {Path(path).parts[1] for path in (own.folder, own.python, "/tmp")}
@@ -275,7 +276,7 @@ def _within(root: Path, path: Path) -> Path:
 
 @contextmanager
 def _serving(listener: socket.socket) -> Iterator[Names]:
-    """A name server with an event loop of its own, so that it answers while a test waits."""
+    """A name server with its own event loop, so that it answers while a test waits."""
     loop, served, stop = asyncio.new_event_loop(), Future[Names](), asyncio.Event()
 
     async def serve() -> None:

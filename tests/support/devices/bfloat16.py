@@ -1,4 +1,4 @@
-"""What a CPU must have for bfloat16. Some machines have none of it."""
+"""CPU features for bfloat16, which some machines lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels in place of flex attention's compiled one, which needs a GPU."""
+"""Replacements for flex attention's compiled kernel, which needs a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCK = 16  # so that small texts have several
 
 
 def without_compiler(patch: pytest.MonkeyPatch) -> None:
-    """Flex attention by its own operators, and small blocks of the pool."""
+    """Use flex attention's uncompiled operators, and small blocks of the pool."""
     for module in (tiles, flex, one_call):
         patch.setattr(module, "BLOCK", BLOCK)
     name = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
@@ -25,7 +25,7 @@ def without_compiler(patch: pytest.MonkeyPatch) -> None:
 
 
 def as_a_device_reads(query: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
-    """Tile by tile: its blocks and all of them, whatever lies there."""
+    """Attention that reads, for each tile, exactly the whole blocks in the tile's table."""
     mask: BlockMask = options["block_mask"]
     scale, score_mod = options["scale"] or query.shape[-1] ** -0.5, options["score_mod"]
     size, block = mask.BLOCK_SIZE
@@ -48,8 +48,8 @@ def as_a_device_reads(query: Tensor, keys: Tensor, values: Tensor, **options: An
 
 @dataclass
 class Kernel:
-    """In place of the compiled attention: the same by operators, so that its arguments, the mask
-    and the table of blocks have to be where they belong."""
+    """Replaces compiled attention by operators that use its arguments, the mask and the table of
+    blocks, so that mistakes in these show."""
 
     calls: int = 0
 
@@ -70,7 +70,7 @@ class Kernel:
 
 
 def _blocks_read(mask: BlockMask, device: torch.device) -> Tensor:
-    """[N, positions] of whether a place's tile reads a position's block."""
+    """[N, positions]: whether the tile of a slot reads the block of a position."""
     size, block = mask.BLOCK_SIZE
     places, positions = mask.seq_lengths
     nth = torch.arange(mask.kv_indices.shape[-1], device=device)

@@ -1,4 +1,4 @@
-"""What a CUDA graph does, without a GPU: the same operators again, on the same memory."""
+"""Imitates a CUDA graph without a GPU: replays the same operators on the same memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.utils._pytree import tree_flatten
 
 @dataclass
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes each operator with its arguments and results.
+    """Records each operator with its arguments and results.
 
-    What Python decides between two operators is decided for good, and a number that did not come
-    from memory stays what it was: so a pass that is replayed gives right results only if all that
-    changes lies in memory that it was captured with.
+    As in a CUDA graph, decisions of Python code between operators are frozen, and so are numbers
+    that are not read from memory. A replayed pass is thus right only if everything that changes is
+    in memory that it was captured with.
 
     Attributes:
-        operators: noted.
-        replays: so far.
+        operators: recorded operators.
+        replays: number of replays so far.
     """
 
     operators: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
@@ -38,30 +38,30 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return found
 
     def replay(self) -> None:
-        """Run all of them again."""
+        """Run all operators again."""
         self.replays += 1
         for function, args, kwargs, found in self.operators:
             again = function(*args, **kwargs)
             for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
-                # A view, or what was written in place, is up to date by itself.
+                # A view, or a tensor written in place, is already up to date.
                 if isinstance(old, Tensor) and not _shares_memory(old, new):
                     old.copy_(new)
 
 
 def _shares_memory(one: Tensor, other: Tensor) -> bool:
-    """By their storages, which tensors without numbers have too."""
+    """Whether two tensors share their storage; works for empty tensors too."""
     return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 @dataclass
 class Recorder:
-    """In place of `graph.capture`."""
+    """Replaces `cuda_graphs.capture`."""
 
     recordings: list[Recording] = field(default_factory=list)
 
     @property
     def replays(self) -> int:
-        """Of all of them."""
+        """Replays of all recordings."""
         return sum(recording.replays for recording in self.recordings)
 
     def __call__(self, run: Callable[[], None], device: Any, memory: Any) -> Callable[[], None]:

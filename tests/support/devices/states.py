@@ -1,4 +1,4 @@
-"""Keys, values and queries of random texts in a pool of one layer."""
+"""Random keys, values and queries of texts in a pool of one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADS, GROUPS, DIM, VALUE_DIM = 2, 3, 8, 4
 
 
 def empty_pool(blocks: int) -> KVPool:
-    """Of one layer, full of NaN, as memory is that nobody has written yet."""
+    """A pool of one layer, filled with NaN, as uninitialised memory may be."""
     pool = KVPool(blocks * BLOCK, BLOCK)
     pool.keys.append(torch.full((HEADS, pool.positions, DIM), torch.nan))
     pool.values.append(torch.full((HEADS, pool.positions, VALUE_DIM), torch.nan))
@@ -21,7 +21,7 @@ def empty_pool(blocks: int) -> KVPool:
 
 
 def states_of(pool: KVPool, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries of a batch, and what the pool then holds of its texts."""
+    """Random queries of a batch, and the pool's keys and values, filled for its texts."""
     for segment in batch.segments:
         pool.slots = torch.arange(segment.start, segment.start + segment.length)
         count = segment.length

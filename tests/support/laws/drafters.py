@@ -1,4 +1,4 @@
-"""Drafters as programs, for enumerations: shapes, mixtures, and random ones."""
+"""Drafters as programs, for enumerations: fixed shapes, mixtures, and random ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.laws.tree_programs import Node, Program
 
 
 def fixed(name: str, places: Sequence[int], *, distinct: bool = False) -> Program:
-    """One drafter, always the same shape."""
+    """A program of one drafter that always draws the same shape."""
 
     def following(nodes: Sequence[Node]) -> Node | None:
         return Node(places[len(nodes)], 0) if len(nodes) < len(places) else None
@@ -18,7 +18,7 @@ def fixed(name: str, places: Sequence[int], *, distinct: bool = False) -> Progra
 
 
 def mixed(name: str, steps: Sequence[tuple[int, int | None]], *, distinct: bool = False) -> Program:
-    """Nodes of several drafters, and certain ones: (place, drafter or None)."""
+    """A program with nodes of several drafters, and certain ones (drafter None)."""
 
     def following(nodes: Sequence[Node]) -> Node | None:
         if len(nodes) == len(steps):
@@ -36,7 +36,7 @@ def mixed(name: str, steps: Sequence[tuple[int, int | None]], *, distinct: bool 
 
 
 def chains(count: int, length: int, *, merged: bool = True) -> Program:
-    """Independent chains, drawn level by level; merged, those that agree share their places."""
+    """Independent chains, drawn level by level; if merged, equal beginnings share places."""
 
     def following(nodes: Sequence[Node]) -> Node | None:
         if len(nodes) == count * length:
@@ -48,7 +48,7 @@ def chains(count: int, length: int, *, merged: bool = True) -> Program:
 
 
 def _end_of(nodes: Sequence[Node], chain: int, count: int, merged: bool) -> int:
-    """The place behind a chain's last token."""
+    """The place after a chain's last token."""
     if len(nodes) < count:
         return 0
     last = len(nodes) - count
@@ -62,7 +62,7 @@ def _end_of(nodes: Sequence[Node], chain: int, count: int, merged: bool) -> int:
 
 
 def adaptive(name: str = "follows what it drew", *, distinct: bool = True) -> Program:
-    """Two siblings; a child behind the one with the larger token, a third only behind a 0."""
+    """Two siblings; a child of the one with the larger token; a third sibling if the child is 0."""
 
     def following(nodes: Sequence[Node]) -> Node | None:
         if len(nodes) < 2:
@@ -77,7 +77,7 @@ def adaptive(name: str = "follows what it drew", *, distinct: bool = True) -> Pr
 
 
 def random_program(seed: int, most: int = 5, deepest: int = 3) -> Program:
-    """Chooses place, drafter, kind of row, or the end, by all that was drawn so far."""
+    """Chooses place, drafter, kind of row, or the end, depending on all that was drawn so far."""
     distinct = random.Random(seed).random() < 0.5
 
     def following(nodes: Sequence[Node]) -> Node | None:

@@ -1,4 +1,4 @@
-"""Which random number decided what: every key of a run, as it is used."""
+"""Records the key of every random number that a run uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Key = tuple[int, int, int, int]
 class Keys:
     """How often each number was used, by its key.
 
-    Numbers are told by their value: two of 64 bits, or of 53, are hardly ever equal.
+    A number's key is found by its value: two numbers of 64 or 53 bits are hardly ever equal.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Keys:
             self._uniforms[float(randomness.uniforms(words[:, i]))] = key
 
     def drew(self, digits: npt.NDArray[np.int64]) -> None:
-        """[B, 2], zeros where a row has no draw."""
+        """Digits [B, 2], zeros where a row has no draw."""
         for low, high in digits.tolist():
             if low or high:
                 self.used[self._digits[low, high]] += 1
 
     def decided(self, uniforms: npt.NDArray[np.float64]) -> None:
-        """[B, N+1], ones where a draft has no token."""
+        """Uniforms [B, N+1], ones where a draft has no token."""
         for value in uniforms.flatten().tolist():
             if value < 1:
                 self.used[self._uniforms[value]] += 1
@@ -60,7 +60,7 @@ class Keys:
 
 @contextmanager
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keys]:
-    """Record the numbers where they are used, whatever they were taken for."""
+    """Record the numbers where they are used, whatever they were meant for."""
     keys = Keys()
 
     def philox(counters: npt.NDArray[np.uint64], seeds: npt.NDArray[np.uint64]) -> Any:

@@ -1,4 +1,4 @@
-"""Exact laws of small models: tables, an enumerator of whole decodings, a chi-square."""
+"""Exact laws of small models: tables, an enumeration of whole decodings, a chi-square test."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Tables:
         return law
 
     def block(self, prefixes: Tensor, drafts: Tensor) -> tuple[Proposal, Tensor, Tensor]:
-        """Proposal, target rows and draft probability of `drafts` [B, G] behind `prefixes`."""
+        """Proposal, target rows and draft probability of `drafts` [B, G] after `prefixes`."""
         p, q, weight = [self.p[prefixes]], [], torch.ones(len(prefixes), dtype=torch.float64)
         for i in range(drafts.shape[1]):
             q.append(self.q[prefixes])
@@ -64,7 +64,7 @@ class Tables:
 
 
 def accepted_law(rule: Verifier[Any], h: Tensor) -> Tensor:
-    """[B, G+1]: law of the number of kept tokens, from the rows' acceptance [B, G]."""
+    """[B, G+1]: law of the number of kept tokens, from the probabilities h of the rows [B, G]."""
     law = h.new_zeros(h.shape[0], h.shape[1] + 1)
     for pattern in product((False, True), repeat=h.shape[1]):
         passed = torch.tensor(pattern)
@@ -130,7 +130,7 @@ def speculative_law(
 
 
 def _merge(states: list[tuple[int, float, object]]) -> list[tuple[int, float, object]]:
-    """States without a carry are one state a prefix."""
+    """Merge states without a carry into one state per prefix."""
     merged: dict[int, float] = {}
     for prefix, mass, carry in states:
         if carry is None:
@@ -140,7 +140,7 @@ def _merge(states: list[tuple[int, float, object]]) -> list[tuple[int, float, ob
 
 
 def expected_accepted(rule: Verifier[Any], tables: Tables, gamma: int, prefix: int = 0) -> float:
-    """Exact mean number of kept tokens of one round behind a prefix."""
+    """Exact mean number of kept tokens of one round after a prefix."""
     drafts = torch.tensor(list(product(range(tables.vocab_size), repeat=gamma)))
     prefixes = torch.full((len(drafts),), prefix)
     proposal, target_probs, weight = tables.block(prefixes, drafts)

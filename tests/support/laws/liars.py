@@ -1,4 +1,4 @@
-"""Drafters that draw otherwise than they say, as tables; and what becomes of whole texts."""
+"""Drafters, as tables, that do not draw from the rows that they send."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.support.laws.laws import Tables
 
 @dataclass(frozen=True)
 class LyingTables(Tables):
-    """As honest ones, but for what drafts are drawn from: `q` is what is said.
+    """Tables of a lying drafter: drafts are drawn from `drawn`, but `q` is sent.
 
     Attributes:
-        drawn: rows behind every prefix; only tokens that q's row there has, or a target refuses.
+        drawn: rows after every prefix; with tokens of q's row only, else a target would refuse.
     """
 
     drawn: Tensor
@@ -35,13 +35,13 @@ Liar = Callable[[Tables], LyingTables]
 
 
 def wanted(tables: Tables) -> Tensor:
-    """What a liar wants behind each prefix: the least likely token that the target may say."""
+    """The token that a liar wants after each prefix: the least likely one that is possible."""
     possible = tables.p.masked_fill(tables.p == 0, torch.inf)
     return possible.argmin(-1)
 
 
 def wanted_text(tables: Tables, length: int) -> int:
-    """The number of the text of wanted tokens among all texts of a length."""
+    """The index of the text of wanted tokens among all texts of a length."""
     text, prefix = 0, torch.tensor(0)
     for _ in range(length):
         token = int(wanted(tables)[prefix])
@@ -54,35 +54,35 @@ def _one_hot(tables: Tables, tokens: Tensor) -> Tensor:
 
 
 def argmax_drafted(tables: Tables) -> LyingTables:
-    """Sends its likeliest token, and the row that it should have drawn from: a common mistake."""
+    """Sends its likeliest token with the row that it should have drawn from: a common mistake."""
     drawn = _one_hot(tables, tables.q.argmax(-1))
     return LyingTables(tables.vocab_size, tables.p, tables.q, drawn)
 
 
 def stale_rows(tables: Tables) -> LyingTables:
-    """Draws from its own rows, and sends those of one token before."""
+    """Draws from its own rows, and sends the rows of one token earlier."""
     prefixes = torch.arange(len(tables.q))
     before = ((prefixes - 1) // tables.vocab_size).clamp(min=0)
     return LyingTables(tables.vocab_size, tables.p, tables.q[before], tables.q)
 
 
 def half_the_truth(tables: Tables) -> LyingTables:
-    """Draws from what it says every other time, else sends what it wants."""
+    """Draws from the row that it sends half of the time, else sends the token that it wants."""
     drawn = (tables.q + _one_hot(tables, wanted(tables))) / 2
     return LyingTables(tables.vocab_size, tables.p, tables.q, drawn)
 
 
 def wanted_drafted(tables: Tables) -> LyingTables:
-    """Knows the target: says that it drew from the target's own law, and sends what it wants."""
+    """Knows the target: sends the target's own row, with the token that it wants."""
     drawn = _one_hot(tables, wanted(tables))
     return LyingTables(tables.vocab_size, tables.p, tables.p, drawn)
 
 
 def scapegoat_drafted(tables: Tables) -> LyingTables:
-    """Knows the target: sends a token to be rejected, in a row that leaves what it wants alone.
+    """Knows the target: sends a scapegoat to be rejected, so that the wanted token corrects it.
 
-    The row is the target's own, but that the wanted token's share is the scapegoat's: the only
-    excess of p over it is the wanted token's, so that this is the correction for sure.
+    The row is the target's own, but the wanted token's share is added to the scapegoat's. Only for
+    the wanted token does p exceed the row, so a rejection is certainly corrected to it.
     """
     token = wanted(tables)[:, None]
     goat = tables.p.scatter(1, token, torch.inf).argmin(-1, keepdim=True)
@@ -97,5 +97,5 @@ LIARS: dict[str, Liar] = {
 
 
 def total_variation(law: Tensor, other: Tensor) -> float:
-    """Between two laws of texts."""
+    """Total variation distance of two laws of texts."""
     return float((law - other).abs().sum() / 2)

@@ -1,7 +1,7 @@
-"""The drafting methods that serve, against tables: every draw answered by each possible outcome.
+"""Enumerates the real drafting methods over tables: each draw gets every possible outcome.
 
-What is enumerated is the generator that serves: its asks, its caches, its history. Only the
-decoder and the random numbers are replaced, by tables of integer weights and by all outcomes.
+The generator that serves is enumerated, with its asks, its caches and its history. Only the decoder
+is replaced, by tables of integer weights, and the random numbers, by all outcomes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.laws.tree_laws import stops
 
 
 def key_of(sequence: DraftSequence) -> Any:
-    """All that a sequence's later drafts may depend on: two of one key are one."""
+    """All that a sequence's later drafts may depend on: sequences with equal keys are merged."""
     state = sequence.state
     if isinstance(state, list) and state and isinstance(state[0], DraftSequence):
         state = tuple(key_of(part) for part in state)
@@ -51,15 +51,15 @@ def key_of(sequence: DraftSequence) -> Any:
 
 @dataclass(eq=False)
 class Outcomes:
-    """Every draft behind a state of a sequence.
+    """Every draft from a state of a sequence.
 
     Attributes:
-        text: prompt and emitted tokens, where the round begins.
+        text: prompt and emitted tokens, at the beginning of the round.
         asked: tokens of the longest path that the drafter was asked for.
-        drafts: that may come out.
-        weights: the chance of each.
-        after: the sequence behind each.
-        observed: the same when it was told what came out, by draft and tokens.
+        drafts: all possible drafts.
+        weights: the probability of each draft.
+        after: the sequence after each draft.
+        observed: the sequence after it also observed the emitted tokens, by draft and tokens.
     """
 
     text: Text
@@ -75,11 +75,11 @@ class Enumeration:
 
     Args:
         drafter: the method.
-        scorers: how many it has.
-        target: p behind every text, floats.
+        scorers: number of its scorers.
+        target: table of p after every text.
         length: tokens of a text.
-        gamma: most that a draft is deep; less where the text ends.
-        nodes: most that it holds.
+        gamma: greatest depth of a draft; less at the text's end.
+        nodes: most nodes of a draft.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Enumeration:
         return self._begun(())
 
     def _begun(self, text: Text) -> DraftSequence:
-        """A sequence that is opened with a text, but for its last token."""
+        """A sequence that is opened with a text without its last token, and then observes that."""
         tokens = [*PROMPT, *text]
         sequence = DraftSequence(tokens[:-1], Sampling(), VOCAB_SIZE, self._nodes)
         capacity = len(PROMPT) + self._length + self._gamma + self._nodes
@@ -106,7 +106,7 @@ class Enumeration:
 
     @property
     def outcomes(self) -> list[Outcomes]:
-        """Behind every state so far."""
+        """The outcomes of every state so far."""
         return list(self._outcomes.values())
 
     def expected(self) -> dict[Text, float]:
@@ -125,7 +125,7 @@ class Enumeration:
         return law
 
     def law(self, rule: Verifier[Any]) -> dict[Text, float]:
-        """The law of texts that the method drafts for and the rule decides, by all rounds."""
+        """The law of texts that the method drafts and the rule decides, over all rounds."""
         law: dict[Text, float] = {}
         pending: list[dict[Any, tuple[DraftSequence, float]]] = [{} for _ in range(self._length)]
         pending[0][key_of(self._start)] = self._start, 1.0
@@ -147,7 +147,7 @@ class Enumeration:
     def _observed(
         self, outcomes: Outcomes, draft: int, news: list[int]
     ) -> tuple[Any, DraftSequence]:
-        """The state behind a draft of which so much came out, with its key; whatever the rule."""
+        """The key and state after a draft and the emitted tokens; independent of the rule."""
         key = draft, tuple(news)
         if key not in outcomes.observed:
             after = copy.deepcopy(outcomes.after[draft])
@@ -180,7 +180,7 @@ class Enumeration:
     def _decided(
         self, rule: Verifier[Any], outcomes: Outcomes, sequence: DraftSequence
     ) -> Iterator[tuple[int, list[int], float]]:
-        """Of each draft what may be emitted, with its chance: (draft, tokens, chance)."""
+        """All that may be emitted after each draft: (draft, tokens, probability)."""
         text = tuple(sequence.token_ids[len(PROMPT) :])
         drafts = outcomes.drafts
         assert {draft.misfit(rule.takes) for draft in drafts} == {""}, "the target would refuse it"
@@ -209,17 +209,17 @@ class Enumeration:
         return [draft.token_ids[step - 1] for step in draft.path_to(place)]
 
     def broken_promise(self) -> str:
-        """What the drafts break of what `pure` promises, in a sentence; empty where it is kept.
+        """How the drafts break the promise of `pure`, in a sentence; empty if they keep it.
 
-        Looked at are all drafts of the rounds of whole decodings, and of rounds that begin behind
-        every text, as they do where a drafter is opened in its middle.
+        Checks all drafts of whole decodings, and of rounds that begin after each text, as when a
+        drafter is opened in the middle of a text.
         """
         self.law(VERIFIERS["token"])
         for emitted in range(self._length):
             for text in product(range(VOCAB_SIZE), repeat=emitted):
                 sequence = self._begun(text)
                 self._drafted(key_of(sequence), sequence, self._length - emitted)
-        # Behind all tokens before it, the row of a token, and where the round began that it is of.
+        # By all tokens before a token: its row, and the text at the beginning of its round.
         rows: dict[Text, tuple[Any, Text]] = {}
         for found in self._outcomes.values():
             for draft in found.drafts:
@@ -237,20 +237,20 @@ class Enumeration:
         return ""
 
     def depth_of_one(self) -> int:
-        """Tokens of the longest path of a draft behind the prompt; of many outcomes, of one."""
+        """Depth of a draft after the prompt, for one of the possible outcomes."""
         sequence = self._begun(())
         steps = self.drafter.draft(sequence, 1, self._gamma, self._nodes)
         draft: Draft = Answering(Chooser(()), PROMPT).run(steps)
         return draft.depth
 
     def error(self, rule: Verifier[Any]) -> float:
-        """The greatest of a text's chance."""
+        """The greatest error of a text's probability."""
         law, expected = self.law(rule), self.expected()
         return max(abs(law.get(text, 0.0) - chance) for text, chance in expected.items())
 
 
 def _row_of(draft: Draft, node: int) -> Any:
-    """The weight of each token in a node's row; of a certain one the token alone."""
+    """The weight of each token in a node's row; a certain row has its one token."""
     row = draft.rows_of_nodes()[node]
     if not draft.sizes[row]:
         return {draft.token_ids[node]: 1}

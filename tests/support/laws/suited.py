@@ -1,4 +1,4 @@
-"""Which rules take which drafts, by what both say of themselves."""
+"""Which rules take which drafters' drafts, by the traits of both."""
 
 from __future__ import annotations
 

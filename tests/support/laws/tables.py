@@ -1,4 +1,4 @@
-"""Tables of weights in a decoder's place, and every outcome in that of random numbers."""
+"""Tables of weights instead of a decoder, and every outcome instead of random numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.categorical import Categorical
 
 VOCAB_SIZE = 3
-# What is taken in, and a token that the target drew from its prefill.
+# A prompt, and a token that the target drew from its prefill.
 PROMPT = (0, 1)
 Text = tuple[int, ...]
 
 
 class Memory:
-    """A pool of one sequence, that holds its tokens where a real one holds keys and values."""
+    """A pool of one sequence, which holds its tokens instead of keys and values."""
 
     def __init__(self, capacity: int) -> None:
         self.tokens = [-1] * capacity
@@ -38,7 +38,7 @@ def cache_of(capacity: int) -> SequenceCache:
 
 
 class Table:
-    """A scorer by heart: integer weights behind every text, `Tables` of one model."""
+    """A scorer that is a table: integer weights after every text."""
 
     vocab_size = VOCAB_SIZE
 
@@ -61,7 +61,7 @@ class Table:
 
 
 class Flat(Table):
-    """The same weight for every token behind every text, however long."""
+    """The same weight for every token after every text of any length."""
 
     def __init__(self) -> None:
         super().__init__(0, 0, zeros=False)
@@ -71,7 +71,7 @@ class Flat(Table):
 
 
 class Chooser:
-    """The outcomes of one run, and what else might have come."""
+    """The outcomes of one run, and the alternatives to explore."""
 
     def __init__(self, chosen: Sequence[int]) -> None:
         self.chosen = list(chosen)
@@ -95,8 +95,8 @@ class Answering:
     """Answers the asks of one run.
 
     Args:
-        chooser: chooses what is drawn.
-        text: that every cache has to hold; None while a prompt is taken in.
+        chooser: chooses the outcomes of draws.
+        text: that every cache must hold; None during a prefill.
     """
 
     def __init__(self, chooser: Chooser, text: Text | None) -> None:
@@ -124,7 +124,7 @@ class Answering:
         return drafts_of([ask])[0]
 
     def _feed(self, feed: Feed) -> list[Text]:
-        """Let a cache grow; the texts that its new rows see, each with itself."""
+        """Grow a cache; returns the texts that its new rows see, each including its own token."""
         cache, parents = feed.cache, list(feed.parents or ())
         memory: list[int] = cache.pool.tokens  # type: ignore[attr-defined]
         ids = [
@@ -165,7 +165,7 @@ class Answering:
             left[earlier] = 0
             for rank in range(count):
                 taken = [*earlier, *tokens[i, :rank].tolist()]
-                # Of a row of which nothing is left, a token that was taken.
+                # If nothing is left of a row, a token that was already taken.
                 tokens[i, rank] = self._chooser.choose(left) if left.any() else taken[0]
                 if ask.distinct:
                     left[tokens[i, rank]] = 0
@@ -181,7 +181,7 @@ class Answering:
 
 
 def runs(run: Callable[[Chooser], Any]) -> Iterator[tuple[Any, float]]:
-    """Every result of something that draws, with its chance."""
+    """Every result of a function that draws, with its probability."""
     pending: list[list[int]] = [[]]
     while pending:
         chooser = Chooser(pending.pop())

@@ -1,4 +1,4 @@
-"""Exact laws of rounds whose drafts are trees, from every draft that a program may draw."""
+"""Exact laws of rounds whose drafts are trees, over every draft that a program may draw."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Numbers = Callable[[Proposal], Tensor]
 def stops(
     rule: Verifier[Any], proposal: Proposal, h: Tensor, shared: Numbers | None = None
 ) -> Tensor:
-    """[B, N+1]: law of the place that is kept, from the nodes' chances [B, N] to pass.
+    """[B, N+1]: law of the kept place, from the nodes' probabilities to pass [B, N].
 
     Args:
-        rule: whose `stop` is asked.
+        rule: whose `stop` is used.
         proposal: the drafts.
-        h: the chances.
-        shared: [B, N], nodes of one number are decided by one random number; None for none.
+        h: the probabilities.
+        shared: gives [B, N]: nodes with equal values share one random number; None for none.
     """
     law = h.new_zeros(h.shape[0], h.shape[1] + 1)
     groups = None if shared is None else shared(proposal)
@@ -40,7 +40,7 @@ def stops(
 
 
 def _together(h: Tensor, passed: Tensor, groups: Tensor) -> Tensor:
-    """[B]: the chance of a pattern where one number decides each group."""
+    """[B]: the probability of a pattern, if one random number decides each group."""
     weight = h.new_ones(len(h))
     for group in range(h.shape[1]):
         own = groups == group
@@ -59,8 +59,8 @@ def round_law(
 ) -> tuple[Tensor, float]:
     """[V ** length]: exact law of the first `length` tokens of rounds of a program's drafts.
 
-    Integrates the uniforms out through what the rule has judged and its `stop`, as many rounds
-    as the tokens need.
+    Integrates the uniforms out through the rule's judgement and its `stop`, over as many rounds as
+    the tokens need.
 
     Returns:
         The law, and the mean number of tokens that the first round keeps.

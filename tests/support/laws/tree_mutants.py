@@ -1,4 +1,4 @@
-"""Wrong rules and drafters that look right: the enumeration must tell each from a right one."""
+"""Wrong rules and drafters that look right: the enumeration must detect each of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rule_of(base: type[Verifier[Any]], form: TreeRule) -> Verifier[Any]:
 
 
 class _Independent(RecursiveJudged):
-    """SpecSplit: every sibling against the target's own row."""
+    """SpecSplit: every sibling is judged against the target's own row."""
 
     def accept(self) -> Tensor:
         nodes = self.nodes
@@ -94,7 +94,7 @@ class _UnloweredParent(Traversal):
 
 
 class _OldRow(Traversal):
-    """Later siblings against the row as it was before the earlier ones."""
+    """Later siblings are judged against the row as it was before the earlier ones."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> TraversalJudged:
         judged = super().judge(proposal, target_probs)
@@ -119,13 +119,13 @@ class _SmallFactor(KSeq):
 
 
 def _siblings(proposal: Proposal) -> Tensor:
-    """One number for all children of a place."""
+    """One random number for all children of a place."""
     assert proposal.branches is not None
     return proposal.branches.tree.parents
 
 
 def _cousins(proposal: Proposal) -> Tensor:
-    """One number for the first child of every place of a depth, and for the second, ..."""
+    """One random number for the first children of all places of a depth, one for the second, ..."""
     assert proposal.branches is not None
     tree = proposal.branches.tree
     groups = torch.zeros_like(tree.parents)
@@ -179,7 +179,7 @@ TOKEN, BLOCK, SPECTR = TokenVerifier(), BlockVerifier(), SpecTrVerifier()
 
 @dataclass(frozen=True)
 class Mutant:
-    """What is wrong, in a case that shows it."""
+    """A mistake, in a case that shows it."""
 
     name: str
     rule: Verifier[Any]
@@ -232,7 +232,7 @@ MUTANTS = [
     Mutant("one draw number for siblings", TOKEN, _drawn([0, 0], numbers=[1, 1])),
     Mutant("one draw number for cousins", BLOCK, _drawn([0, 0, 1, 2], numbers=[1, 2, 3, 3])),
 ]
-# `token` reads one cousin alone, so it cannot see that they shared a number.
+# `token` uses the number of only one cousin, so a shared number cannot show.
 UNSEEN = [
     Mutant("one accept number for cousins", TOKEN, fixed("", [0, 0, 1, 2]), _cousins),
     Mutant("one draw number for cousins", TOKEN, _drawn([0, 0, 1, 2], numbers=[1, 2, 3, 3])),

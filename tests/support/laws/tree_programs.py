@@ -1,4 +1,4 @@
-"""Drafters of trees as programs, and every draft that they may draw against tables of rows."""
+"""Drafters of trees as programs, and every draft that they may draw from tables of rows."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Node:
     Attributes:
         place: that it hangs at.
         drafter: whose row it was drawn from; None for a certain one.
-        token: that was drawn.
-        likeliest: whether it was not drawn but is its row's likeliest: a lie.
-        number: nodes of one number are drawn by one random number: a lie, but for None.
+        token: the drawn token.
+        likeliest: whether it was not drawn but is its row's likeliest token: a lie.
+        number: nodes with equal numbers are drawn by one random number: a lie, unless None.
     """
 
     place: int
@@ -82,12 +82,12 @@ class Program:
 
     Attributes:
         name: for people.
-        next: the next node, its token only where it is certain; None ends the draft.
-        distinct: whether siblings are drawn without replacement, and said to be.
-        claims: what is said of that, where it is a lie.
-        edit: of a whole draft, behind its drawing: a lie. It is given the nodes and their rows,
-            and returns the places in them of the nodes that are sent, which are leaves' siblings
-            or leaves, so that no place is lost.
+        next: gives the next node, with a token only if it is certain; None ends the draft.
+        distinct: whether siblings are drawn without replacement.
+        claims: the value of `distinct` that is sent, if that is a lie.
+        edit: changes a whole draft after it was drawn: a lie. It gets the nodes and their rows,
+            and returns the indices of the nodes to send. It may only drop or move leaves, so that
+            no place is lost.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A draft that may come out: its nodes, their rows, the chance of it behind its prefix."""
+    """A possible draft: its nodes, their rows, and its probability after its prefix."""
 
     nodes: list[Node]
     rows: list[list[float]]
@@ -111,7 +111,7 @@ class Drawn:
 
 
 def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
-    """Every draft that a program may draw behind a prefix."""
+    """Every draft that a program may draw after a prefix."""
     found: list[Drawn] = []
 
     def end(nodes: list[Node], rows: list[list[float]], weight: float) -> None:
@@ -137,7 +137,7 @@ def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
             siblings = {node.token for node in nodes if node.place == wanted.place}
             law = [0.0 if x in siblings else q for x, q in enumerate(row)]
             total = sum(law)
-            if total <= 0:  # nothing is left to draw: the draft ends before
+            if total <= 0:  # nothing is left to draw, so the draft ends here
                 end(nodes, rows, weight)
                 return
             law = [q / total for q in law]
@@ -146,7 +146,7 @@ def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
         low, high = numbers.get(wanted.number or 0, (0.0, 1.0)) if wanted.number else (0.0, 1.0)
         reached = 0.0
         for token, q in enumerate(law):
-            # Where one number draws several nodes, what it may still be.
+            # If one number draws several nodes: the interval that it may still be in.
             part = max(low, reached), min(high, reached + q)
             reached += q
             chance = (part[1] - part[0]) / (high - low)
@@ -168,13 +168,13 @@ def _row(models: Models, wanted: Node, at: int) -> list[float]:
 
 @dataclass(frozen=True)
 class Batch:
-    """All drafts behind some prefixes.
+    """All drafts after some prefixes.
 
     Attributes:
         proposal: the drafts, each node with its own row.
-        weight: [B] of each, behind its prefix.
-        start: [B], which of the prefixes it is behind.
-        prefixes: [B, N+1] of each place.
+        weight: [B], probability of each draft after its prefix.
+        start: [B], index of its prefix.
+        prefixes: [B, N+1], the prefix at each place.
     """
 
     proposal: Proposal
@@ -185,7 +185,7 @@ class Batch:
 
 @lru_cache(maxsize=16)  # several rules decide the same drafts
 def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Batch:
-    """Every draft that a program may draw behind each of the prefixes."""
+    """Every draft that a program may draw after each of the prefixes."""
     drafts, start = [], []
     for index, prefix in enumerate(prefixes):
         behind = drawings(program, models, prefix)
@@ -213,7 +213,7 @@ def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Bat
 
 
 def grown(proposal: Proposal, prefix: Tensor, size: int, left: int) -> Tensor:
-    """[B, N+1]: the prefix of each place, of `left` tokens more at most."""
+    """[B, N+1]: the prefix at each place, with at most `left` tokens more than `prefix` [B]."""
     assert proposal.branches is not None
     tree = proposal.branches.tree
     found = torch.zeros_like(tree.depth)

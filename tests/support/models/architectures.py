@@ -24,9 +24,9 @@ _SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
-    # Attention and distributions far from flat, so that one wrong key shows.
+    # Makes attention and distributions far from flat, so that a single wrong key shows.
     "initializer_range": 0.3,
-    "tie_word_embeddings": False,  # tied ones like to repeat the last token
+    "tie_word_embeddings": False,  # tied ones tend to repeat the last token
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": None,
@@ -50,9 +50,9 @@ class Architecture:
 
     Attributes:
         name: for people.
-        model_type: as a checkpoint's config.json names it.
-        tried: what the tiny model has beside plain causal attention.
-        options: of its config, beside the tiny sizes.
+        model_type: in a checkpoint's config.json.
+        tried: what the tiny model has besides plain causal attention.
+        options: of its config, in addition to the tiny sizes.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Refused:
 
     Attributes:
         name: for people.
-        model_type: as a checkpoint's config.json names it.
-        reason: in the sentence that refuses it.
-        options: of its config, beside the tiny sizes.
+        model_type: in a checkpoint's config.json.
+        reason: part of the sentence that refuses it.
+        options: of its config, in addition to the tiny sizes.
     """
 
     name: str
@@ -180,19 +180,19 @@ REFUSED = (
         "Phi-3.5-MoE",
         "phimoe",
         "a sliding window that is only in its mask",
-        # Wider than what the start's own probe could notice.
+        # Wider than the probe at the start, which could not notice it.
         {**_PAIRS, "num_local_experts": 4, "sliding_window": 64},
     ),
 )
 
 
 def build(row: Architecture | Refused, **options: Any) -> PreTrainedModel:
-    """A tiny model of an architecture, always the same one."""
+    """A tiny model of an architecture, with the same weights each time."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.options, **options})
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
-        # Biases begin at 0 and norms at 1, where leaving them out would not show.
+        # By default biases are 0 and norms 1, and leaving them out would not show.
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))

@@ -1,4 +1,4 @@
-"""A target's engine to watch, and what is waited for in it."""
+"""A target's engine for tests, with hooks to watch it and to wait for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def target_sequence(prompt: Sequence[int]) -> TargetSequence:
 
 
 def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]], None]) -> None:
-    """Call `before` in the engine thread ahead of each forward pass."""
+    """Call `before` in the engine thread before each forward pass."""
     forward = engine.decoder.forward
 
     def watched(feeds: Sequence[Feed]) -> Tensor:
@@ -45,6 +45,6 @@ def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]
 
 
 async def emptied(engine: TargetEngine | DrafterEngine) -> None:
-    """Wait until all memory is given back, which happens between two steps."""
+    """Wait until all memory is reclaimed, which happens between two steps."""
     pool = engine.decoder.pool
     await until(lambda: pool.free_positions == pool.positions)

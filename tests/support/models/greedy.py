@@ -1,4 +1,4 @@
-"""Greedy texts through the services, against transformers decoding the target alone."""
+"""Compares greedy texts of the services with transformers decoding the target alone."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NEAR_TIE = 1e-4
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers says.
+    """A greedy text by transformers.
 
     Attributes:
         prompt: token ids.
         tokens: greedy continuation.
-        gaps: difference of the two largest logits at each of them.
+        gaps: difference of the two largest logits at each token of it.
     """
 
     prompt: list[int]
@@ -53,7 +53,7 @@ class Reference:
 
 
 def source_lines(count: int) -> list[str]:
-    """Pieces of the library's own sources, a few dozen tokens each."""
+    """Prompts: lines of Python's own sources, up to a few dozen tokens each."""
     sources = sorted(Path(asyncio.__file__).parent.glob("*.py"))
     lines = [line for path in sources for line in path.read_text().splitlines()]
     picked = [line for line in lines if line.startswith(("def ", "class ", "    def ", "import "))]
@@ -86,7 +86,7 @@ def references(texts: list[str], tokens: int) -> list[Reference]:
 async def texts_of(
     address: str, wanted: list[Reference], tokens: int, verifier: str, gamma: int
 ) -> list[list[int]]:
-    """The same prompts through the services at temperature 0, eight at a time."""
+    """Texts of the services for the same prompts at temperature 0, eight at a time."""
     places = asyncio.Semaphore(8)
 
     async def one(
@@ -105,7 +105,7 @@ async def texts_of(
 
 
 def compare_greedy(console: Console, prompts: int, tokens: int) -> bool:
-    """Compare every verifier and draft length; prints near-ties, and what differs."""
+    """Compare every verifier and draft length; prints near-ties and differences."""
     wanted = references(source_lines(prompts), tokens)
     equal, ties = True, 0
     cases = [("block", 0), *product(VERIFIERS, GAMMAS)]

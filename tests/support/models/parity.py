@@ -1,4 +1,4 @@
-"""Logits of ragged batches beside those of a model's own plain passes."""
+"""Compares logits of ragged batches with those of a model's own plain passes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tandem.inference.feed import Feed
 from tests.support.models.architectures import VOCAB_SIZE, WINDOW, Architecture, build
 
 TOLERANCE = 1e-4
-# Shorter and longer than the window, and than a chunk of the prompt.
+# Shorter and longer than the window and than a chunk of a prompt.
 LENGTHS = (3, WINDOW, 21, 40)
 
 
 def load(model: PreTrainedModel, engine: EngineName = "openvino") -> tuple[Decoder, list[str]]:
-    """A decoder of a model, by what computes it fastest, and the reasons in its warnings."""
+    """A decoder of a model with its fastest back end, and the reasons in its warnings."""
     with capture_logs() as logs:
         decoder = Decoder(model, "tiny", cache_tokens=512, engine=engine)
         decoder.improve()
@@ -36,7 +36,7 @@ def random_texts() -> list[list[int]]:
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy with the attention that defines the architecture; others may leave out soft caps."""
+    """A copy with eager attention, the reference: other kinds may leave out soft caps."""
     model = copy.deepcopy(model)
     model.set_attn_implementation("eager")
     return model
@@ -44,15 +44,15 @@ def plain(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.inference_mode()
 def plain_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """[n, V] of each text, fed alone, at once and without a cache."""
+    """[n, V] logits of each text, fed alone, in one pass and without a cache."""
     model = plain(model)
     return [model(input_ids=torch.tensor([text]), use_cache=False).logits[0] for text in texts]
 
 
 @torch.inference_mode()
 def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict[int, Tensor]]:
-    """Rows of the same by position, from batches of some of the texts, some tokens of each,
-    some rows of them, and rejected drafts."""
+    """Rows of the same texts by position, from random batches: some of the texts, some tokens of
+    each, some rows of these, and rejected drafts."""
     rng = random.Random(2)
     caches = [decoder.reserve(len(text)) for text in texts]
     rows: list[dict[int, Tensor]] = [{} for _ in texts]
@@ -71,7 +71,7 @@ def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict
         for text, cache, row in rng.sample(unfinished, rng.randint(1, len(unfinished))):
             count = rng.choice((1, 1, 2, 4, WINDOW + 3))
             news = text[cache.length : cache.length + count]
-            # The tokens behind those that are kept are wrong, and rolled back.
+            # The tokens after the kept ones are wrong, and rolled back.
             keep = rng.choice((len(news), rng.randint(0, len(news))))
             wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
             wanted = len(news) if every_row else rng.randint(0, len(news))
@@ -96,7 +96,7 @@ def worst_difference(row: Architecture, engine: EngineName = "torch") -> float:
 
 
 def differences(expected: Sequence[Tensor], found: Sequence[dict[int, Tensor]]) -> Tensor:
-    """[rows, V], absolute, of the rows that were asked for: more than half of all."""
+    """[rows, V] absolute differences of the requested rows, which are more than half of all."""
     assert sum(map(len, found)) > sum(map(len, expected)) / 2
     return torch.stack(
         [

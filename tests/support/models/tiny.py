@@ -1,4 +1,4 @@
-"""Tiny random-weight models and engines: real decoders, milliseconds to load."""
+"""Tiny models with random weights, and their engines: real decoders that load in milliseconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BUDGET = BatchLimits(token_budget=512, prefill_chunk=16)
 
 
 def random_llama(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
-    """A one-layer Llama, its distributions far from flat."""
+    """A one-layer Llama whose distributions are far from flat."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -53,13 +53,13 @@ def random_llama(seed: int, vocab_size: int = VOCAB_SIZE) -> PreTrainedModel:
 
 
 def save_random_llama(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:
-    """The same as a checkpoint, without tokenizer files."""
+    """Save such a model as a checkpoint without tokenizer files."""
     random_llama(seed, vocab_size).save_pretrained(folder)
     return folder
 
 
 class TargetEngine(Engine):
-    """A target's engine with its model, and its rounds as awaitables."""
+    """A target's engine with its model; its rounds are awaitable."""
 
     def __init__(self, decoder: Decoder, places: AdmissionLimits, budget: BatchLimits) -> None:
         admission = Admission((decoder,), places)
@@ -75,7 +75,7 @@ class TargetEngine(Engine):
 
 
 class DrafterEngine(Engine):
-    """A drafter's engine with its models, and its drafts as awaitables."""
+    """A drafter's engine with its models; its drafts are awaitable."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def make_drafter(
 def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEngine:
     """A drafter's engine over random models, with a method of its built-in recipe."""
     recipe = built_in(name, settings or DrafterSettings())
-    # One where the method scores with none: its sequences reserve memory that nobody uses.
+    # At least one, even if the method needs none: its sequences then reserve unused memory.
     decoders = [
         Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
         for seed in range(2, 2 + max(len(recipe.checkpoints), 1))
@@ -145,7 +145,7 @@ def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEn
 
 @asynccontextmanager
 async def running(*engines: Engine) -> AsyncIterator[None]:
-    """Start engines on the running loop, and stop them in the end."""
+    """Start engines on the running loop, and stop them at the end."""
     for engine in engines:
         engine.start()
     try:
@@ -161,9 +161,9 @@ class Text:
 
     Attributes:
         token_ids: in order.
-        rounds: behind the prefill.
-        drafted: tokens, over all rounds.
-        accepted: of them.
+        rounds: number of rounds, without the prefill.
+        drafted: drafted tokens of all rounds.
+        accepted: accepted tokens of all rounds.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -183,7 +183,7 @@ async def speculate(
     rule: str = "block",
     sampling: Sampling = GREEDY,
 ) -> Text:
-    """The orchestrator's loop, in process; without a drafter each round has gamma 0."""
+    """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
     capacity = len(prompt) + max_new_tokens + max(gamma, budget)

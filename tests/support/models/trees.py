@@ -1,4 +1,4 @@
-"""Random trees behind random texts, and the plain pass of each of their paths."""
+"""Random trees that continue random texts, and the plain pass of each of their paths."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MOST_NODES = 16
 
 @dataclass
 class Tree:
-    """A text, branches behind it, and what follows the path that is kept.
+    """A text, branches after it, and the tokens that follow the kept path.
 
     Attributes:
         trunk: at least one token.
         tokens: of the branch rows.
-        parents: of each: 0, or an earlier row, counted from 1.
-        cut: rows that are fed first, with the trunk's last token; the others come in a second feed.
-        path: that is kept.
-        later: tokens behind it.
+        parents: of each row: 0, or an earlier row, counted from 1.
+        cut: number of rows fed first, with the trunk's last token; the others are fed after them.
+        path: the rows that are kept.
+        later: tokens after the path.
     """
 
     trunk: list[int]
@@ -45,7 +45,7 @@ class Tree:
     @classmethod
     def random(cls, rng: random.Random, longest: int = 21) -> Tree:
         nodes = rng.randint(2, MOST_NODES)
-        # Some hang mostly at the row before, and are deep.
+        # In some trees most rows hang at the row before, so that they are deep.
         deep = rng.choice((0.2, 0.6, 0.9))
         parents = [i if rng.random() < deep else rng.randint(0, i) for i in range(nodes)]
         path = [rng.randint(1, nodes)]
@@ -66,11 +66,11 @@ class Tree:
 
     @property
     def kept(self) -> list[int]:
-        """The text that goes on."""
+        """The trunk, the kept path and the later tokens."""
         return [*self.text_to(self.path[-1] if self.path else 0), *self.later]
 
     def feeds(self, cache: SequenceCache) -> list[Feed]:
-        """The two feeds with branches, behind a prompt of all but the trunk's last token."""
+        """The two feeds with branches, after a prompt of the trunk without its last token."""
         cut = self.cut
         return [
             Feed(cache, [self.trunk[-1], *self.tokens[:cut]], cut + 1, self.parents[:cut]),
@@ -79,7 +79,7 @@ class Tree:
 
 
 def narrow(row: Architecture) -> dict[str, int]:
-    """A window that ends within the trees."""
+    """Options for a window that is narrower than the trees are deep."""
     return {"sliding_window": NARROW} if row.slides else {}
 
 
@@ -93,15 +93,15 @@ def random_trees(seed: int, longest: int = 21) -> list[Tree]:
 
 @torch.inference_mode()
 def plain_rows(model: PreTrainedModel, trees: Sequence[Tree]) -> list[Tensor]:
-    """Of each tree what `tree_rows` should give: [1 + nodes + later, V], each row the last one of
-    its text's own plain pass."""
+    """For each tree the expected result of `tree_rows`, [1 + nodes + later, V]: each row is the
+    last one of a plain pass over its own text."""
     model, found = plain(model), []
     for tree in trees:
         texts = [tree.text_to(row) for row in range(1 + len(tree.tokens))]
         ends = range(len(tree.kept) - len(tree.later) + 1, len(tree.kept) + 1)
         texts += [tree.kept[:end] for end in ends]
         longest = max(map(len, texts))
-        # What stands behind a text's end is not seen by it.
+        # The padding after a text does not change the text's logits.
         batch = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
         logits = model(input_ids=batch, use_cache=False).logits
         found.append(logits[range(len(texts)), [len(text) - 1 for text in texts]])
@@ -110,7 +110,7 @@ def plain_rows(model: PreTrainedModel, trees: Sequence[Tree]) -> list[Tensor]:
 
 @torch.inference_mode()
 def tree_rows(decoder: Decoder, trees: Sequence[Tree]) -> list[Tensor]:
-    """The same from one sequence a tree, all of them together in each pass."""
+    """The rows from one sequence per tree, with all sequences together in each pass."""
     caches = []
     for tree in trees:
         nodes = len(tree.tokens)
@@ -147,6 +147,6 @@ def _take(decoder: Decoder, feeds: Sequence[Feed], parts: Sequence[list[Tensor]]
 
 
 def worst_of(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:
-    """The largest difference of a logit."""
+    """The largest difference of any logit."""
     pairs = zip(expected, found, strict=True)
     return max(float((theirs - ours).abs().max()) for theirs, ours in pairs)

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs."""
+"""Certificates for tests: an authority, and certificates that it signs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates; its own is `cert`."""
+    """An authority that signs certificates; its own certificate is `cert`."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -44,8 +44,8 @@ class Authority:
         file: str = "",
         bare: bool = False,
     ) -> Pair:
-        """A certificate for a name and 127.0.0.1; of negative days it has expired, a bare one has a
-        common name only, and one for the empty name has none at all."""
+        """A certificate for a name and 127.0.0.1. With negative `days` it has expired; a `bare` one
+        has only a common name; with an empty name it has no name at all."""
         key = key or ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName(name), x509.IPAddress(ip_address("127.0.0.1"))]
         builder = _builder(_named(name), self._name, key, days)

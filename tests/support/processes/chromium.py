@@ -12,7 +12,7 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-# A browser that starts on a busy machine, and a page of thousands of spans, take seconds.
+# On a busy machine, the start of a browser or a page of thousands of spans takes seconds.
 PATIENCE_S = 60.0
 _FLAGS = (
     "--headless=new",
@@ -20,7 +20,7 @@ _FLAGS = (
     "--remote-debugging-port=0",
     "--disable-gpu",
     "--disable-dev-shm-usage",
-    # What the browser asks for itself is no page's doing.
+    # The browser's own requests are none of the page's.
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
@@ -29,7 +29,7 @@ _KEYS = {"ArrowDown": 40, "ArrowUp": 38, "Enter": 13, "Escape": 27}
 
 
 class Page:
-    """A tab: what it shows, and what it did since it was opened.
+    """A tab, with its events since a page was opened.
 
     Args:
         socket: to the browser.
@@ -51,7 +51,7 @@ class Page:
         )
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command's result; events that come before it are kept."""
+        """Send a command and return its result; events that arrive before it are kept."""
         self._count += 1
         message: dict[str, Any] = {"id": self._count, "method": method, "params": parameters}
         if self._session:
@@ -71,7 +71,7 @@ class Page:
         return found
 
     def open(self, url: str) -> None:
-        """Go to an address; the page has loaded and been drawn when this returns."""
+        """Go to an address, and wait until the page has loaded and been drawn."""
         self.events.clear()
         self.call("Page.navigate", url=url)
         while not self.of("Page.loadEventFired"):
@@ -79,11 +79,11 @@ class Page:
         self.drawn()
 
     def drawn(self) -> None:
-        """Wait until what the page has to draw is drawn, and its events have come."""
+        """Wait until the page has been drawn and its events have been handled."""
         self.js("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression of JavaScript, awaited."""
+        """The awaited value of a JavaScript expression."""
         found = self.call(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
@@ -91,14 +91,14 @@ class Page:
         return found["result"].get("value")
 
     def texts(self, selector: str) -> list[str]:
-        """Of all elements that a selector finds."""
+        """Text contents of all elements that a selector finds."""
         found: list[str] = self.js(
             f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent)"
         )
         return found
 
     def press(self, *keys: str) -> None:
-        """Strike keys, one after the other, by their names or characters."""
+        """Press keys, one after the other, by their names or characters."""
         for key in keys:
             code = _KEYS.get(key) or ord(key.upper())
             text = {} if key in _KEYS else {"text": key}
@@ -108,7 +108,7 @@ class Page:
         self.drawn()
 
     def media(self, **features: str) -> None:
-        """Have the page see the user's preferences, as `prefers_color_scheme="dark"`."""
+        """Set media features, such as `prefers_color_scheme="dark"`."""
         named = [
             {"name": name.replace("_", "-"), "value": value} for name, value in features.items()
         ]
@@ -121,7 +121,7 @@ class Page:
 
     @property
     def requests(self) -> list[str]:
-        """Every address that was asked for since `open`, that of the page first."""
+        """Every address that was requested since `open`, the page's first."""
         sent = [event["request"]["url"] for event in self.of("Network.requestWillBeSent")]
         sent += [event["url"] for event in self.of("Network.webSocketCreated")]
         return [url for url in sent if not url.startswith("data:")]
@@ -145,11 +145,11 @@ class Page:
 
 @contextmanager
 def chromium(program: str, folder: Path) -> Iterator[Page]:
-    """A tab of a browser of its own.
+    """A tab of a separate browser.
 
     Args:
         program: the browser's path.
-        folder: an empty one, for its profile.
+        folder: an empty folder for its profile.
     """
     command = [program, *_FLAGS, f"--user-data-dir={folder}"]
     with (folder / "stderr").open("wb") as log:
@@ -168,7 +168,7 @@ def chromium(program: str, folder: Path) -> Iterator[Page]:
 
 
 def _listening(browser: subprocess.Popen[bytes], folder: Path) -> list[str]:
-    """Port and path of its socket."""
+    """Port and path of the browser's socket."""
     deadline = time.monotonic() + PATIENCE_S
     found: list[str] = []
     while len(found) != 2:

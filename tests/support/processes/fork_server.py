@@ -1,8 +1,8 @@
-"""Services as processes that start within a second: forked off one that has imported torch.
+"""Services that start within a second: forked from a process that has already imported torch.
 
-An order is a JSON object with the descriptors that are to be standard input and output; the answer
-is who was born (its pid), and later who has ended (its pid and exit code). It ends when
-the socket does, and all of its children with it.
+An order is a JSON object, sent with the descriptors for standard input and output. The answer is
+the new child's pid and, when a child ends, its pid and exit code. The server ends with its socket,
+and kills all of its children.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _IMPORTED = (
     "orchestrator.front.grpc",
     "transformers.models.llama.modeling_llama",
 )
-# More than an environment takes.
+# Most bytes of an order; more than an environment needs.
 _ORDER_BYTES = 1 << 17
 
 
 class Forked:
-    """A service's process, as `subprocess.Popen` is one.
+    """A service's process, with the interface of `subprocess.Popen`.
 
     Attributes:
         pid: its id.
-        stdin: the end that we hold, where it was asked for.
-        stdout: likewise.
-        returncode: None as long as it is not known to have ended; negative after a signal.
+        stdin: our end of the pipe, if there is one.
+        stdout: our end of the pipe, if there is one.
+        returncode: None until it is known to have ended; negative after a signal.
 
     Args:
-        arguments: a command line that ends in the module to run.
+        arguments: a command line that ends with the module to run.
         env: its environment.
-        stdin: PIPE, to which the service is tethered, or None.
-        stdout: PIPE, or a descriptor; its standard error too.
-        rest: of no effect here: it has a session and folder of its own anyway.
+        stdin: PIPE, to tether the service to it, or None.
+        stdout: PIPE or a descriptor; used for its standard error too.
+        rest: ignored: it has its own session anyway, and runs in the repository's folder.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Forked:
         return code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send one, if it runs."""
+        """Send a signal, if it is running."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -116,12 +116,12 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """Starts services."""
+    """Starts services by forking."""
 
     def __init__(self) -> None:
         self._orders = threading.Lock()
@@ -141,11 +141,11 @@ class ForkServer:
         threading.Thread(target=self._read, name="fork-server", daemon=True).start()
 
     def start(self, order: Mapping[str, Any], given: Sequence[int]) -> int:
-        """A service's pid. It may not listen yet.
+        """Start a service and return its pid. It may not listen yet.
 
         Args:
-            order: the module to run, all of its environment, and whether it ends with its input.
-            given: descriptors of its standard input and output.
+            order: the module to run, its whole environment, and whether it ends with its input.
+            given: descriptors for its standard input and output.
         """
         message = json.dumps(order).encode()
         assert len(message) < _ORDER_BYTES
@@ -154,11 +154,11 @@ class ForkServer:
             return self._born.get(timeout=_BORN_SECONDS)
 
     def exit_code(self, pid: int) -> int | None:
-        """Of one that has ended; negative after a signal."""
+        """Exit code of an ended child, negative after a signal; None while it runs."""
         return self._codes.get(pid)
 
     def wait(self, pid: int, seconds: float | None) -> int | None:
-        """The same, within a time."""
+        """Wait for the exit code of a child; None if it takes longer."""
         with self._ended:
             self._ended.wait_for(lambda: pid in self._codes, seconds)
         return self._codes.get(pid)
@@ -167,7 +167,7 @@ class ForkServer:
         while news := self._socket.recv(_ORDER_BYTES):
             said = json.loads(news)
             if "code" not in said:
-                self._codes.pop(said["pid"], None)  # an id may come again
+                self._codes.pop(said["pid"], None)  # pids may be reused
                 self._born.put(said["pid"])
                 continue
             with self._ended:
@@ -175,7 +175,7 @@ class ForkServer:
                 self._ended.notify_all()
 
     def close(self) -> None:
-        """End it, and whom it started."""
+        """End the server and its children."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         self._popen.wait(_END_SECONDS)
@@ -183,18 +183,18 @@ class ForkServer:
 
 @cache
 def fork_server() -> ForkServer:
-    """The one of this process."""
+    """The fork server of this process."""
     found = ForkServer()
     atexit.register(found.close)
     return found
 
 
 def _main(number: int) -> None:
-    """The fork server's own process, and in its children the service."""
+    """Run the fork server, and in its children the service."""
     spin_less()  # before torch is imported
     for module in _IMPORTED:
         importlib.import_module(module)
-    # A collection in a child would go over all of torch's objects, and copy the pages they lie on.
+    # A garbage collection in a child would touch all of torch's objects, and copy their pages.
     gc.freeze()
     with socket.socket(fileno=number) as line:
         order = _tend(line)
@@ -208,7 +208,8 @@ def _main(number: int) -> None:
 
 
 def _tend(line: socket.socket) -> dict[str, Any] | None:
-    """Start children and see them end; the order in one of them, None in the parent at its end."""
+    """Start children and report their ends. Returns in each child with its order, and in the parent
+    with None at the end."""
     children: set[int] = set()
     while True:
         readable, _, _ = select.select([line], [], [], _POLL_SECONDS)
@@ -236,7 +237,7 @@ def _tend(line: socket.socket) -> dict[str, Any] | None:
 
 
 def _become(order: Mapping[str, Any], given: Sequence[int]) -> None:
-    """A child takes its session, its standard streams and its environment."""
+    """Set up a child: its session, its standard streams and its environment."""
     os.setsid()
     for descriptor, source in ((0, given[0]), (1, given[1]), (2, given[1])):
         os.dup2(source, descriptor)

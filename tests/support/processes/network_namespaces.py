@@ -1,7 +1,7 @@
-"""Network namespaces, and a router between them that lets pass what it is told and nothing else.
+"""Network namespaces, and a router between them that passes only what it is told to.
 
-None of them has a name, and no interface is the machine's own. A namespace lives as long as its
-processes, and these end with us, however we end: nothing can be left behind.
+The namespaces have no names, and use none of the machine's own interfaces. A namespace lives as
+long as its processes, and these end with us, however we end, so nothing can be left behind.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 PROGRAMS = ("unshare", "nsenter", "setpriv", "mount", "chroot", "ip", "nft")
 COMMAND_SECONDS = 60
-# Of TEST-NET-1, which nobody has; a namespace's only neighbour is the router.
+# Addresses of TEST-NET-1, which is not in use; a namespace's only neighbour is the router.
 _ADDRESSES = "192.0.2.{}"
 _MOST = 254
 _ROUTER = "169.254.1.1"
 _CLONE_NEWNET = 0x40000000
-# Each in namespaces of its own. They ask for what we use, and do not use our own code: what is
-# wrong with that is a failure.
+# Commands to find out if the machine permits what we need, each run in new namespaces. They do not
+# use our own code, whose faults must fail tests instead of skipping them.
 _PROBES = (
     ("mount", "-t", "tmpfs", "tmpfs", "/tmp"),
     ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
@@ -37,7 +37,7 @@ _PROBES = (
         "add rule inet probe forward ct state established accept",
     ),
 )
-# In front of a command: it ends when the thread does that started it.
+# Prefix of a command, so that it ends with the thread that started it.
 _TETHER = ("setpriv", "--pdeathsig=KILL")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -45,7 +45,7 @@ Command = Sequence[str | Path]
 
 
 class Passage(NamedTuple):
-    """Who may begin to talk to whom, by address."""
+    """A connection that may be opened, by addresses."""
 
     source: str
     destination: str
@@ -54,15 +54,15 @@ class Passage(NamedTuple):
 
 
 class Namespace:
-    """A network namespace and a mount namespace of its own.
+    """A new network namespace with a mount namespace.
 
     Attributes:
-        address: of its only interface; "" until a router has it.
+        address: of its only interface; "" until it has joined a router.
 
     Args:
-        mounts: commands that change what its processes find, and no other process does.
-        root: that they have then.
-        folder: in it, that they begin in.
+        mounts: commands that change the file system for its processes only.
+        root: root folder of its processes, after the mounts.
+        folder: working directory in that root.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class Namespace:
 
     @property
     def id(self) -> int:
-        """Of the process that holds it."""
+        """Pid of the process that holds it."""
         return self._holder.pid
 
     def run(self, *command: str | Path, given: str = "") -> str:
-        """What a command says in it, with our own root and environment.
+        """The output of a command in it, with our own root and environment.
 
         Raises:
-            OSError: it failed.
+            OSError: the command failed.
         """
         done = subprocess.run(
             ["nsenter", f"--target={self.id}", "--net", "--mount", *_TETHER, *command],
@@ -109,11 +109,11 @@ class Namespace:
     def start(
         self, command: Command, environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        """A process that is wholly in it, with the root that it has.
+        """Start a process in it, with the namespace's own root.
 
         Args:
-            environment: all of it.
-            log: for what it says, its output and its errors.
+            environment: the whole environment.
+            log: for its output and its errors.
         """
         enter = shutil.which("nsenter")
         assert enter is not None
@@ -128,7 +128,7 @@ class Namespace:
             )
 
     def socket(self, kind: socket.SocketKind) -> socket.socket:
-        """A socket of this network, for us."""
+        """A socket in this network that we can use."""
 
         def make() -> socket.socket:
             with open(f"/proc/{self.id}/ns/net") as file:
@@ -136,12 +136,12 @@ class Namespace:
                     raise OSError(ctypes.get_errno(), "setns")
             return socket.socket(socket.AF_INET, kind)
 
-        # The network is the thread's, and a socket stays where it was made.
+        # A thread can be in another network, and a socket stays in the network it was made in.
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(make).result()
 
     def end(self) -> None:
-        """Let it go. What was started in it has to be ended before."""
+        """Remove it. Everything started in it must have ended before."""
         for pipe in (self._holder.stdin, self._holder.stdout, self._holder.stderr):
             if pipe is not None:
                 pipe.close()
@@ -158,7 +158,7 @@ class Router:
         self._joined = 0
 
     def join(self, namespace: Namespace) -> None:
-        """Give a namespace an address, and a way to all others."""
+        """Give a namespace an address, and a route to all others."""
         self._joined += 1
         assert self._joined <= _MOST
         address, port = _ADDRESSES.format(self._joined), f"port{self._joined}"
@@ -183,7 +183,7 @@ class Router:
         namespace.run("ip", "-batch", "-", given="\n".join(lines))
 
     def allow(self, passages: Iterable[Passage]) -> None:
-        """Let these pass, with their answers, and nothing else any more."""
+        """Allow these passages, with their answers, and nothing else."""
         lines = [line for one in sorted(passages) for line in _rules(one)]
         self._nft(
             "add table inet edges",
@@ -203,7 +203,7 @@ class Router:
 
 
 def _rules(passage: Passage) -> Iterator[str]:
-    """There, and back: a passage that is taken away ends its connections too."""
+    """Rules for both directions, so that removing a passage ends its connections too."""
     source, destination, protocol, port = passage
     there = f"ip saddr {source} ip daddr {destination} {protocol} dport {port}"
     back = f"ip saddr {destination} ip daddr {source} {protocol} sport {port}"
@@ -212,12 +212,12 @@ def _rules(passage: Passage) -> Iterator[str]:
 
 
 def script(commands: Iterable[Command]) -> str:
-    """Commands as a shell runs them, one after the other."""
+    """A shell script that runs commands one after the other."""
     return "\n".join(shlex.join(map(str, command)) for command in commands)
 
 
 def obstacle() -> str | None:
-    """Why there can be no such network here; None where there can."""
+    """Why such a network is not possible here; None if it is."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"not installed: {', '.join(missing)}"

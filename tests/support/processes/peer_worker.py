@@ -1,4 +1,4 @@
-"""A worker without an engine: it writes random tokens, or misbehaves as its target's name says."""
+"""A worker without an engine: it writes random tokens, or misbehaves as its target's name asks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _VOCAB = 4
 
 
 class Fake:
-    """Tokens are a fair draw of four; with drafts of a skewed target they are not."""
+    """Draws four tokens with equal probability, except with drafts of a "skewed" target."""
 
     def load(self, load: Load) -> dict[str, str]:
         self._target = load.target

@@ -1,4 +1,4 @@
-"""Ports of loopback that are free now."""
+"""Free ports on loopback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ones."""
+    """This many different free ports."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
@@ -17,5 +17,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One."""
+    """A free port."""
     return free_ports(1)[0]

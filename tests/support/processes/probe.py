@@ -1,4 +1,4 @@
-"""Wait until a service serves, as a probe asks.
+"""Wait until a service is SERVING, like a Kubernetes probe.
 
 python -m tests.support.processes.probe ADDRESS SERVICE SECONDS
 """
@@ -16,7 +16,7 @@ PAUSE_SECONDS = 0.2
 
 
 def main() -> int:
-    """1 if it did not serve in time."""
+    """Exit code: 0, or 1 if it did not serve in time."""
     address, service, seconds = sys.argv[1:]
     deadline = time.monotonic() + float(seconds)
     while time.monotonic() < deadline:

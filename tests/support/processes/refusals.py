@@ -12,7 +12,7 @@ from tests.support.waiting import HANG_SECONDS
 
 
 def refusal(module: str, environment: Mapping[str, str]) -> str:
-    """The one line on standard error with which a service ends, exit code 2, that cannot start."""
+    """The line on standard error of a service that cannot start and exits with code 2."""
     result = subprocess.run(
         [sys.executable, "-m", module],
         env={**os.environ, "GRPC_VERBOSITY": "NONE", **environment},
@@ -24,6 +24,6 @@ def refusal(module: str, environment: Mapping[str, str]) -> str:
     )
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
-    own = f"{module.removesuffix('_svc')}: "  # beside the log
+    own = f"{module.removesuffix('_svc')}: "  # its lines, among those of the log
     (line,) = [line for line in result.stderr.splitlines() if line.startswith(own)]
     return line

@@ -50,16 +50,16 @@ class Trio:
         return [self.orchestrator, self.drafter, self.target]
 
     def restart(self, name: str) -> None:
-        """Start a service that has ended again, and wait until a text can be had."""
+        """Start an ended service again, and wait until texts are generated and drafted."""
         self.stack.restart(name)
         deadline = time.monotonic() + READY_SECONDS
-        # The orchestrator's channel to a peer that was away is waiting to try again.
+        # The orchestrator's channel to the lost peer waits before it connects again.
         while not self._serves():
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
     def _serves(self) -> bool:
-        """Whether a text can be had, and is drafted."""
+        """Whether a text is generated, with a drafter."""
         request = pb.CompleteRequest(generation=generation([1], max_new_tokens=8, gamma=2))
         with self.client() as stub:
             try:
@@ -68,7 +68,7 @@ class Trio:
                 return False
 
     def stats(self) -> tuple[drafter_pb2.GetModelInfoResponse, target_pb2.GetModelInfoResponse]:
-        """What both services say of themselves."""
+        """The model info of drafter and target."""
         with (
             grpc.insecure_channel(self.drafter.address) as drafter,
             grpc.insecure_channel(self.target.address) as target,
@@ -87,7 +87,7 @@ class Trio:
         return sum(info.stats.open_sequences for info in self.stats())
 
     def wait_open(self, count: int) -> None:
-        """Wait until so many sequences are open: a drafter's opens beside the target's."""
+        """Wait until this many sequences are open, in drafter and target together."""
         wait_until(lambda: self.open_sequences() == count)
 
     def wait_idle(self) -> None:
@@ -109,12 +109,12 @@ def trio(
     orchestrator: Mapping[str, str] | None = None,
     target_module: str = "target_svc",
 ) -> Iterator[Trio]:
-    """Start drafter, target and orchestrator, wait until they are ready, end them.
+    """Start drafter, target and orchestrator, wait until they are ready, and stop them at the end.
 
     Settings are given without their prefixes.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
-    # A core for each model: they share two with everything else.
+    # One thread for each model: they share two cores with everything else.
     services = {
         name: {"LISTEN": "127.0.0.1:0", "THREADS": "1", **(settings or {})}
         for name, settings in own.items()
@@ -135,7 +135,7 @@ def generation(
     temperature: float | None = None,
     max_nodes: int | None = None,
 ) -> pb.Generation:
-    """A request's message."""
+    """The message of a request."""
     message = pb.Generation(
         speculation=pb.Speculation(verifier=verifier, gamma=gamma, max_nodes=max_nodes),
         stopping=pb.Stopping(max_new_tokens=max_new_tokens),
@@ -152,7 +152,7 @@ def generation(
 
 
 def is_serving(address: str, service: str) -> bool:
-    """What grpc.health.v1 says of a service."""
+    """Whether grpc.health.v1 reports a service as SERVING."""
     with grpc.insecure_channel(address) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(service=service)

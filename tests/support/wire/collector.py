@@ -12,7 +12,7 @@ class Collector(HTTPServer):
     """Listens on a free port of loopback.
 
     Attributes:
-        taken: paths and bodies, in the order in which they came.
+        taken: paths and bodies of requests, in order of arrival.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class _Take(BaseHTTPRequestHandler):
 
 @contextmanager
 def collecting() -> Iterator[Collector]:
-    """A running one."""
+    """A running collector."""
     server = Collector()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""What carries the sequences of services without a model. Free of torch."""
+"""Base of fake services without a model: carries their sequences over streams. Free of torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ VOCAB_SIZE = 100
 
 
 class Ended(Exception):
-    """A sequence that a fake ends."""
+    """Ends a sequence, or a stream, of a fake."""
 
 
 class FakeContext:
-    """What interferes with a fake can do to a sequence and its stream."""
+    """Lets tests interfere with a sequence of a fake, and with its stream."""
 
     def __init__(
         self, over: asyncio.Future[None], end: Callable[[grpc.StatusCode, str], Awaitable[None]]
@@ -31,7 +31,7 @@ class FakeContext:
         self._ending: asyncio.Task[None] | None = None
 
     def end_later(self, code: grpc.StatusCode, sentence: str) -> None:
-        """End the sequence soon behind the answer to its request."""
+        """End the sequence soon after the answer to its request."""
 
         async def end() -> None:
             await asyncio.sleep(0.03)
@@ -57,17 +57,17 @@ def _leave(reply: Any) -> None:
 
 
 class Fake(ABC):
-    """What both services have: sequences that share a stream, and faults on purpose.
+    """Base of both fake services: sequences that share a stream, and deliberate faults.
 
     Attributes:
-        opened: sequences so far.
-        ended: of those, the ones that are over.
-        streams: so far.
-        interfere: called before each answer, with its round (None for the open's) and a
-            context; may raise, abort or hang.
+        opened: sequences opened so far, without probes.
+        ended: sequences ended so far, without probes.
+        streams: streams so far.
+        interfere: called before each answer, with its round (None for an open) and a context; may
+            raise, abort or hang.
         alter: called with each answer; may change it.
-        probed: sequences that were an orchestrator's probes, and are no others.
-        answers_probes: whether they are answered, plainly.
+        probed: sequences so far that were an orchestrator's probes.
+        answers_probes: whether probes are answered; always without interference.
         health: of its server.
     """
 
@@ -96,7 +96,7 @@ class Fake(ABC):
         self._writing = asyncio.Lock()
 
     async def serve(self, context: Any) -> None:
-        """Answer the sequences of a stream, each for itself."""
+        """Answer the sequences of a stream independently of each other."""
         self.streams += 1
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         open_: dict[int, tuple[asyncio.Task[None], asyncio.Queue[Any]]] = {}
@@ -178,7 +178,7 @@ class Fake(ABC):
             self.ended += 1
 
     async def _answer_probe(self, number: int, inbox: asyncio.Queue[Any], context: Any) -> None:
-        """Answer whatever comes, without interference."""
+        """Answer all requests of a probe, without interference."""
         tokens: list[int] = []
         self.probed += 1
         while True:
@@ -192,7 +192,7 @@ class Fake(ABC):
         await self._write(context, self.answer(sequence=number, **result))
 
     async def _write(self, context: Any, reply: Any) -> None:
-        # A close may cancel a sequence whose answer is on its way: the stream has to outlive that.
+        # A close may cancel a sequence while its answer is being written; the stream must survive.
         await asyncio.shield(self._write_whole(context, reply))
 
     async def _write_whole(self, context: Any, reply: Any) -> None:
@@ -201,7 +201,7 @@ class Fake(ABC):
 
     @abstractmethod
     def round_of(self, request: Any) -> int | None:
-        """Of a step; None of an open."""
+        """The round of a step; None for an open."""
 
     @abstractmethod
     def answer_to(self, request: Any, tokens: list[int]) -> Any:

@@ -23,7 +23,7 @@ from tandem.rpc.server import RunningServer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tests.support.wire.fake_carrier import VOCAB_SIZE, Fake
 
-# A sequence may go to whoever listens.
+# For tests that do not care which peer serves a sequence.
 ANYBODY = CountingOn("", lambda _: None)
 # Long enough for models.
 PATIENT = Deadlines(30.0, 30.0, 30.0).of(lambda: True)
@@ -38,10 +38,10 @@ RULES = {
 
 
 class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
-    """Drafts the number that follows, as certain rows.
+    """Drafts the numbers that follow, as certain rows.
 
     Attributes:
-        shape, pure, recipe: what it says of them.
+        shape, pure, recipe: the values that it reports.
     """
 
     def __init__(self, **changes: Any) -> None:
@@ -95,13 +95,13 @@ class FakeDrafter(Fake, drafter_pb2_grpc.DrafterServiceServicer):
 
 
 class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
-    """Counts upwards, but says 0 after each multiple of `wraps`.
+    """Counts upwards, but emits 0 after each multiple of `wraps`.
 
     Attributes:
-        verifiers: that it claims to know.
-        tokenizer_json: that it hands out; without one it says so.
-        openings: what its sequences were opened with.
-        asked: how often it was asked what it serves.
+        verifiers: that it reports.
+        tokenizer_json: that it serves; if empty, NOT_FOUND.
+        openings: the messages that its sequences were opened with.
+        asked: number of calls of GetModelInfo.
     """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
@@ -116,7 +116,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         return 0 if token and token % self.wraps == 0 else token + 1
 
     def text(self, count: int, last: int = 1) -> list[int]:
-        """The tokens that follow one."""
+        """The `count` tokens that follow one."""
         tokens = [last]
         while len(tokens) <= count:
             tokens.append(self.follow(tokens[-1]))
@@ -186,7 +186,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
 
 
 async def add_fake(fake: FakeDrafter | FakeTarget, server: grpc.aio.Server) -> None:
-    """Have a server be a fake, which is SERVING."""
+    """Add a fake to a server, with the status SERVING."""
     fake.health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(fake.health, server)
     for name in ("drafter.v1.DrafterService", "target.v1.TargetService"):
@@ -228,7 +228,7 @@ async def serve_fakes(
         addresses = [(fake, await _serve(stack, fake, credentials)) for fake in fakes]
         peers: dict[str, Any] = {
             "gamma": 4,  # so that a seed repeats its text
-            "failover_seconds": 0.0,  # what fails, fails at once
+            "failover_seconds": 0.0,  # failures show at once
             "drafters": tuple(at for fake, at in addresses if isinstance(fake, FakeDrafter)),
             "targets": tuple(at for fake, at in addresses if isinstance(fake, FakeTarget)),
         }

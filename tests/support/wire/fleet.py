@@ -1,4 +1,4 @@
-"""An orchestrator over a name, and the pods behind it, in this process."""
+"""An orchestrator in this process that finds its targets, the pods, by a DNS name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NAME = "targets.test"
 
 
 class Fleet:
-    """An orchestrator over a name, and the pods behind it: each has an address of its own.
+    """An orchestrator that finds its pods by a name; each pod has its own address.
 
     Attributes:
-        names: their name server.
+        names: the name server.
         stub: of the orchestrator.
     """
 
@@ -46,7 +46,7 @@ class Fleet:
         self.stub: Any = None
 
     async def start(self, *fakes: FakeTarget) -> list[str]:
-        """Pods that are in the name when they listen; their addresses."""
+        """Start pods, and add them to the name once they listen; returns their addresses."""
         hosts = []
         for fake in fakes:
             host = f"127.0.0.{2 + len(self._servers)}"
@@ -56,22 +56,22 @@ class Fleet:
         return hosts
 
     async def serve(self, host: str, fake: FakeTarget | FakeDrafter, port: int = 0) -> None:
-        """Have somebody listen at an address."""
+        """Start a fake at an address."""
         server = self._servers[host] = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         await add_fake(fake, server)
         assert server.add_insecure_port(f"{host}:{port or self.port}")
         await server.start()
 
     async def kill(self, host: str) -> None:
-        """A pod is gone; its name may still have it."""
+        """Stop a pod; its address may still be in the name."""
         await self._servers[host].stop(0)
 
     async def orchestrate(self, **settings: Any) -> None:
         """Start the orchestrator."""
         targets = (f"dns://127.0.0.1:{self.names.port}/{NAME}:{self.port}",)
         fields: dict[str, Any] = {"targets": targets, "drafters": (), "resolve_seconds": 0.1}
-        fields["gamma"] = 4  # so that rounds are what they are
-        fields["failover_seconds"] = 0.0  # what fails, fails at once
+        fields["gamma"] = 4  # so that rounds are predictable
+        fields["failover_seconds"] = 0.0  # failures show at once
         fields["peer_plaintext"] = "allow"
         self.server = RunningServer(
             "127.0.0.1:0", make_service(OrchestratorSettings(**(fields | settings)))
@@ -88,12 +88,12 @@ class Fleet:
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def is_of(self, fingerprint: str) -> Callable[[], Any]:
-        """Whether a model is what it serves."""
+        """A condition: the orchestrator serves the model with this fingerprint."""
 
         async def served() -> bool:
             try:
                 info = await self.stub.GetModelInfo(pb.GetModelInfoRequest())
-            except grpc.aio.AioRpcError as error:  # between two models, for a moment
+            except grpc.aio.AioRpcError as error:  # for a moment, between two models
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise
                 return False
@@ -119,7 +119,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 @asynccontextmanager
 async def held(*targets: FakeTarget) -> AsyncIterator[asyncio.Event]:
-    """Texts stand still in their second round until the block ends, or the event is set."""
+    """Hold texts in their second round until the block ends, or the event is set."""
     go_on = asyncio.Event()
 
     async def wait(round_: int | None, context: FakeContext) -> None:

@@ -1,4 +1,4 @@
-"""A server behind certificates and tokens that notes who gets in."""
+"""A server with certificates and tokens that records the callers it admits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOKEN = "0123456789abcdef" * 2  # the same in each process, since tests are name
 
 
 class Handlers(orchestrator_pb2_grpc.OrchestratorServiceServicer):
-    """Note who reaches them. `going_on` holds streams until it is set."""
+    """Record the callers that reach them. Streams wait until `going_on` is set."""
 
     def __init__(self) -> None:
         self.reached: list[Caller | None] = []
@@ -52,7 +52,7 @@ class Handlers(orchestrator_pb2_grpc.OrchestratorServiceServicer):
 
 
 class StreamHandlers(target_pb2_grpc.TargetServiceServicer):
-    """The same of a service whose calls are streams both ways."""
+    """The same for a service whose calls stream in both directions."""
 
     def __init__(self, reached: list[Caller | None]) -> None:
         self.reached = reached
@@ -61,7 +61,7 @@ class StreamHandlers(target_pb2_grpc.TargetServiceServicer):
         self.reached.append(caller())
         async for (
             _
-        ) in request_iterator:  # a caller that is cut off while it writes is no subject here
+        ) in request_iterator:  # callers that are cut off while they write are not tested here
             await context.write(target_pb2.VerifyResponse())
 
     async def GetModelInfo(self, request: Any, context: Any) -> target_pb2.GetModelInfoResponse:
@@ -73,7 +73,7 @@ class StreamHandlers(target_pb2_grpc.TargetServiceServicer):
 
 @dataclass
 class Server:
-    """A running one, and what reached its handlers."""
+    """A running server, with the callers that reached its handlers."""
 
     port: int
     admin_port: int | None
@@ -88,7 +88,7 @@ class Server:
         options: dict[str, Any] = {"metadata": metadata, "timeout": 10}
 
         def streamed() -> list[grpc.StatusCode | None]:
-            """By the blocking client: grpc.aio overwrites a status that comes amid a write."""
+            """With the blocking client, as grpc.aio overwrites a status that arrives in a write."""
             with connect_blocking(f"127.0.0.1:{self.port}", credentials, name) as channel:
                 verify: Any = target_pb2_grpc.TargetServiceStub(channel).Verify
                 stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
@@ -166,7 +166,7 @@ def tls_of_server(authority: Authority, *, clients: tuple[str, ...] = ()) -> Ser
 
 
 def tls_of_client(authority: Authority, pair: Pair | None = None) -> ClientTls:
-    """Without a look at the pair: a stranger does not check his own."""
+    """A client's TLS without the checks of its own pair, which a hostile client would not make."""
     found = ClientTls(NamedFile("CA", authority.cert))
     if pair is None:
         return found

@@ -1,4 +1,4 @@
-"""What happens to a fake target's rounds before their verdicts."""
+"""Interference with a fake target's rounds before their verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.wire.fakes import FakeTarget
 
 
 def at_round(target: FakeTarget, number: int, do: Callable[[FakeContext], Awaitable[None]]) -> None:
-    """Have something happen before the verdict of a round."""
+    """Call `do` before the verdict of a round."""
 
     async def interfere(round_: int | None, context: FakeContext) -> None:
         if round_ == number:

@@ -1,4 +1,4 @@
-"""A name server whose records a test changes."""
+"""A name server whose records tests can change."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Names(asyncio.DatagramProtocol):
     """Answers questions for A records.
 
     Attributes:
-        records: addresses by name; a name that is not there does not exist.
-        silent: it answers nothing.
+        records: addresses by name; other names do not exist.
+        silent: if set, it answers nothing.
         asked: questions so far.
-        port: it listens there.
+        port: that it listens on.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a Prometheus reads of a service, and an orchestrator over fakes with such an endpoint."""
+"""Reads metrics as Prometheus would; and an orchestrator over fakes with a metrics endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ANY_PORT = "127.0.0.1:0"
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Spans are recorded, and kept nowhere."""
+    """Record spans, and discard them."""
     spans.install(SpanWriter(TracerProvider(), SimpleSpanProcessor(InMemorySpanExporter())))
     try:
         yield
@@ -46,7 +46,7 @@ def fetch(port: int, accept: str = "application/openmetrics-text") -> str:
 
 
 async def families(port: int) -> list[Family]:
-    """What it says, read as a Prometheus would."""
+    """The endpoint's metric families, parsed as Prometheus would."""
     text = await asyncio.to_thread(fetch, port)
     return list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
@@ -71,10 +71,10 @@ class Scraped:
 
 
 class Metered:
-    """An orchestrator with an endpoint.
+    """An orchestrator with a metrics endpoint.
 
     Attributes:
-        stub: its public calls.
+        stub: for its public calls.
         port: of its metrics.
     """
 
@@ -86,7 +86,7 @@ class Metered:
         return Scraped(await families(self.port))
 
     async def ends(self, count: int) -> dict[tuple[str, str], float]:
-        """Requests by status and finish reason, once so many have ended."""
+        """Requests by status and finish reason, once `count` of them have ended."""
         async with asyncio.timeout(HANG_SECONDS):
             while True:
                 scraped = await self.scrape()

@@ -1,4 +1,4 @@
-"""The spans of a text, each with what it hangs under, and those that were written."""
+"""The expected spans of a text with their parents, and the spans that were written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SURE = {
     ("verify.forward", "verify"),
     ("close", "generate"),
 }
-# What is too short has no span of its own.
+# Stages that are too short have no span of their own.
 STEPS = ("prefill", "draft", "verify")
 STAGES = {span_of(step, stage) for step in STEPS for stage in STEP_STAGES}
 BRIEF = {
@@ -49,13 +49,13 @@ PARENTS = SURE | BRIEF | {(stage, stage.split(".")[0]) for stage in STAGES}
 
 
 def processor_of(exporter: InMemorySpanExporter) -> SimpleSpanProcessor:
-    """Writes at once."""
+    """A processor that writes spans at once."""
     return SimpleSpanProcessor(ReadableExporter(exporter, Resource({})))
 
 
 @pytest.fixture
 def exporter() -> Iterator[InMemorySpanExporter]:
-    """What all spans of this process are written to."""
+    """The exporter that gets all spans of this process."""
     exporter = InMemorySpanExporter()
     spans.install(SpanWriter(TracerProvider(), processor_of(exporter)))
     yield exporter
@@ -63,7 +63,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 
 
 async def finished(exporter: InMemorySpanExporter, count: int = 1) -> list[ReadableSpan]:
-    """All spans of our trace, once the services' last ones are there: they lag their replies."""
+    """All spans of our trace, once the last ones have been written: spans lag behind replies."""
     found: list[ReadableSpan] = []
     for _ in range(100):
         before, found = len(found), list(exporter.get_finished_spans())
@@ -76,7 +76,7 @@ async def finished(exporter: InMemorySpanExporter, count: int = 1) -> list[Reada
 
 
 def passes(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
-    """Roots of traces of their own."""
+    """The spans of passes, which are roots of their own traces."""
     return [span for span in exporter.get_finished_spans() if span.name == "pass"]
 
 

@@ -1,4 +1,4 @@
-"""Messages of the two internal protocols, and the status that a sequence of them ends with."""
+"""Messages of the two internal protocols, and the status that a sequence ends with."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def verify_step(**changes: Any) -> target_pb2.SequenceRequest:
 
 
 async def status_of(talk: Talk, *requests: Any) -> tuple[grpc.StatusCode, str]:
-    """Send requests, reading an answer to each, until the sequence ends; end the stream then."""
+    """Send requests, reading an answer to each, until the sequence ends; then end the stream."""
     for request in requests:
         if await talk.ask(request) is grpc.aio.EOF:
             break

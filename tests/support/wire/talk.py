@@ -1,4 +1,4 @@
-"""A test's side of a stream: one sequence alone on it, or several."""
+"""A test's side of a stream with a single sequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def code_named(number: int) -> str:
-    """The name of a status code on the wire; the number itself where there is none."""
+    """The name of a status code on the wire; the number itself if it is unknown."""
     code = _CODES.get(number)
     return str(number) if code is None else code.name
 
@@ -34,13 +34,13 @@ class Talk:
         self._ended: tuple[grpc.StatusCode, str] | None = None
 
     async def write(self, *requests: Any) -> None:
-        """Send requests, as one message; those without a number are of sequence 1."""
+        """Send requests as one message; those without a number belong to sequence 1."""
         for request in requests:
             request.sequence = request.sequence or 1
         await self.call.write(_MESSAGES[type(requests[0])](requests=requests))
 
     async def read(self) -> Any:
-        """The next answer; EOF where the sequence has ended, alone or with the stream."""
+        """The next answer; EOF if the sequence has ended, alone or with the stream."""
         message = await self.call.read()
         if message is grpc.aio.EOF:
             return message
@@ -52,12 +52,12 @@ class Talk:
         return grpc.aio.EOF
 
     async def ask(self, request: Any) -> Any:
-        """An answer to a request."""
+        """Send a request and read its answer."""
         await self.write(request)
         return await self.read()
 
     async def end(self) -> tuple[grpc.StatusCode, str]:
-        """What the sequence ended with, else the stream."""
+        """The status that the sequence ended with, or else the stream's."""
         while self._ended is None:
             try:
                 if await self.read() is grpc.aio.EOF:
