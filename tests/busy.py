@@ -2,9 +2,9 @@
 
     python -m tests.busy [--runs 10] [-- options of pytest]
 
-In every other run four processes spin, so that the tests have a third of two cores; in the others
-packages are installed over and over, so that the disk writes. Each run must be green. The output of
-a run is in .cache/busy-<run>.txt.
+In every second run four processes spin, so that the tests get a third of two cores. In the other
+runs packages are installed over and over, so that the disk is busy writing. Each run must be
+green. The output of a run is in .cache/busy-<run>.txt.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m tests.exactness [--texts 30000] [--only forest "support 2"]
 
 `make test` runs a part of it (tests/system/serving/test_exactness.py, test_trees.py), and
-`make exactness` all: 30,000 texts for each drafting method of the table, by each rule that takes
-its drafts, for each kind of row; then greedy texts against transformers. Counts are kept in
-.cache/exactness-<digest of the code>.json, so that a run resumes where an earlier one of the same
-code stopped.
+`make exactness` runs all: 30,000 texts for each drafting method of the table, by each rule that
+takes its drafts, for each kind of row; then greedy texts, compared with those of transformers.
+Counts are kept in .cache/exactness-<digest of the code>.json, so that a run resumes where an
+earlier one of the same code stopped.
 """
 
 from __future__ import annotations

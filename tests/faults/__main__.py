@@ -1,4 +1,7 @@
-"""python -m tests.faults: kills, stops and drains under load, drawn by a seed; resumes by it."""
+"""python -m tests.faults: kills, stops and drains under load, drawn from a seed.
+
+`--seed` and `--start` resume a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of texts each of which loses its target, its drafter or its orchestrator on the way."""
+"""The law of texts when each text loses its target, its drafter or its orchestrator on the way."""
 
 from __future__ import annotations
 

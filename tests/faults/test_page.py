@@ -1,4 +1,4 @@
-"""docs/faults.md names a test for each promise, and each of them is there."""
+"""docs/faults.md names a test for each promise, and each of these tests exists."""
 
 from __future__ import annotations
 

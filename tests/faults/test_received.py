@@ -1,4 +1,4 @@
-"""What a client says that it has received of a text: the rest comes, and nothing twice."""
+"""A client says how much of a text it has received: it gets the rest, and nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose orchestrator is lost in the middle of a text goes on, there or elsewhere."""
+"""A client that loses its orchestrator in mid-text resumes the text, at the same one or another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fault on the line to a drafter or a target, at a message: the text is the same."""
+"""A fault at a chosen message to or from a drafter or a target: the text stays the same."""
 
 from __future__ import annotations
 

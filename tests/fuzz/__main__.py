@@ -1,4 +1,4 @@
-"""python -m tests.fuzz: mutated messages, drawn by a seed, given to whatever reads messages."""
+"""python -m tests.fuzz: mutated messages, drawn from a seed, for all code that reads messages."""
 
 from __future__ import annotations
 

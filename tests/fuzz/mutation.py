@@ -1,4 +1,4 @@
-"""Messages changed by a source of random numbers: their bytes, and what stands in their fields."""
+"""Mutates messages with a source of random numbers: their bytes, and the values of their fields."""
 
 from __future__ import annotations
 

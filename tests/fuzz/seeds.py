@@ -1,4 +1,4 @@
-"""Valid messages of each kind: what mutants are made of."""
+"""Valid messages of each kind, from which mutants are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter and a target to talk to from another thread, and a caller's end of their streams."""
+"""A drafter and a target that run in another thread, and the caller's end of their streams."""
 
 from __future__ import annotations
 

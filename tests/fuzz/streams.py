@@ -1,6 +1,6 @@
-"""A walk over the states of both internal streams, through sockets, held against a model of them.
+"""A walk over the states of both internal streams, through sockets, compared with a model of them.
 
-Hypothesis walks, and shrinks what it finds to the fewest steps.
+Hypothesis chooses the steps, and shrinks a failure to the fewest steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages that were found once, and one of each kind of answer: each comes out as it did."""
+"""Messages that fuzzing found, and one for each kind of answer: outcomes have not changed."""
 
 from __future__ import annotations
 

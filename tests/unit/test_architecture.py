@@ -1,5 +1,5 @@
-"""The rooms of ARCHITECTURE.md, checked on the imports themselves: what may see what, and how
-large a room and a file may be."""
+"""The rooms (packages) of ARCHITECTURE.md, checked on the imports: which room may import which, and
+how large a room and a file may be."""
 
 from __future__ import annotations
 

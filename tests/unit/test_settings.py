@@ -1,4 +1,4 @@
-"""Settings: read once, validated, and documented to the last one."""
+"""Settings: read once, validated, and all documented."""
 
 from __future__ import annotations
 

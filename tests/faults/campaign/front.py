@@ -1,4 +1,4 @@
-"""Orchestrator processes over fakes, to be killed in the middle of texts."""
+"""Orchestrator processes over fake services, to be killed in the middle of texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients who ask for text after text and compare each with its fault-free one."""
+"""Clients that request text after text and compare each with the text of a fault-free run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A line between an orchestrator and a service, with faults on purpose.
+"""A proxy that injects faults between an orchestrator and a service.
 
-It understands HTTP/2 as far as frames, and of gRPC the messages in them, so that a fault can come
-at a message: that of an opening, of a step, of an answer, of a close.
+It parses HTTP/2 frames and the gRPC messages in them, so that a fault can be placed at a message:
+an opening, a step, an answer or a close.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moments at which a service is killed, stopped or told to end, drawn by a seed."""
+"""Moments at which a service is killed, stopped or told to end, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated answers of a drafter and of a target, given to what an orchestrator reads them by."""
+"""Mutated answers of a drafter and of a target, read by the orchestrator's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What common.proto asks of a draft, read naively: the service's checks are held against it."""
+"""What common.proto requires of a draft, coded naively: the service's checks must agree with it."""
 
 from __future__ import annotations
 

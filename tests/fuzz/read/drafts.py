@@ -1,4 +1,4 @@
-"""Mutated drafts, given to what a target checks and decides them by."""
+"""Mutated drafts, given to the target's code that checks them and decides on them."""
 
 from __future__ import annotations
 

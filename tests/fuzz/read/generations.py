@@ -1,4 +1,4 @@
-"""Mutated requests of clients, given to what an orchestrator checks them by."""
+"""Mutated requests of clients, given to the orchestrator's code that checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutated dialogues of one sequence, given to what a drafter and a target answer them by."""
+"""Mutated dialogues of one sequence, answered by the drafter's and the target's code."""
 
 from __future__ import annotations
 

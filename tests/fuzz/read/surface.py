@@ -1,4 +1,4 @@
-"""What mutated bytes are given to, and what may come of it."""
+"""A surface: code that mutated bytes are given to, and the outcomes that are allowed."""
 
 from __future__ import annotations
 

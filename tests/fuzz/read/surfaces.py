@@ -1,4 +1,4 @@
-"""All that reads messages, by name."""
+"""All surfaces, that is, all code that reads messages, by name."""
 
 from __future__ import annotations
 

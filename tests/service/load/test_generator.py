@@ -1,4 +1,4 @@
-"""What the load generator makes of calls that are given up, late or refused."""
+"""How the load generator counts calls that are given up, late or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a load: what was done is reported, and the exit code says that there was more."""
+"""Ctrl-C in a load: the calls made are reported, and the exit code says that some are missing."""
 
 from __future__ import annotations
 

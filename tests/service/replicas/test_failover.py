@@ -1,4 +1,4 @@
-"""Who pays for a replica that hangs or is away, and who is used again, and when."""
+"""Which texts pay for a replica that hangs or is away, and when a replica is used again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that change their model: a text ends by the model that it began with."""
+"""Replicas that change their model: a text ends with the model that it began with."""
 
 from __future__ import annotations
 

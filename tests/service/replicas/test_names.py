@@ -1,4 +1,4 @@
-"""Names of replicas: what a name may look like, and one that has no answer or no address."""
+"""Names of replicas: what a name may look like, and names without an answer or an address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates are replaced under load, authorities and all: no text fails."""
+"""Certificates, authorities included, are replaced under load: no text fails."""
 
 from __future__ import annotations
 

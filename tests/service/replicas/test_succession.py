@@ -1,4 +1,4 @@
-"""A target that is lost in the middle of a text: another one goes on."""
+"""A target that is lost in the middle of a text: another target continues the text."""
 
 from __future__ import annotations
 

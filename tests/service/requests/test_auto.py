@@ -1,4 +1,4 @@
-"""Draft sizes that are left open: chosen round by round, said in each, and harmless."""
+"""Draft sizes left to the orchestrator: chosen round by round, reported in each, without harm."""
 
 from __future__ import annotations
 

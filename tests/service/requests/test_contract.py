@@ -1,4 +1,4 @@
-"""Peers that fail or answer what they must not: what becomes of the text, and what is said."""
+"""Peers that fail or break the protocol: what becomes of the text, and which error is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More texts than the targets can hold: who waits, who is refused, and what that costs."""
+"""More texts than the targets can hold: which wait, which are refused, and what that costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients send, and how they behave, over fake services: nothing is left behind."""
+"""Clients' requests and behaviour, over fake services: nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process that answers several gRPC services: ready, lost and bounded as one."""
+"""One process that serves several gRPC services: they are ready, lost and bounded together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that do not read what they asked for: what they hold, and for how long."""
+"""Clients that do not read their answers: which resources they hold, and for how long."""
 
 from __future__ import annotations
 

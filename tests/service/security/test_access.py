@@ -1,4 +1,4 @@
-"""Who gets in: over real sockets, no call of somebody else reaches a handler."""
+"""Access over real sockets: no call of an unauthorized caller reaches a handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin port: open to who can reach it, and nothing there but what operators ask."""
+"""The admin port: it asks for no credentials, and serves only what operators need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts with branches that are not what they say, and pairs that do not suit each other."""
+"""Drafts with malformed branches, and drafters and targets that do not suit each other."""
 
 from __future__ import annotations
 

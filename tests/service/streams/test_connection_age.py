@@ -1,4 +1,4 @@
-"""No connection is for ever: peers look at each other's certificates again, and no text notices."""
+"""No connection lasts for ever: peers check certificates again, and no text notices."""
 
 from __future__ import annotations
 

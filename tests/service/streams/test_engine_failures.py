@@ -1,4 +1,4 @@
-"""A model that fails, and a device that is gone, seen from outside."""
+"""A model that fails and a device that is lost, as clients of the service see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we rely on in grpcio, written down as tests."""
+"""The behaviour of grpcio that we rely on, written down as tests."""
 
 from __future__ import annotations
 

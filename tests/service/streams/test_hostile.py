@@ -1,4 +1,4 @@
-"""Messages that no peer of ours sends: what they are answered, and what they cost."""
+"""Messages that no peer of ours sends: how the services answer them, and what they cost."""
 
 from __future__ import annotations
 

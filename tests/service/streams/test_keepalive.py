@@ -1,4 +1,4 @@
-"""A peer that vanishes without a word."""
+"""A peer that vanishes without closing its connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences that hold a place and say nothing: where others wait they give way, in their turn."""
+"""Silent sequences that hold a place: when others wait, the longest silent loses it first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that hold nothing, or say nothing of use: how many there may be, and what they cost."""
+"""Streams that carry no sequence or nothing useful: how many are allowed, and what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of all three services in a run, against docs/telemetry.md and against their work."""
+"""The metrics of all three services in a run, compared with docs/telemetry.md and the work done."""
 
 from __future__ import annotations
 

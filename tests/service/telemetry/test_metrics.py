@@ -1,4 +1,4 @@
-"""What the orchestrator's metrics say of texts: rounds, tokens, times, what was lost."""
+"""The orchestrator's metrics of texts: rounds, tokens, times, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the orchestrator's metrics say of requests: each is booked once, however it ends."""
+"""The orchestrator's metrics of requests: each request is counted once, however it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller's trace context decides: whose the spans are, and whether any are written."""
+"""What a caller's trace context decides: the spans' trace, and whether any are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spans of requests that do not come to their end: left, refused, failed."""
+"""The spans of requests that do not complete: abandoned, refused, failed."""
 
 from __future__ import annotations
 

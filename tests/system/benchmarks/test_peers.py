@@ -1,4 +1,4 @@
-"""The peers' benchmark as people run it, in its smallest size, with what is installed anyway."""
+"""The peers' benchmark as people run it, in its smallest size, with no extra packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster with an overlay in it: its nodes, which KWOK plays, and its pods."""
+"""A cluster with an overlay in it: its pods, and its nodes, which KWOK simulates."""
 
 from __future__ import annotations
 

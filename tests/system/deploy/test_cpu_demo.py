@@ -1,7 +1,7 @@
 """The overlay `cpu-demo` as processes: its environment, its names, and its NetworkPolicies' edges.
 
-Each pod is a process in a network namespace, with a root like its image's and no variable but its
-image's and its container's.
+Each pod is a process in a network namespace, with a root file system like its image's and only the
+environment variables of its image and its container.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Overlays against a real API server with nodes that KWOK plays."""
+"""Overlays against a real API server with nodes that KWOK simulates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/security.md: its commands make what its settings name, and services take it."""
+"""docs/security.md: its commands make the files that its settings name, and services load them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each Python that we name has a wheel of every pin: nothing is compiled on a fresh machine."""
+"""Every pinned package has a wheel for each supported Python: a fresh machine compiles nothing."""
 
 from __future__ import annotations
 

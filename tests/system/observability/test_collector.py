@@ -1,4 +1,4 @@
-"""A collector that dies costs a line of log, and no request anything."""
+"""A collector that dies costs a log line, and costs no request anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Jaeger takes the spans of all three services and gives whole traces back, where one is."""
+"""Where Jaeger is installed: it takes the spans of all three services and returns whole traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus reads all three services, where one is installed."""
+"""Where Prometheus is installed: it scrapes all three services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and texts are nobody's but the caller's: not in logs, nor in spans, nor in errors."""
+"""Only the caller sees prompts and texts: they are not in logs, nor in spans, nor in errors."""
 
 from __future__ import annotations
 

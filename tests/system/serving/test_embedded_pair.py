@@ -1,4 +1,4 @@
-"""The pair that the repository carries, through three processes."""
+"""The pair of models in the repository, served by three processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes by mutual TLS on every hop, and what openssl finds at their doors."""
+"""Real processes with mutual TLS on every hop, and what openssl finds at their ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a line of the benchmark's table is made of."""
+"""How a line of the benchmark's table is computed."""
 
 from __future__ import annotations
 

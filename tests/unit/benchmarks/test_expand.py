@@ -1,4 +1,4 @@
-"""An expanded checkpoint says what its source says, with weights all over."""
+"""An expanded checkpoint gives its source's logits, though its added weights are not zero."""
 
 from __future__ import annotations
 

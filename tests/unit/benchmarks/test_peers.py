@@ -1,4 +1,4 @@
-"""Other engines beside Tandem: intervals, draft lengths, laws, workers. No engine is needed."""
+"""The comparison with other engines: intervals, draft lengths, laws, workers. Needs no engine."""
 
 from __future__ import annotations
 

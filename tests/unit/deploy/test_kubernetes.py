@@ -1,4 +1,4 @@
-"""What the manifests promise: the base as it is read, the overlays as kustomize renders them."""
+"""What the manifests promise: the base files, and the overlays as kustomize renders them."""
 
 from __future__ import annotations
 

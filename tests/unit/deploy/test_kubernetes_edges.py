@@ -1,4 +1,4 @@
-"""Who may talk to whom, what is told to monitoring, and what follows from it."""
+"""Which pods may talk to which, what monitoring is told to scrape, and what follows from that."""
 
 from __future__ import annotations
 

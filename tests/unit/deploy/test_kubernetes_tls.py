@@ -1,4 +1,4 @@
-"""The component `tls`: who shows what, who is believed, and where plaintext is left."""
+"""The component `tls`: which certificates pods present and trust, and where plaintext remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every query that we ship, of rules, dashboard and docs, asks for what the services have."""
+"""Every query in our rules, dashboard and docs asks for metrics that the services export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read of methods, against the table: docs/recipes.md and `tandem up --help`."""
+"""What docs/recipes.md and `tandem up --help` say of drafting methods agrees with their table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafting methods that serve are exact: each is run against tables, through all outcomes."""
+"""The drafting methods in production are exact: each is run on tables, through all outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text has shown of siblings: counted at the places of kept paths, and no others."""
+"""Which sibling ranks a text has accepted: counted at the positions of kept paths only."""
 
 from __future__ import annotations
 

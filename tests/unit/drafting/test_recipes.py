@@ -1,4 +1,4 @@
-"""Recipes: what a file may say, what is said of a bad one, and what a service tells of its own."""
+"""Recipes: what a file may contain, errors for bad ones, what a service reports of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts that are trees, by a real decoder: their shape, their numbers, their texts."""
+"""Trees drafted by a real decoder: their shape, their probabilities, their texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes of trees: what they are expected to keep, and that none keeps more."""
+"""Shapes of trees: how many tokens each is expected to keep, and that no shape keeps more."""
 
 from __future__ import annotations
 

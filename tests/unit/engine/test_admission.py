@@ -1,4 +1,4 @@
-"""Who is admitted, who waits, and who is refused."""
+"""Which sequences are admitted, which wait, and which are refused."""
 
 from __future__ import annotations
 

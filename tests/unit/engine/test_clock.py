@@ -1,4 +1,4 @@
-"""The device's time, by events, and not the time that it takes to launch its work."""
+"""The device's time is measured by events, and is not the time that launching its work takes."""
 
 from __future__ import annotations
 

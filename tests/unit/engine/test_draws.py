@@ -1,4 +1,4 @@
-"""Draws of the engine: behind several rows, and without what others drew at the same place."""
+"""Draws of the engine: after several rows, and without the siblings drawn at the same position."""
 
 from __future__ import annotations
 

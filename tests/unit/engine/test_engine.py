@@ -1,4 +1,4 @@
-"""The engine thread: batches, and who waits for whom."""
+"""The engine thread: batches, and which work waits for which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine thread: failures, those who leave, and what is left behind."""
+"""The engine thread: failures, callers that leave, and that nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is waited for, and for how long."""
+"""Which sequences a batch waits for, and for how long."""
 
 from __future__ import annotations
 

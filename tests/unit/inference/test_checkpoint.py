@@ -1,4 +1,4 @@
-"""A checkpoint is data: nothing that comes with it is run."""
+"""A checkpoint is data: no code in it is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a second drafter is tuned on, and how it is measured."""
+"""The data that a second drafter is tuned on, and how the drafter is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An orchestrator's metrics with a little in them."""
+"""An orchestrator's metrics with a few values recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of log: whose they are, and how many a dead collector makes."""
+"""Log lines: which request they belong to, and how many a dead collector causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as OTLP's points, and their way to a collector."""
+"""Metrics as OTLP points, and their export to a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads metrics, as OTEL's variables say; nothing is metered for nobody."""
+"""Which readers of metrics OTEL's variables choose; without a reader nothing is measured."""
 
 from __future__ import annotations
 

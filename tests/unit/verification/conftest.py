@@ -1,4 +1,4 @@
-"""Random numbers of the kernels' tests."""
+"""Random numbers for the kernels' tests."""
 
 from __future__ import annotations
 

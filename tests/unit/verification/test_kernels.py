@@ -1,4 +1,4 @@
-"""The compiled kernels against the plain code that they stand for."""
+"""The compiled kernels, compared with the plain code that they replace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled kernels for trees against the rules that they stand for."""
+"""The compiled kernels for trees, compared with the rules that they implement."""
 
 from __future__ import annotations
 

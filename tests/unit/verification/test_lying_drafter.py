@@ -1,7 +1,7 @@
-"""What a drafter can do that draws otherwise than it says; docs/security.md says it too.
+"""What a drafter can do if it does not draw from the q that it reports (see docs/security.md).
 
-One token, exactly: a rule's law is q's mass times what it keeps, and what it draws instead. Then
-whole texts over several rounds, by enumeration of the rules that serve.
+First one token, exactly: a rule's law is q's mass times what it keeps, plus what it draws instead.
+Then whole texts over several rounds, by enumeration of the rules in production.
 """
 
 from __future__ import annotations

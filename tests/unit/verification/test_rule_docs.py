@@ -1,4 +1,4 @@
-"""What the command says of rules, against their table."""
+"""What the command's help says of rules agrees with their table."""
 
 from __future__ import annotations
 

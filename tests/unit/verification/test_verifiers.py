@@ -1,4 +1,4 @@
-"""`verify` is its two other methods put together, for ragged batches, and at the edges."""
+"""`verify` agrees with the rule's two other methods, for ragged batches and edge cases."""
 
 from __future__ import annotations
 

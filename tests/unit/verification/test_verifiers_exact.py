@@ -1,4 +1,4 @@
-"""The rules are lossless: exact enumeration of the code that serves, in float64."""
+"""The rules are lossless: exact enumeration of the production code, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that no single round shows: the joint law over rounds tells."""
+"""Faults that no single round shows, found in the joint law over several rounds."""
 
 from __future__ import annotations
 

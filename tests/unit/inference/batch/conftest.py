@@ -1,4 +1,4 @@
-"""What tests of batches share."""
+"""Fixtures that tests of batches share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Attention of many sequences in one call, against one call a sequence; by the CPU's operators.
+"""Attention of many sequences in one call, compared with one call per sequence, on the CPU.
 
-What a GPU runs is compiled from the same mask; here the mask, the table of blocks and the rows
-around them are tried, by flex attention uncompiled and by a kernel in Python that reads as a
-device's does: whole blocks, no others, and what it may not see times zero.
+A GPU's kernel is compiled from the same mask. Here the mask, the table of blocks and the rows
+around them are tested with uncompiled flex attention and with a kernel in Python that reads as a
+device's does: only whole blocks of the table, with masked positions multiplied by zero.
 """
 
 from __future__ import annotations

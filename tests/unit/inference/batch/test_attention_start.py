@@ -1,4 +1,4 @@
-"""The start gives a device attention in one call, if it gives the plain logits and compiles."""
+"""At the start a device gets one-call attention, if that compiles and gives the plain logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches on a device, as far as it can be had on a CPU: attention in one call, and graphs."""
+"""Branches on a device, as far as a CPU can test them: one-call attention, and CUDA graphs."""
 
 from __future__ import annotations
 

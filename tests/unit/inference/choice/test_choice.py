@@ -1,4 +1,4 @@
-"""Which pass a model gets, and what becomes of one that OpenVINO cannot have."""
+"""Which pass a model gets, and what happens to a model that OpenVINO cannot run."""
 
 from __future__ import annotations
 

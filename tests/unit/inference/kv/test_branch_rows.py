@@ -1,4 +1,4 @@
-"""The rows of a sequence's branches: where they are fed and seen, and how a path is kept."""
+"""The KV rows of a sequence's branches: where they are written and seen, and how a path is kept."""
 
 from __future__ import annotations
 

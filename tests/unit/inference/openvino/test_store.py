@@ -1,4 +1,4 @@
-"""What is kept of a converted model, and a start that finds it broken."""
+"""What is stored of a converted model, and a start that finds the stored files broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captured passes give the logits of the pass itself, batch after batch on the same memory."""
+"""Captured passes give the logits of the plain pass, batch after batch in the same memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The CUDA path without a GPU: torch's fake tensors have shapes and devices, and no numbers.
+"""The CUDA path without a GPU: torch's fake tensors have shapes and devices, but no values.
 
-A round of a batch runs as if on a device. Fake tensors refuse to mix devices and to be asked for
-a number, so what passes makes nothing in the wrong place and never waits for the device but
-where it is allowed to: once, when a draft or a verdict goes to the host.
+A round of a batch runs as if on a device. Fake tensors raise if devices are mixed or a value is
+read. So code that passes creates no tensor on the wrong device, and waits for the device only
+where that is allowed: once, when a draft or a verdict goes to the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mutants that the fake device catches: what a reader would overlook, and a GPU would pay for."""
+"""Mutants that the fake device catches: faults that a reader would miss and a GPU would pay for."""
 
 from __future__ import annotations
 

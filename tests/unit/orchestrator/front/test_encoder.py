@@ -1,4 +1,4 @@
-"""Prompts are encoded beside everything else, a bounded number at once."""
+"""Prompts are encoded without blocking other work, a bounded number at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who begins a text, who waits for a place, and who is refused at once."""
+"""Which requests begin a text, which wait for a place, and which are refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds failures: a breaker, a budget of moves, deadlines that follow what stages take."""
+"""What bounds failures: a breaker, a budget of moves, deadlines that follow stage times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that follow what they earn, in worlds whose best size is known. No clock but theirs."""
+"""Adaptive draft sizes in simulated worlds whose best size is known. Time is simulated too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounds take, as it is learnt: means that a moment does not carry off."""
+"""The learnt durations of rounds: means that a short disturbance does not move far."""
 
 from __future__ import annotations
 

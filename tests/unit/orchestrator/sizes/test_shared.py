@@ -1,4 +1,4 @@
-"""What several texts learn together, and what none of them may learn from a moment's mixture."""
+"""What texts learn together, and what none may learn from a passing mixture of texts."""
 
 from __future__ import annotations
 

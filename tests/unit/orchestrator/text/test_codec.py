@@ -1,4 +1,4 @@
-"""Text comes out whole: no half characters, nothing a stop string may still swallow."""
+"""Text comes out whole: no half characters, nothing that a stop string may still cut off."""
 
 from __future__ import annotations
 

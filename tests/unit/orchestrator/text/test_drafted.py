@@ -1,4 +1,4 @@
-"""A drafter's answer as the orchestrator reads it: paths, siblings, what is told first."""
+"""How the orchestrator reads a drafter's answer: paths, siblings, which path is reported first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a request's end is told from others that look the same, and that no reader costs nothing."""
+"""How similar ends of requests are told apart, and that without readers nothing is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of TLS and of tokens: what is unfit is told in a line that names setting and file."""
+"""Files of TLS and of tokens: the error for an unfit file names setting and file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plaintext stays on the machine unless it is asked for by name."""
+"""Plaintext stays on the machine unless a setting explicitly allows it."""
 
 from __future__ import annotations
 

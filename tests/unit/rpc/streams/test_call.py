@@ -1,4 +1,4 @@
-"""The status that a peer ended a call with, whatever grpc.aio makes of a write that failed."""
+"""The status with which a peer ended a call, whatever grpc.aio raises for a write that failed."""
 
 from __future__ import annotations
 

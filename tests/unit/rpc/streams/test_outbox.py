@@ -1,4 +1,4 @@
-"""Messages on their way out: together when they come together, in order, never without bound."""
+"""Outgoing messages: sent together when they come together, in order, in a bounded queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits that are bounded by one timer."""
+"""Many waits whose limits share one timer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands that ask for a load refuse before they ask for anything."""
+"""What the commands that generate load refuse before they send any request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ghz's JSON means, and what is wrong with a load."""
+"""How ghz's JSON is read, and which faults of a load are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `deploy/ghz` says agrees with the service that it calls, and its Job is a careful one."""
+"""The files in `deploy/ghz` agree with the services that they call, and its Job is restricted."""
 
 from __future__ import annotations
 

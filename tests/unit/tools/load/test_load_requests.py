@@ -1,4 +1,4 @@
-"""The requests that a load asks for: given one by one, or in a file that ghz reads too."""
+"""The requests of a load: given one by one, or in a file that ghz reads too."""
 
 from __future__ import annotations
 

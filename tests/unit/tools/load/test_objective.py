@@ -1,4 +1,4 @@
-"""What a good text is, and the rate that a sweep finds."""
+"""Which texts meet the objective, and the rate that a sweep finds."""
 
 from __future__ import annotations
 

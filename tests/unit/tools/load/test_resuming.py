@@ -1,4 +1,4 @@
-"""How long a text looks for an orchestrator to go on with, and what it says when there is none."""
+"""How long a text looks for an orchestrator to resume at, and its error when it finds none."""
 
 from __future__ import annotations
 

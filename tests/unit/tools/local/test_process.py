@@ -1,4 +1,4 @@
-"""A process of ours: which packages it runs, where, and how it ends."""
+"""A process that a tool starts: which packages it runs, where, and how it ends."""
 
 from __future__ import annotations
 

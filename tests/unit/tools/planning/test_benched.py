@@ -1,4 +1,4 @@
-"""A measurement from summaries, against what was put into them."""
+"""A measurement derived from summaries, compared with the values put into them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says: what bounds it, what it costs, and how much was simulated for it."""
+"""What a plan reports: its bottleneck, its cost, and how much was simulated for it."""
 
 from __future__ import annotations
 

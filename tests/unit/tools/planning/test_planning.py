@@ -1,4 +1,4 @@
-"""Simulated queues against what can be computed by hand, and plans made of them."""
+"""Simulated queues, compared with results computed by hand, and plans made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks of hosts, from what both sides saw of the same calls."""
+"""Clock offsets of hosts, from the times that both sides recorded for the same calls."""
 
 from __future__ import annotations
 

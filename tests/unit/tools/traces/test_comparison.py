@@ -1,4 +1,4 @@
-"""What moved between two recordings, and what only seems to."""
+"""Which differences between two recordings are real, and which only seem so."""
 
 from __future__ import annotations
 

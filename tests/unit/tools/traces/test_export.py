@@ -1,4 +1,4 @@
-"""Exports: trace events as viewers want them, and a table of spans."""
+"""Exports: trace events in the format of viewers, and a table of spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces from the query APIs of Jaeger and Tempo, as those answer."""
+"""Traces from the query APIs of Jaeger and Tempo, in the formats of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading traces: what is ours is kept, and all else is counted and said."""
+"""Reading traces: our spans are kept, and all others are counted and reported."""
 
 from __future__ import annotations
 

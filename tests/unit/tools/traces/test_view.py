@@ -1,4 +1,4 @@
-"""The page: everything is in it, and nothing else is asked for."""
+"""The page of `tandem trace view`: it contains everything, and loads nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions from recordings whose other half is known."""
+"""Predictions from recordings, checked against known outcomes."""
 
 from __future__ import annotations
 

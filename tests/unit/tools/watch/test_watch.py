@@ -1,4 +1,4 @@
-"""What `tandem top` makes of metrics."""
+"""What `tandem top` computes from metrics."""
 
 from __future__ import annotations
 
