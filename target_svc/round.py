@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.asks import Decide, Decision, DeviceVerdict, Score, Scored, Steps, Take, ToHost
+from tandem.engine.asks import (
+    Decide,
+    Decision,
+    DeviceVerdict,
+    Report,
+    Score,
+    Scored,
+    Steps,
+    Take,
+    ToHost,
+)
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import SequenceCache
@@ -25,6 +35,8 @@ class TargetSequence:
         rule: its verifier.
         carry: the verifier's state between rounds.
         nodes: the most that a draft may have; 0 where all are chains.
+        end: tokens that it may grow to.
+        end_token_ids: that end a run.
         caches: its extent of the KV pool; holds all tokens but the last.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
@@ -37,6 +49,8 @@ class TargetSequence:
     rule: Verifier[Any]
     carry: Any = None
     nodes: int = 0
+    end: int = 0
+    end_token_ids: frozenset[int] = frozenset()
     caches: list[SequenceCache] = field(default_factory=list)
     last_token: int = -1
     length: int = 0
@@ -81,6 +95,56 @@ def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) 
     feed = Feed(sequence.caches[0], fed_ids, len(fed_ids), parents)
     scored = yield Score(scorer, feed)
     return (yield from _decide(sequence, round_, draft, scored))
+
+
+@dataclass
+class Credit:
+    """Rounds that a run may have. The event loop grants them, the engine's thread takes them.
+
+    Attributes:
+        granted: number of the last one.
+        taken: number of the last one that was begun.
+    """
+
+    granted: int
+    taken: int
+
+    @property
+    def left(self) -> int:
+        """Rounds that may still begin."""
+        return self.granted - self.taken
+
+
+@dataclass(frozen=True, slots=True)
+class RunRound:
+    """A round of a run.
+
+    Attributes:
+        round: its number.
+        decision: its verdict.
+        length: tokens that the sequence holds behind it.
+        last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
+            case.
+        ended: the text does: there is no room, or a token of `end_token_ids` was emitted.
+    """
+
+    round: int
+    decision: Decision
+    length: int
+    last: bool
+    ended: bool
+
+
+def run(scorer: Scorer, sequence: TargetSequence, credit: Credit) -> Steps[None]:
+    """Rounds without drafts, each reported, as long as there is credit and the text goes on."""
+    ended = False
+    while credit.left and not ended:
+        credit.taken += 1
+        round_ = credit.taken
+        decision = yield from verify(scorer, sequence, round_, Draft.certain(()))
+        ended = sequence.length >= sequence.end or decision.next_token in sequence.end_token_ids
+        last = ended or not credit.left
+        yield Report(RunRound(round_, decision, sequence.length, last, ended))
 
 
 def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:

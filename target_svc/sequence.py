@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.common.v1 import common_pb2
+from tandem.engine.asks import Decision
 from tandem.engine.engine import Engine
 from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
@@ -13,11 +14,15 @@ from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence
 from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
+from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
 from target_svc.messages import carry_from, carry_to
-from target_svc.round import TargetSequence
+from target_svc.round import Credit, RunRound, TargetSequence
+
+# Ids that end a run: a model's own, and those of a request.
+_MOST_ENDS = 256
 
 
 class VerifiedSequence(
@@ -29,10 +34,19 @@ class VerifiedSequence(
         engine: runs its rounds.
         scorer: the model.
         info: limits that were announced.
+        max_rounds: that a run may still have.
     """
 
-    def __init__(self, engine: Engine, scorer: Scorer, info: common_pb2.ModelInfo) -> None:
+    many_answers = "run"
+
+    def __init__(
+        self, engine: Engine, scorer: Scorer, info: common_pb2.ModelInfo, max_rounds: int
+    ) -> None:
         super().__init__(engine, info)
+        self._max_rounds = max_rounds
+        self._credit: Credit | None = None  # of the run that is on, or was the last step
+        self._running = self._ended = False
+        self._early: list[int] = []  # rounds for a run that is about to begin
         self._scorer = scorer
         self._vocab_size = info.vocab_size
         self._most_nodes = info.max_nodes
@@ -45,7 +59,7 @@ class VerifiedSequence(
         self._accept(request)
         sequence = self._sequence = self._sequence_from(request)
         self._gamma = request.gamma
-        self._end = len(sequence.token_ids) + request.max_new_tokens
+        self._end = sequence.end
         prompt_tokens = len(sequence.token_ids)
         steps = rounds.open_(self._scorer, sequence, request.first_round)
         decision, times = await self._engine.open(
@@ -91,7 +105,17 @@ class VerifiedSequence(
         self._check_nodes(request.max_nodes, rule)
         carry = carry_from(request.carry, rule, request.gamma)
         sampling = messages.sampling_from(request.sampling)
-        return TargetSequence(token_ids, sampling, rule, carry, request.max_nodes)
+        if len(request.end_token_ids) > _MOST_ENDS:
+            raise InvalidRequest(f"open.end_token_ids may hold {_MOST_ENDS} ids")
+        return TargetSequence(
+            token_ids,
+            sampling,
+            rule,
+            carry,
+            request.max_nodes,
+            len(token_ids) + request.max_new_tokens,
+            frozenset(request.end_token_ids),
+        )
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
         if max_nodes and rule.takes is DraftShape.CHAIN:
@@ -104,8 +128,12 @@ class VerifiedSequence(
 
     async def _step(
         self, message: target_pb2.SequenceRequest, traced: SpanIds | None
-    ) -> StepReply[target_pb2.SequenceResponse]:
+    ) -> StepReply[target_pb2.SequenceResponse] | None:
+        if message.HasField("run"):
+            await self._run(message.run, traced)
+            return None
         request, sequence = message.verify, self._sequence
+        self._credit = None
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
             request.draft, self._vocab_size, self._max_gamma, sequence.nodes
@@ -115,18 +143,7 @@ class VerifiedSequence(
         self._check_length(draft.depth)
         steps = rounds.verify(self._scorer, sequence, request.round, draft)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
-        self._progress = Progress(sequence.length, request.round)
-        verdict = target_pb2.Verdict(
-            round=request.round,
-            position=sequence.length,
-            num_accepted=decision.num_accepted,
-            next_token_id=decision.next_token,
-            overlaps=decision.overlaps,
-            carry=carry_to(decision.levels),
-            times=messages.times_to(times),
-            place=decision.place,
-            open_sequences=self._engine.admission.open_sequences,
-        )
+        verdict = self._verdict(request.round, sequence.length, decision, times)
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",
@@ -141,6 +158,79 @@ class VerifiedSequence(
                 "tandem.batch_size": times.batch_size,
             },
         )
+
+    def _verdict(
+        self, round_: int, length: int, decision: Decision, times: StageTimes
+    ) -> target_pb2.Verdict:
+        """A round's answer; the sequence is behind it."""
+        self._progress = Progress(length, round_)
+        return target_pb2.Verdict(
+            round=round_,
+            position=length,
+            num_accepted=decision.num_accepted,
+            next_token_id=decision.next_token,
+            overlaps=decision.overlaps,
+            carry=carry_to(decision.levels),
+            times=messages.times_to(times),
+            place=decision.place,
+            open_sequences=self._engine.admission.open_sequences,
+        )
+
+    async def _run(self, request: target_pb2.RunStep, traced: SpanIds | None) -> None:
+        """Rounds by the engine alone, as long as some are granted."""
+        credit = self._credit = self._begun(request) if request.round else self._credit
+        if credit is None:
+            raise WrongState("run.round may be 0 only behind a run")
+        early, self._early = self._early, []
+        for count in (request.rounds, *early):
+            self._grant(credit, count)
+        self._running = True
+        try:
+            while credit.left and not self._ended:
+                steps = rounds.run(self._scorer, self._sequence, credit)
+                await self._engine.run(
+                    self._sequence, steps, self.request_id, traced, self._say_round
+                )
+        finally:
+            self._running = False
+
+    def more(self, message: target_pb2.SequenceRequest, amid: target_pb2.SequenceRequest) -> None:
+        """Take more rounds of a run."""
+        if not message.HasField("run") or not amid.HasField("run"):
+            return super().more(message, amid)
+        if message.run.round:
+            raise WrongState("run.round must be 0 while a run is on")
+        if self._running and self._credit is not None:
+            self._grant(self._credit, message.run.rounds)
+        else:  # it is about to begin
+            self._early.append(message.run.rounds)
+
+    def _begun(self, request: target_pb2.RunStep) -> Credit:
+        """The credit of a run that begins, none yet."""
+        if self._gamma:
+            raise InvalidRequest(f"run: {self._sequence.rule.name} needs a draft in each round")
+        if self._ended:
+            raise WrongState("the text has ended")
+        self._progress.check(request.round, request.position)
+        self._check_length(0)
+        return Credit(request.round - 1, request.round - 1)
+
+    def _grant(self, credit: Credit, count: int) -> None:
+        """Let a run have more rounds, unless the text has ended while they were on their way."""
+        left = self._max_rounds - credit.left
+        if not 1 <= count <= left and not self._ended:
+            raise InvalidRequest(
+                f"run.rounds must be 1..{left}, got {count}: a run may have {self._max_rounds}"
+                " ahead"
+            )
+        credit.granted += count
+
+    def _say_round(self, done: RunRound, times: StageTimes) -> None:
+        """Answer with a round of a run."""
+        self._ended |= done.ended
+        verdict = self._verdict(done.round, done.length, done.decision, times)
+        verdict.last = done.last
+        self.say(target_pb2.SequenceResponse(verdict=verdict))
 
     def _check_length(self, gamma: int) -> None:
         left = self._end - self._progress.length

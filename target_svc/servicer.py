@@ -60,8 +60,9 @@ class TargetServicer(
         """See target.proto."""
         async with status_boundary(context):
             loaded = self.loaded
+            most = self.settings.max_rounds
             await self.streams.run(
-                context, lambda: VerifiedSequence(loaded.engine, loaded.decoder, loaded.info)
+                context, lambda: VerifiedSequence(loaded.engine, loaded.decoder, loaded.info, most)
             )
 
     async def GetModelInfo(
@@ -75,7 +76,10 @@ class TargetServicer(
         async with status_boundary(context):
             loaded = self.loaded
             return target_pb2.GetModelInfoResponse(
-                info=loaded.described(), stats=loaded.stats(), verifiers=verifier_infos()
+                info=loaded.described(),
+                stats=loaded.stats(),
+                verifiers=verifier_infos(),
+                max_rounds=self.settings.max_rounds,
             )
 
     async def GetTokenizer(

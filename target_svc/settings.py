@@ -20,3 +20,10 @@ class TargetSettings(ModelSettings):
         le=MOST_NODES,
         description="most tokens of a draft that is a tree; 0 accepts chains only",
     )
+    max_rounds: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="rounds without a draft that a caller may request in advance; at most as many"
+        " are computed for a caller that has stopped reading",
+    )

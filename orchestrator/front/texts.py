@@ -179,7 +179,14 @@ class Texts:
                 record.counts,
             )
             emission.resume(generation.received_ids)
-            target = TargetWithFailover(generation, peers, model.vocab_size)
+            ends = () if generation.stopping.ignore_eos else tuple(model.eos_token_ids)
+            target = TargetWithFailover(
+                generation,
+                peers,
+                model.vocab_size,
+                (*generation.stopping.token_ids, *ends),
+                capabilities.max_rounds,
+            )
             needed_by = rule.name if rule.fixed_gamma else ""
 
             def lose_drafter(error: TandemError | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.tracing.steps import write_inside
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
 VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
@@ -235,6 +237,7 @@ class VerifyCall:
             gamma=size.gamma,
             max_nodes=size.nodes,
             max_new_tokens=prompt.max_new_tokens,
+            end_token_ids=prompt.end_token_ids,
             carry=carry,
             fingerprint=self._replica.fingerprint,
         )
@@ -268,7 +271,35 @@ class VerifyCall:
         span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
         reply = await self._call.ask(message, "verdict", self._waits.step(), span)
         self._waits.stepped()
-        verdict, expect = reply.verdict, self._call.expect
+        return self._decided(reply.verdict, round_, position, drafted)
+
+    def ask_rounds(self, round_: int, position: int, count: int) -> None:
+        """See `TextTarget`."""
+        step = target_pb2.RunStep(round=round_, position=position, rounds=count)
+        traceparent = self._record.spans.traceparent
+        self._call.tell(target_pb2.SequenceRequest(run=step, traceparent=traceparent), count)
+
+    async def next_round(self, round_: int, position: int) -> Decided:
+        """See `TextTarget`."""
+        span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
+        with self._record.stage("verify_wait"), span or nullcontext():
+            reply = await self._call.hear("verdict", self._waits.step())
+            self._waits.stepped()
+            decided = self._decided(reply.verdict, round_, position, None)
+        if span is not None:
+            write_inside(span, "verify", decided.times, {"tandem.round": round_})
+        self._record.times.add_decided(decided.times, None)
+        return decided
+
+    def _decided(
+        self, verdict: target_pb2.Verdict, round_: int, position: int, drafted: Drafted | None
+    ) -> Decided:
+        """A verdict that fits what was asked.
+
+        Raises:
+            PeerFailure: it does not.
+        """
+        expect = self._call.expect
         self._replica.note_load(verdict.open_sequences)
         nodes, place = len(drafted.token_ids) if drafted else 0, verdict.place
         expect("verdict.round", verdict.round, round_, round_)

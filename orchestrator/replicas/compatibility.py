@@ -215,6 +215,7 @@ class Capabilities:
         drafter: the same of the drafters; None without drafters.
         max_gamma: longest draft that every replica can make and take; 0 without drafters.
         max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
+        max_rounds: without drafts that every target takes ahead.
         rules: that the targets know and the drafters suit, by name.
         recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
@@ -224,6 +225,7 @@ class Capabilities:
     drafter: common_pb2.ModelInfo | None
     max_gamma: int
     max_nodes: int
+    max_rounds: int
     rules: Mapping[str, Rule]
     law: Law
     recipes: tuple[str, ...] = ()
@@ -235,7 +237,8 @@ class Capabilities:
 
     def takes(self, reply: target_pb2.GetModelInfoResponse) -> bool:
         """Whether a target can go on with any text that began with these."""
-        kept = (getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS)
+        kept = [getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS]
+        kept.append(reply.max_rounds >= self.max_rounds)
         return law_of(reply) == self.law and all(kept)
 
 
@@ -254,6 +257,7 @@ def capabilities_of(
         common_limits([reply.info for reply in drafters]) if drafters else None,
         longest_draft(target, drafters),
         largest_tree(target, drafters),
+        min(reply.max_rounds for reply in targets),
         rules_of(targets[0], drafters),
         law_of(targets[0]),
         tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),

@@ -23,6 +23,7 @@ class Prompt:
         first_round: number of the target's first round.
         max_new_tokens: that may still be emitted.
         target_vocab_size: bounds every id, drafted or emitted.
+        end_token_ids: behind which no round is wanted any more.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Prompt:
     first_round: int
     max_new_tokens: int
     target_vocab_size: int
+    end_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,12 @@ class SizeChoice:
     Attributes:
         size: of its draft.
         expected: of it; None where nothing is estimated.
+        rounds: that the choice holds for, this one included, where nothing is drafted.
     """
 
     size: DraftSize
     expected: Expected | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,18 @@ class TextTarget(Protocol):
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """Have a draft decided; None decodes plainly."""
+
+    def ask_rounds(self, round_: int, position: int, count: int) -> None:
+        """Ask for rounds without drafts, each of which `next_round` waits for.
+
+        Args:
+            round_: number of the first one; 0 for more of those that were asked for last.
+            position: tokens of the text; 0 likewise.
+            count: how many.
+        """
+
+    async def next_round(self, round_: int, position: int) -> Decided:
+        """The next of the rounds that were asked for."""
 
     async def close(self) -> None:
         """End it in order."""

@@ -40,6 +40,11 @@ class TextSpans:
         """The text's; None where nothing is recorded."""
         return None if self._text is None else self._text.context
 
+    @property
+    def traceparent(self) -> str:
+        """The text's span, for messages; empty where nothing is recorded."""
+        return "" if self._text is None else self._text.traceparent
+
     def describe(self, attributes: Mapping[str, AttributeValue]) -> None:
         """Attributes of the span that is open now."""
         if self._innermost is not None:

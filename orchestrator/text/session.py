@@ -73,7 +73,11 @@ class Session:
                     self._spans.describe({"tandem.round": number})  # for one that fails
                     choice = self._policy.choose(self._emission.left)
                     drafted = await self._drafter.draft(number, length, choice.size)
-                    drafted, decided = await self._target.decide(drafted)
+                    if choice.size.gamma:
+                        drafted, decided = await self._target.decide(drafted)
+                    else:
+                        rounds = min(choice.rounds, self._emission.left)
+                        decided = await self._target.go_on(rounds)
                     self._policy.observe(drafted, decided)
                     self._describe(choice, drafted, decided)
                     emitted = self._emit(drafted, decided, choice.expected)

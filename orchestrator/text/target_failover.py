@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -12,6 +13,12 @@ from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
+
+
+# Rounds that are asked for ahead take about as long; so few of them keep the target busy while the
+# next ones are asked for.
+_AHEAD_NS = 30e6
+_LEAST_AHEAD = 2
 
 
 class TargetWithFailover:
@@ -25,15 +32,29 @@ class TargetWithFailover:
 
     Attributes:
         round: number of the last round.
+        ahead: rounds that were asked for and have not come yet.
 
     Args:
         generation: the validated request.
         peers: makes sequences on targets.
         vocab_size: the target's.
+        end_token_ids: that end the text.
+        max_rounds: that a target takes ahead.
     """
 
-    def __init__(self, generation: Generation, peers: TextPeers, vocab_size: int) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        peers: TextPeers,
+        vocab_size: int,
+        end_token_ids: Sequence[int] = (),
+        max_rounds: int = 1,
+    ) -> None:
         self.round = generation.first_round
+        self.ahead = 0
+        self._end_token_ids = end_token_ids
+        self._max_rounds = max_rounds
+        self._round_ns = _AHEAD_NS
         self._generation = generation
         self._peers = peers
         self._vocab_size = vocab_size
@@ -52,6 +73,7 @@ class TargetWithFailover:
             self.round,
             generation.stopping.max_new_tokens - len(emitted),
             self._vocab_size,
+            self._end_token_ids,
         )
 
     @property
@@ -97,6 +119,44 @@ class TargetWithFailover:
         except Unavailable as lost:
             drafted, decided = await self._go_on_elsewhere(lost, drafted)
         return drafted, self._keep(decided)
+
+    async def go_on(self, rounds: int) -> Decided:
+        """The next round without a draft; the target need not be asked for each.
+
+        Args:
+            rounds: without a draft that are wanted at least, this one included. No more than that
+                are asked for ahead.
+
+        Raises:
+            TandemError: the target failed, and no other can go on.
+        """
+        if not self._max_rounds:  # a target of a release that has no runs
+            return (await self.decide(None))[1]
+        self._ask_ahead(rounds)
+        self.round += 1
+        self.ahead -= 1
+        try:
+            decided = await self._target.next_round(self.round, self.length)
+        except Unavailable as lost:
+            # Those behind it may have been decided, and their numbers with them.
+            self.round += self.ahead
+            self.ahead = 0
+            _, decided = await self._go_on_elsewhere(lost, None)
+        else:
+            times = decided.times
+            spent = times.queue_ns + times.gather_ns + times.forward_ns + times.numbers_ns
+            self._round_ns = max(spent, 1)
+        return self._keep(decided)
+
+    def _ask_ahead(self, rounds: int) -> None:
+        """Ask for rounds before those that were asked for are spent."""
+        most = max(round(_AHEAD_NS / self._round_ns), _LEAST_AHEAD)
+        wanted = min(most, rounds, self._max_rounds)
+        if self.ahead > wanted // 2:
+            return
+        first = (0, 0) if self.ahead else (self.round + 1, self.length)
+        self._target.ask_rounds(*first, wanted - self.ahead)
+        self.ahead = wanted
 
     async def _go_on_elsewhere(
         self, lost: Unavailable, drafted: Drafted | None

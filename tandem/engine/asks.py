@@ -233,5 +233,18 @@ class Decision:
     levels: list[tuple[float, int]] = field(default_factory=list)
 
 
-Ask = Take | Score | Draw | ReadTokens | Decide | ToHost
+@dataclass(slots=True, eq=False)
+class Report:
+    """Hand a result to whoever awaits the job, and go on; there is no answer.
+
+    What comes behind it is a step of its own: its times are counted from here.
+
+    Attributes:
+        result: see there.
+    """
+
+    result: Any
+
+
+Ask = Take | Score | Draw | ReadTokens | Decide | ToHost | Report
 Steps = Generator[Ask, Any, T]

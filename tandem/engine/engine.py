@@ -15,7 +15,7 @@ import structlog
 from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
 from tandem.engine.gathering import Gathering
-from tandem.engine.job import Job
+from tandem.engine.job import Job, Timed
 from tandem.engine.schedule import BatchLimits, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
 from tandem.telemetry.stages import StageTimes
@@ -27,6 +27,7 @@ _log = structlog.get_logger(__name__)
 _STOP_SECONDS = 20.0
 
 T = TypeVar("T")
+_Reported = tuple[Job[Any], Sequence[Timed]]
 
 
 class StepRunner(Protocol):
@@ -49,7 +50,8 @@ class Engine:
     Attributes:
         admission: who has a place.
         on_device_lost: called on the event loop when the device answers no more.
-        on_ended: called there with jobs that are over, when those who wait for them know it.
+        on_answered: called there with results, each its job and its times, when those who wait for
+            them have them.
         on_step: called in the engine's thread with the number of jobs that share a step.
 
     Args:
@@ -64,7 +66,7 @@ class Engine:
     ) -> None:
         self.admission = admission
         self.on_device_lost: Callable[[], None] = lambda: None
-        self.on_ended: Callable[[Sequence[Job[Any]]], None] = lambda jobs: None
+        self.on_answered: Callable[[Sequence[tuple[Job[Any], StageTimes]]], None] = lambda _: None
         self.on_step: Callable[[int], None] = lambda jobs: None
         self._stepper = stepper
         self._limits = limits
@@ -125,14 +127,23 @@ class Engine:
         steps: Steps[T],
         request_id: str = "",
         traced: SpanIds | None = None,
+        on_report: Callable[[Any, StageTimes], None] | None = None,
     ) -> tuple[T, StageTimes]:
         """Run an open sequence's next steps; their result, and where the time went.
+
+        Args:
+            sequence: whose they are.
+            steps: asks, up to the result.
+            request_id: for the log.
+            traced: the span that they are done for, where there is one.
+            on_report: takes what they report on the way, each with the times since the last one.
 
         Raises:
             Unavailable: the engine is stopping, or its device is gone.
             TandemError: as the steps failed.
         """
         job = Job(sequence, steps, request_id, traced)
+        job.on_report = on_report
         job.arrive()
         return await self._run_job(job)
 
@@ -243,26 +254,39 @@ class Engine:
         self._step_seconds = ended - started
         for job in jobs:
             job.idle_ns = ended_ns
-        self._leave([job for job in jobs if job.over], ended)
+        reported = [job for job in jobs if job.reports]
+        if reported:
+            # A round of a run stands in line anew, as one that comes by a message does.
+            going_on = [job for job in self._jobs if not job.reports]
+            self._jobs = [*going_on, *reported]
+        self._leave([job for job in jobs if job.over], ended, reported)
 
-    def _leave(self, jobs: Sequence[Job[Any]], now: float) -> None:
-        """Log what is a bug of ours, and wake the waiters of ended jobs, all at once."""
+    def _leave(
+        self, jobs: Sequence[Job[Any]], now: float, reported: Sequence[Job[Any]] = ()
+    ) -> None:
+        """Log what is a bug of ours, and wake the waiters of ended jobs and of those that have
+        something to report, all at once."""
         for job in jobs:
             self._gathering.leave(job.sequence, now)
             error = job.error
             if error is not None and not isinstance(error, TandemError):
                 _log.error("a job failed", request_id=job.request_id, exc_info=error)
                 job.replace_error(EngineFailure("the engine failed; see the service's log"))
-        self._wake(jobs)
+        self._wake(jobs, [(job, job.take_reports()) for job in reported])
 
-    def _wake(self, jobs: Sequence[Job[Any]]) -> None:
-        if jobs:
-            self._on_loop(partial(self._resolve, jobs))
+    def _wake(self, jobs: Sequence[Job[Any]], reported: Sequence[_Reported] = ()) -> None:
+        if jobs or reported:
+            self._on_loop(partial(self._resolve, jobs, reported))
 
-    def _resolve(self, jobs: Sequence[Job[Any]]) -> None:
+    def _resolve(self, jobs: Sequence[Job[Any]], reported: Sequence[_Reported]) -> None:
+        answered = [(job, times) for job, reports in reported for _, times in reports]
+        for job, reports in reported:
+            job.tell(reports)
         for job in jobs:
+            if job.answers_at_end:
+                answered.append((job, job.times))
             job.resolve()
-        self.on_ended(jobs)
+        self.on_answered(answered)
 
     def _check_device(self, stepper: StepRunner) -> None:
         """After a failure: stop for good if the device does not answer."""

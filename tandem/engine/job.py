@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -12,6 +13,8 @@ from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
 T = TypeVar("T")
+# A result, and where its time went.
+Timed = tuple[Any, StageTimes]
 
 
 @dataclass(eq=False, slots=True)
@@ -25,9 +28,11 @@ class Job(Generic[T]):
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
+        on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
-        times: where the job's time went, filled in as it runs.
+        times: where the job's time went since its last report, filled in as it runs.
+        reports: results that nobody was told of yet, each with its times. Engine thread.
         done: resolved at the job's end.
         arrived_ns: when it was given to the engine, of time.perf_counter_ns().
         idle_ns: since when it waits for a step; the same clock.
@@ -40,8 +45,10 @@ class Job(Generic[T]):
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False
+    on_report: Callable[[Any, StageTimes], None] | None = None
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
+    reports: list[Timed] = field(default_factory=list)
     done: asyncio.Future[T] = field(init=False)
     arrived_ns: int = field(init=False)
     idle_ns: int = field(init=False)
@@ -85,10 +92,32 @@ class Job(Generic[T]):
         except Exception as error:
             self.end(error)
 
+    def report(self, result: Any) -> None:
+        """Keep a result for the end of the step, and go on."""
+        self.reports.append((result, self.times))
+        self.times = StageTimes(stamps=None if self.times.stamps is None else [])
+        self.resume()
+
+    def take_reports(self) -> Sequence[Timed]:
+        """Those that nobody was told of yet. Engine thread."""
+        reports, self.reports = self.reports, []
+        return reports
+
+    def tell(self, reports: Sequence[Timed]) -> None:
+        """Hand reports over, unless nobody waits for the job any more. Event loop."""
+        for result, times in reports:
+            if self.on_report is not None and not self.done.cancelled():
+                self.on_report(result, times)
+
     @property
     def over(self) -> bool:
         """Whether the job has ended, or nobody waits for it any more."""
         return self._over or self.done.cancelled()
+
+    @property
+    def answers_at_end(self) -> bool:
+        """Whether its end is a result that somebody waits for, and no mere end of reports."""
+        return self.on_report is None and self._error is None and not self.done.cancelled()
 
     @property
     def error(self) -> BaseException | None:

@@ -16,6 +16,7 @@ from tandem.engine.asks import (
     Draw,
     DrawnTree,
     ReadTokens,
+    Report,
     Score,
     Scored,
     Take,
@@ -30,12 +31,13 @@ from tandem.engine.scorer import Scorer
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
+from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
 from tandem.telemetry.tracing.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, ToHost, ReadTokens)
+A = TypeVar("A", Decide, ToHost, ReadTokens, Report)
 
 
 class Stepper:
@@ -75,7 +77,8 @@ class Stepper:
             (sharing, scorer.forward([_feed_of(job) for job in sharing]))
             for scorer, sharing in _by_scorer(jobs)
         ]
-        step = _Step(jobs, tokens, [started, self._clock.stamp()])
+        times = [job.times for job in jobs]  # a job that reports begins new ones
+        step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
         for sharing, logits in passes:
             _hand_out(sharing, logits)
         while True:
@@ -85,22 +88,25 @@ class Stepper:
                 _tell(asking)
             elif waiting := _asking(jobs, ToHost):
                 _bring_home(waiting)
+            elif reporting := _asking(jobs, Report):
+                for job, ask in reporting:
+                    job.report(ask.result)
             else:
                 break
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
-        if any(job.over for job in jobs):
+        if any(job.over or job.reports for job in jobs):
             self._book()
 
     def _book(self) -> None:
         """Tell the jobs of all steps so far where their time went."""
         steps, self._unbooked = self._unbooked, []
-        times = iter(self._clock.times([stamp for step in steps for stamp in step.stamps]))
+        stamped = iter(self._clock.times([stamp for step in steps for stamp in step.stamps]))
         for step in steps:
-            start_ns, passed_ns, end_ns = next(times), next(times), next(times)
-            for job in step.jobs:
-                job.times.computed(start_ns, passed_ns, end_ns)
-                job.times.batch_size = len(step.jobs)
+            start_ns, passed_ns, end_ns = next(stamped), next(stamped), next(stamped)
+            for booked in step.times:
+                booked.computed(start_ns, passed_ns, end_ns)
+                booked.batch_size = len(step.jobs)
             if served := [job.traced for job in step.jobs if job.traced is not None]:
                 write(PassRecord(served, start_ns, passed_ns, len(step.jobs), step.tokens))
 
@@ -111,11 +117,13 @@ class _Step:
 
     Attributes:
         jobs: that took part.
+        times: of each, when it began.
         tokens: new ones that they fed.
         stamps: its beginning, the end of its passes, its end.
     """
 
     jobs: _Jobs
+    times: Sequence[StageTimes]
     tokens: int
     stamps: list[Any]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.job import Job
 from tandem.telemetry.metrics import catalog as metrics
-from tandem.telemetry.stages import ENGINE_STAGES, name_of
+from tandem.telemetry.stages import ENGINE_STAGES, StageTimes, name_of
 
 if TYPE_CHECKING:
     from tandem.serving.loaded import Loaded
@@ -40,7 +40,7 @@ class EngineMeter:
         }
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
-        engine.on_ended, engine.on_step = self.ended, self.stepped
+        engine.on_answered, engine.on_step = self.answered, self.stepped
         admission, watch = engine.admission, instruments.watch
         watch(metrics.SEQUENCES_OPEN, lambda: admission.open_sequences, role)
         watch(metrics.QUEUE_DEPTH, lambda: admission.waiting, role)
@@ -63,11 +63,9 @@ class EngineMeter:
         """A pass is shared by so many sequences. Engine thread."""
         self._batch.observe(sequences)
 
-    def ended(self, jobs: Sequence[Job[Any]]) -> None:
-        """Jobs are over, and their answers on the way. Event loop."""
-        for job in jobs:
-            if job.error is not None or job.done.cancelled():
-                continue
+    def answered(self, results: Sequence[tuple[Job[Any], StageTimes]]) -> None:
+        """Results of jobs are on their way, each with its times. Event loop."""
+        for job, times in results:
             exemplar = metrics.exemplar_of(job.traced)
             for stage, histogram in self._stages["prefill" if job.opens else self._step]:
-                histogram.observe(job.times.of(stage) * _NS, exemplar)
+                histogram.observe(times.of(stage) * _NS, exemplar)

@@ -11,7 +11,7 @@ from tandem.target.v1 import target_pb2
 from tests.service.streams.test_bad_trees import rows
 
 # Of the services that the messages are for.
-MAX_GAMMA, MAX_NODES, MAX_LENGTH = 8, 16, 64
+MAX_GAMMA, MAX_NODES, MAX_LENGTH, MAX_ROUNDS = 8, 16, 64, 16
 PROMPT = (1, 2, 3)
 MAX_NEW_TOKENS = 20
 SAMPLING = common_pb2.Sampling(seed=7, temperature=0.9, top_k=4, top_p=0.99, min_p=0.001)
@@ -71,6 +71,11 @@ def verify_step(draft: common_pb2.Draft, round_: int, position: int) -> target_p
     return target_pb2.SequenceRequest(sequence=1, verify=step)
 
 
+def run_step(round_: int, position: int, rounds: int) -> target_pb2.SequenceRequest:
+    step = target_pb2.RunStep(round=round_, position=position, rounds=rounds)
+    return target_pb2.SequenceRequest(sequence=1, run=step)
+
+
 def open_draft(**changes: Any) -> drafter_pb2.SequenceRequest:
     """Opens sequence 1 of a drafter."""
     fields: dict[str, Any] = {
@@ -101,6 +106,7 @@ VERIFY_DIALOGUES = (
     (open_verify("greedy_block"), verify_step(CHAINS[4], 1, 4)),
     (open_verify("greedy_block", carry=_CARRY), verify_step(CHAINS[1], 1, 3)),
     (open_verify(first_round=5, trees=False), verify_step(CHAINS[2], 6, 4)),
+    (open_verify(end_token_ids=[3]), run_step(1, 4, 3), run_step(0, 0, 2)),
     # As long as what is left of the text.
     (open_verify(max_new_tokens=4), verify_step(CHAINS[2], 1, 4)),
 )

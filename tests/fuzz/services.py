@@ -16,7 +16,7 @@ import grpc
 from drafter_svc.servicer import DrafterServicer
 from drafter_svc.servicer import service_of as drafter_of
 from drafter_svc.settings import DrafterSettings
-from tandem.common.v1 import common_pb2
+from tandem.common.v1.common_pb2 import Draft, SequenceEnd
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.serving.servicer import EngineServicer
 from tandem.target.v1 import target_pb2, target_pb2_grpc
@@ -70,7 +70,8 @@ class Services:
         }
         models = {role: save_random_llama(folder / role, 1 + i) for i, role in enumerate(ROLES)}
         drafter = DrafterServicer(DrafterSettings(model=str(models["drafter"]), **small))
-        target = TargetServicer(TargetSettings(model=str(models["target"]), **small))
+        chosen = TargetSettings(model=str(models["target"]), max_rounds=seeds.MAX_ROUNDS, **small)
+        target = TargetServicer(chosen)
         self.servicers = {"drafter": drafter, "target": target}
         running = [
             await start(self._stack, drafter_of(drafter)),
@@ -160,6 +161,20 @@ class Stream:
         assert answer.sequence == requests[0].sequence
         return said(answer)
 
+    def ask_all(self, requests: list[Any], count: int) -> list[Any]:
+        """So many answers to requests of one sequence, or those up to its end."""
+
+        async def exchange() -> list[Any]:
+            await self.call.write(target_pb2.VerifyRequest(requests=requests))
+            found: list[Any] = []
+            while len(found) < count and not any(isinstance(one, SequenceEnd) for one in found):
+                reply = await self.call.read()
+                assert reply is not grpc.aio.EOF, "the stream ended with a sequence"
+                found += [said(answer) for answer in reply.responses]
+            return found
+
+        return list(self.services.do(exchange()))
+
     def cancel(self) -> None:
         self.call.cancel()
 
@@ -173,4 +188,4 @@ def honest(role: str, round_: int) -> Any:
         return seeds.draft_step(round_, 2 + round_)
     if not round_:
         return seeds.open_verify()
-    return seeds.verify_step(common_pb2.Draft(), round_, 3 + round_)
+    return seeds.verify_step(Draft(), round_, 3 + round_)

@@ -164,6 +164,49 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(
         pick=st.integers(0, 3),
         which=st.integers(0, 5),
+        grants=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        fault=st.sampled_from((None, None, "nothing", "too many", "another", "a step")),
+    )
+    def run(self, pick: int, which: int, grants: list[int], fault: str | None) -> None:
+        """Rounds of a target, granted at once or amid others; or what may not come amid them."""
+        stream = self._busy(pick)
+        if stream.role == "drafter" or (found := self._pick(stream, which)) is None:
+            return
+        number, sequence = found
+        first, length = sequence.round + 1, sequence.length
+        if first + sum(grants) > _LAST_ROUND or length + sum(grants) >= LONGEST:
+            return
+        begun, *later = grants
+        requests = [seeds.run_step(first, length, begun)]
+        requests += [seeds.run_step(0, 0, count) for count in later]
+        if fault is not None:
+            requests.append(
+                {
+                    "nothing": seeds.run_step(0, 0, 0),
+                    "too many": seeds.run_step(0, 0, seeds.MAX_ROUNDS + 1),
+                    "another": seeds.run_step(first, length, 1),
+                    "a step": seeds.verify_step(common_pb2.Draft(), first, length),
+                }[fault]
+            )
+        for request in requests:
+            request.sequence = number
+        told = stream.ask_all(requests, sum(grants))
+        if fault is not None:
+            malformed = fault in ("nothing", "too many")
+            code = "INVALID_ARGUMENT" if malformed else "FAILED_PRECONDITION"
+            self._expect(stream, told[-1], code)
+            del stream.open[number]
+            return
+        for place, verdict in enumerate(told):
+            assert (verdict.round, verdict.position) == (first + place, length + place + 1)
+        assert verdict.last
+        self.told["OK"] += 1
+        sequence.round, sequence.length = verdict.round, verdict.position
+
+    @precondition(lambda self: any(stream.open for stream in self.streams))
+    @rule(
+        pick=st.integers(0, 3),
+        which=st.integers(0, 5),
         fault=st.sampled_from(("round", "ahead", "behind", "open", "twice", "nothing")),
     )
     def break_order(self, pick: int, which: int, fault: str) -> None:

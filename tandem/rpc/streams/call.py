@@ -1,4 +1,4 @@
-"""A sequence as its caller sees it: a question, an answer, until close or cancel."""
+"""A sequence as its caller sees it: a request and its answer or answers, until close or cancel."""
 
 from __future__ import annotations
 
@@ -114,12 +114,29 @@ class SequenceCall(Generic[Q, R]):
                 kind.
         """
         with recorded(span, request):
-            return await self._asked(request, kind, seconds)
+            self.tell(request)
+            return await self.hear(kind, seconds)
 
-    async def _asked(self, request: Q, kind: str, seconds: float) -> R:
+    def tell(self, request: Q, answers: int = 1) -> None:
+        """Send a request that has so many answers, each of which is to be heard.
+
+        Raises:
+            TandemError: the sequence is over, or the request is larger than the peer takes.
+        """
+        stream = self._joined()
+        message = self._encoded(request)
+        if len(message) > self._max_bytes:
+            raise Exhausted(
+                f"a request of {len(message)} bytes is more than the {self._link.role} takes"
+                f" ({self._max_bytes}): raise its MAX_MESSAGE_MIB"
+            )
+        stream.send(self._number, message, answers)
+
+    async def hear(self, kind: str, seconds: float) -> R:
+        """Wait for the next answer; see `ask`."""
         left = seconds if self._deadline is None else self._deadline - time.monotonic()
         try:
-            answer = await self._exchange(request, min(seconds, left))
+            answer = await self._next_answer(min(seconds, left))
         except TimeoutError:
             late = left >= seconds
             if late and self._stream is not None:
@@ -132,19 +149,14 @@ class SequenceCall(Generic[Q, R]):
             raise self.broken(f"result must be {kind}, got {got}")
         return answer
 
-    async def _exchange(self, request: Q, seconds: float) -> R:
-        stream = self._stream
-        if stream is None:
+    def _joined(self) -> SharedStream[R]:
+        if self._stream is None:
             raise self.broken("the sequence is over")
-        message = self._encoded(request)
-        if len(message) > self._max_bytes:
-            raise Exhausted(
-                f"a request of {len(message)} bytes is more than the {self._link.role} takes"
-                f" ({self._max_bytes}): raise its MAX_MESSAGE_MIB"
-            )
-        answer = stream.answer(self._number)
-        stream.send(self._number, message)
-        return await self._patience.bound(answer, seconds)
+        return self._stream
+
+    async def _next_answer(self, seconds: float) -> R:
+        answer = self._joined().answer(self._number)
+        return answer.result() if answer.done() else await self._patience.bound(answer, seconds)
 
     def _encoded(self, request: Q) -> bytes:
         request.sequence = self._number
@@ -180,7 +192,10 @@ class SequenceCall(Generic[Q, R]):
         if self._stream is None:
             return
         try:
-            await self._exchange(self._close_request, CLOSE_SECONDS)
+            self.tell(self._close_request)
+            # Rounds that were asked for ahead may still come.
+            while (await self._next_answer(CLOSE_SECONDS)).WhichOneof("result") != "ended":
+                pass
         except TimeoutError:
             self._stream.retire()  # it may be what does not answer: nobody else waits on it
         except TandemError:

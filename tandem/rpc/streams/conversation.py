@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from tandem.errors import IdleTimeout, TandemError, WrongState
+from tandem.errors import IdleTimeout, TandemError
 from tandem.rpc.status import INTERNAL_ERROR
 from tandem.rpc.streams.patience import Patience
 from tandem.rpc.streams.sequence import Answer, ServedSequence, State, StepMessage, StepReply
@@ -47,10 +47,12 @@ class Conversation(Generic[Q, R]):
         ended: Callable[[TandemError | None], None],
     ) -> None:
         self._sequence = sequence
+        sequence.say = lambda answer: say(answer, None)
         self._span = span
         self._idle_seconds = idle_seconds
         self._say = say
         self._ended = ended
+        self._request = first  # that is answered, or was last
         self._next: asyncio.Future[Q] | None = None
         self._silent_since = math.inf
         self._task = asyncio.create_task(self._converse(first))
@@ -58,15 +60,20 @@ class Conversation(Generic[Q, R]):
     def hear(self, request: Q) -> None:
         """Take the next request; close gives up what is being computed."""
         if self._next is not None and not self._next.done():
+            self._request = request
             self._next.set_result(request)
             return
         if self._next is not None and (self._next.cancelled() or self._next.exception()):
             return  # it was silent for too long, which it is about to say
+        error: TandemError | None = None
+        if request.WhichOneof("step") != "close":
+            try:
+                self._sequence.more(request, self._request)
+                return
+            except TandemError as refused:
+                error = refused
         self.cancel()
-        if request.WhichOneof("step") == "close":
-            self._ended(None)
-        else:
-            self._ended(WrongState("a request came before the answer to the one before it"))
+        self._ended(error)
 
     @property
     def silent_since(self) -> float:
@@ -118,13 +125,16 @@ class Conversation(Generic[Q, R]):
             ) from None
 
     async def _answer(self, request: Q) -> None:
-        caller = caller_of(request.traceparent) if request.traceparent else None
-        span = None if caller is None else StepSpan(caller)
-        if span is not None and self._sequence.state is State.NEW:
-            bind_span(span.context)  # once: it takes as long as all of a step's stamps
         sequence = self._sequence
+        caller = traced = caller_of(request.traceparent) if request.traceparent else None
+        span = None
+        if caller is not None and request.WhichOneof("step") != sequence.many_answers:
+            span = StepSpan(caller)
+            traced = span.context
+            if sequence.state is State.NEW:
+                bind_span(traced)  # once: it takes as long as all of a step's stamps
         try:
-            reply = await sequence.handle(request, None if span is None else span.context)
+            reply = await sequence.handle(request, traced)
         except BaseException as error:
             if span is not None:
                 span.end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -121,6 +122,9 @@ class SharedStream(Generic[R]):
         # Of each member, the requests it has put into the outbox.
         self._members: dict[int, int] = {}
         self._waiting: dict[int, asyncio.Future[R]] = {}
+        # Answers that are still to come, and those that have come before they were waited for.
+        self._owed: dict[int, int] = {}
+        self._early: dict[int, deque[R]] = {}
         self._ended: dict[int, R] = {}
         self._failure: Callable[[], TandemError] | None = None
         self._retired = False
@@ -156,9 +160,10 @@ class SharedStream(Generic[R]):
         self._members[self._last] = 0
         return self._last
 
-    def send(self, number: int, message: bytes) -> None:
-        """Have a member's encoded request written."""
+    def send(self, number: int, message: bytes, answers: int = 1) -> None:
+        """Have a member's encoded request written, which has so many answers."""
         self._members[number] += 1
+        self._owed[number] = self._owed.get(number, 0) + answers
         self._outbox.put(message, number)
 
     def answer(self, number: int) -> asyncio.Future[R]:
@@ -167,10 +172,12 @@ class SharedStream(Generic[R]):
         Raises:
             TandemError: what the stream ended with; the future may have it too.
         """
-        if self._failure is not None:
-            raise self._failure()
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        if (ended := self._ended.get(number)) is not None:
+        if early := self._early.get(number):
+            future.set_result(early.popleft())
+        elif self._failure is not None:
+            raise self._failure()
+        elif (ended := self._ended.get(number)) is not None:
             future.set_result(ended)
         else:
             self._waiting[number] = future
@@ -187,8 +194,8 @@ class SharedStream(Generic[R]):
         if close and self._members[number] > unsent and number not in self._ended:
             self._outbox.put(close)
         del self._members[number]
-        self._waiting.pop(number, None)
-        self._ended.pop(number, None)
+        for kept in (self._waiting, self._owed, self._early, self._ended):
+            kept.pop(number, None)
         if not self._members:
             seconds = 0.0 if self._retired else _LINGER_SECONDS
             self._lingering = asyncio.get_running_loop().call_later(seconds, self.retire)
@@ -233,11 +240,18 @@ class SharedStream(Generic[R]):
     def _hand_on(self, response: R) -> None:
         """Give an answer to who waits for it. An end may come unasked; it is kept."""
         number = response.sequence
+        if number not in self._members:
+            return
         future = self._waiting.pop(number, None)
-        if future is not None and not future.done():
+        waited_for = future is not None and not future.done()
+        if future is not None and waited_for:
             future.set_result(response)
-        if number in self._members and response.WhichOneof("result") == "ended":
+        if response.WhichOneof("result") == "ended":
             self._ended[number] = response
+        elif owed := self._owed.get(number, 0):  # what nobody asked for is dropped
+            self._owed[number] = owed - 1
+            if not waited_for:
+                self._early.setdefault(number, deque()).append(response)
 
     def _fail(self, failure: Callable[[], TandemError]) -> None:
         self._failure = failure

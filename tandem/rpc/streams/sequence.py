@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from opentelemetry.util.types import AttributeValue
 
@@ -89,18 +90,24 @@ class ServedSequence(ABC, Generic[Q, R]):
     Attributes:
         request_id: of the text, once it is open.
         state: see there.
+        many_answers: the step that has several, which `say` takes; it has no span here, since its
+            caller makes one of each answer.
+        say: see there.
     """
+
+    many_answers: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.request_id = ""
         self.state = State.NEW
+        self.say: Callable[[R], None] = lambda answer: None
 
     async def handle(self, message: Q, traced: SpanIds | None = None) -> StepReply[R] | None:
-        """Answer a message; None to `close`, which has no answer.
+        """Answer a message; None to `close`, which has no answer, and where all were said.
 
         Args:
             message: the next one.
-            traced: the span of its step, where there is one.
+            traced: the span of its step, or of its caller's where it has many answers.
 
         Raises:
             TandemError: the message is refused, or its step failed; the sequence is over.
@@ -125,8 +132,20 @@ class ServedSequence(ABC, Generic[Q, R]):
         """Open the sequence."""
 
     @abstractmethod
-    async def _step(self, message: Q, traced: SpanIds | None) -> StepReply[R]:
+    async def _step(self, message: Q, traced: SpanIds | None) -> StepReply[R] | None:
         """Do one step of an open sequence."""
+
+    def more(self, message: Q, amid: Q) -> None:
+        """Take a message, not `close`, that comes before the answer to another one.
+
+        Args:
+            message: that came.
+            amid: that is being answered, or about to be.
+
+        Raises:
+            TandemError: it has to wait for that answer; the sequence is over.
+        """
+        raise WrongState("a request came before the answer to the one before it")
 
     @abstractmethod
     def release(self) -> None:

@@ -7,6 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...
   -> close                  <- ended (OK)
 """
 
@@ -60,6 +61,7 @@ class SequenceRequest(google.protobuf.message.Message):
     OPEN_FIELD_NUMBER: builtins.int
     VERIFY_FIELD_NUMBER: builtins.int
     CLOSE_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """sequence is the number that the caller gave it, at least 1."""
     traceparent: builtins.str
@@ -78,6 +80,10 @@ class SequenceRequest(google.protobuf.message.Message):
     def close(self) -> Global___CloseSequence:
         """close ends the sequence."""
 
+    @property
+    def run(self) -> Global___RunStep:
+        """run asks for several rounds; each is answered by a verdict."""
+
     def __init__(
         self,
         *,
@@ -86,10 +92,11 @@ class SequenceRequest(google.protobuf.message.Message):
         open: Global___OpenSequence | None = ...,
         verify: Global___VerifyStep | None = ...,
         close: Global___CloseSequence | None = ...,
+        run: Global___RunStep | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["close", b"close", "open", b"open", "step", b"step", "verify", b"verify"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["close", b"close", "open", b"open", "sequence", b"sequence", "step", b"step", "traceparent", b"traceparent", "verify", b"verify"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["step", b"step"]) -> typing.Literal["open", "verify", "close"] | None: ...
+    def HasField(self, field_name: typing.Literal["close", b"close", "open", b"open", "run", b"run", "step", b"step", "verify", b"verify"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["close", b"close", "open", b"open", "run", b"run", "sequence", b"sequence", "step", b"step", "traceparent", b"traceparent", "verify", b"verify"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["step", b"step"]) -> typing.Literal["open", "verify", "close", "run"] | None: ...
 
 Global___SequenceRequest: typing_extensions.TypeAlias = SequenceRequest
 
@@ -107,6 +114,7 @@ class OpenSequence(google.protobuf.message.Message):
     CARRY_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -152,6 +160,10 @@ class OpenSequence(google.protobuf.message.Message):
         has no state.
         """
 
+    @property
+    def end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """end_token_ids end a run: no round follows one that emits any of them. At most 256."""
+
     def __init__(
         self,
         *,
@@ -163,11 +175,12 @@ class OpenSequence(google.protobuf.message.Message):
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         gamma: builtins.int = ...,
         max_new_tokens: builtins.int = ...,
+        end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         fingerprint: builtins.str = ...,
         max_nodes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -203,6 +216,44 @@ class VerifyStep(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["draft", b"draft", "position", b"position", "round", b"round"]) -> None: ...
 
 Global___VerifyStep: typing_extensions.TypeAlias = VerifyStep
+
+@typing.final
+class RunStep(google.protobuf.message.Message):
+    """RunStep asks for several rounds without a draft, one after the other. Each is answered by a verdict
+    as soon as it is decided. The caller asks for more rounds while a run is on, so that no round waits
+    for a message. A run ends after its last round, after a round that emits one of end_token_ids, at
+    max_new_tokens, and by `close` between two rounds.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    ROUNDS_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """round numbers the first of the rounds; the others count on from it. Larger than every earlier
+    round of this sequence. 0 adds `rounds` to the last run, whether it is on or its rounds are
+    used up; it has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 while a
+    run is on; 0 without a run before; or the text has ended.
+    """
+    position: builtins.int
+    """position is the number of tokens that the sequence holds before the first round; 0 if round
+    is 0. A mismatch is FAILED_PRECONDITION.
+    """
+    rounds: builtins.int
+    """rounds to add, at least 1. Together with those that the run still has, at most max_rounds: they
+    bound what is computed for a caller that has stopped reading.
+    """
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        position: builtins.int = ...,
+        rounds: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position", "round", b"round", "rounds", b"rounds"]) -> None: ...
+
+Global___RunStep: typing_extensions.TypeAlias = RunStep
 
 @typing.final
 class CloseSequence(google.protobuf.message.Message):
@@ -333,6 +384,7 @@ class Verdict(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -345,6 +397,10 @@ class Verdict(google.protobuf.message.Message):
     """place of the last kept candidate; 0 if none was kept. On a chain it equals num_accepted."""
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
+    last: builtins.bool
+    """last: the run ends with this round, unless a request for more rounds is on its way. Not set in
+    the answer to `verify`.
+    """
     @property
     def overlaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """overlaps holds Σ_x min(p(x), q(x)) for each candidate at its place: the probability that the
@@ -372,9 +428,10 @@ class Verdict(google.protobuf.message.Message):
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         place: builtins.int = ...,
         open_sequences: builtins.int = ...,
+        last: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 
@@ -399,6 +456,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     INFO_FIELD_NUMBER: builtins.int
     STATS_FIELD_NUMBER: builtins.int
     VERIFIERS_FIELD_NUMBER: builtins.int
+    MAX_ROUNDS_FIELD_NUMBER: builtins.int
+    max_rounds: builtins.int
+    """max_rounds is the most rounds that a run may still have. 0: the target has no runs."""
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -417,9 +477,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         info: tandem.common.v1.common_pb2.ModelInfo | None = ...,
         stats: tandem.common.v1.common_pb2.EngineStats | None = ...,
         verifiers: collections.abc.Iterable[Global___VerifierInfo] | None = ...,
+        max_rounds: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
 

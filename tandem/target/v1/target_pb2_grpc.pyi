@@ -7,6 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...
   -> close                  <- ended (OK)
 """
 
@@ -123,7 +124,8 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     Effect: `open` takes one of max_sequences slots, computes the prompt's KV cache and draws the
     first token from it (a round of gamma 0). A step computes one forward pass over the last token
     and the draft, runs the verifier, and appends accepted + 1 tokens to the sequence: one reply
-    commits one round. `close` frees everything, and so does the end of the stream.
+    commits one round. A run does the same for several rounds, without a message before each of
+    them. `close` frees everything, and so does the end of the stream.
     Idempotency: only `open`, and only until a token of its answer was emitted: it may be sent
     again, also to another target. To continue a sequence that ended later, open a new one with the
     tokens so far and the next unused round number, so that no random number is used twice.
@@ -188,7 +190,8 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         Effect: `open` takes one of max_sequences slots, computes the prompt's KV cache and draws the
         first token from it (a round of gamma 0). A step computes one forward pass over the last token
         and the draft, runs the verifier, and appends accepted + 1 tokens to the sequence: one reply
-        commits one round. `close` frees everything, and so does the end of the stream.
+        commits one round. A run does the same for several rounds, without a message before each of
+        them. `close` frees everything, and so does the end of the stream.
         Idempotency: only `open`, and only until a token of its answer was emitted: it may be sent
         again, also to another target. To continue a sequence that ended later, open a new one with the
         tokens so far and the next unused round number, so that no random number is used twice.

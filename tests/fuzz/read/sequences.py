@@ -84,6 +84,7 @@ class Sequences(MessageSurface):
     async def _speak(self, message: Any) -> list[Any]:
         """What a sequence of these requests is answered."""
         sequence, answers = self.make(), []
+        sequence.say = lambda answer: answers.append(said(answer))
         try:
             for request in message.requests:
                 if (reply := await sequence.handle(request)) is not None:
@@ -125,7 +126,7 @@ class VerifySequences(Sequences):
 
     def _engine(self) -> TargetEngine:
         engine = make_target(random_llama(1), places=_PLACES)
-        self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO)
+        self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO, seeds.MAX_ROUNDS)
         return engine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -160,15 +160,15 @@ class Fake(ABC):
 
         try:
             while True:
-                request = await inbox.get()
-                round_ = self.round_of(request)
-                assert round_ is None or round_ > last, "a round that was used already"
-                last = request.open.first_round if round_ is None else round_
-                await self.interfere(round_, FakeContext(over, end))
-                reply = self.answer_to(request, tokens)
-                self.alter(reply)
-                reply.sequence = number
-                await self._write(context, reply)
+                for request in self.steps_of(await inbox.get(), first, last, tokens):
+                    round_ = self.round_of(request)
+                    assert round_ is None or round_ > last, "a round that was used already"
+                    last = request.open.first_round if round_ is None else round_
+                    await self.interfere(round_, FakeContext(over, end))
+                    reply = self.answer_to(request, tokens)
+                    self.alter(reply)
+                    reply.sequence = number
+                    await self._write(context, reply)
         except Ended as failure:
             await end(*failure.args)
         except Exception as error:
@@ -198,6 +198,10 @@ class Fake(ABC):
     async def _write_whole(self, context: Any, reply: Any) -> None:
         async with self._writing:
             await context.write(self.message(responses=[reply]))
+
+    def steps_of(self, request: Any, opening: Any, last: int, tokens: list[int]) -> Iterator[Any]:
+        """What a request asks for, one answer at a time; `tokens` grow in between."""
+        yield request
 
     @abstractmethod
     def round_of(self, request: Any) -> int | None:

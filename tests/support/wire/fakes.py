@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -102,6 +102,8 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         tokenizer_json: that it serves; if empty, NOT_FOUND.
         openings: the messages that its sequences were opened with.
         asked: number of calls of GetModelInfo.
+        max_rounds: rounds that it takes ahead.
+        runs: rounds of each run that was asked for.
     """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
@@ -111,6 +113,8 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self.tokenizer_json = b""
         self.openings: list[target_pb2.OpenSequence] = []
         self.asked = 0
+        self.max_rounds = 32
+        self.runs: list[int] = []
 
     def follow(self, token: int) -> int:
         return 0 if token and token % self.wraps == 0 else token + 1
@@ -127,6 +131,21 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
 
     async def Verify(self, request_iterator: object, context: Any) -> None:  # type: ignore[override]
         await self.serve(context)
+
+    def steps_of(self, request: Any, opening: Any, last: int, tokens: list[int]) -> Iterator[Any]:
+        """A run as the steps that it stands for."""
+        if not request.HasField("run"):
+            yield request
+            return
+        run, end = request.run, len(opening.open.token_ids) + opening.open.max_new_tokens
+        assert run.round == 0 or run.position == len(tokens)
+        self.runs.append(run.rounds)
+        first = run.round or last + 1
+        for round_ in range(first, first + run.rounds):
+            if len(tokens) >= end or tokens[-1] in opening.open.end_token_ids:
+                return
+            step = target_pb2.VerifyStep(round=round_, position=len(tokens))
+            yield target_pb2.SequenceRequest(verify=step)
 
     def round_of(self, request: Any) -> int | None:
         return request.verify.round if request.HasField("verify") else None
@@ -174,7 +193,9 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
     ) -> target_pb2.GetModelInfoResponse:
         self.asked += 1
         return target_pb2.GetModelInfoResponse(
-            info=self.info, verifiers=[RULES[name] for name in self.verifiers]
+            info=self.info,
+            verifiers=[RULES[name] for name in self.verifiers],
+            max_rounds=self.max_rounds,
         )
 
     async def GetTokenizer(
