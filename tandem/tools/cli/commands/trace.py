@@ -112,7 +112,7 @@ def report(
     the shares add up. Counts and percentiles are of a stage's time in one step,
     call, round or request. Percentiles are within 0.5 %.
     """
-    from tandem.tools.traces.analysis.report import Report
+    from tandem.tools.traces.analysis.report import TraceReport
     from tandem.tools.traces.show import report as summary
     from tandem.tools.traces.show.waterfall import Waterfall
 
@@ -129,7 +129,7 @@ def report(
             return
         if json:
             with err.status(_LOOKING):
-                found = summary.as_json(Report.of(recording))
+                found = summary.as_json(TraceReport.of(recording))
             _print_json(found)
             return
         show(recording)
@@ -137,11 +137,11 @@ def report(
 
 def show(recording: Recording) -> None:
     """Print where the wall time of recorded requests went."""
-    from tandem.tools.traces.analysis.report import Report
+    from tandem.tools.traces.analysis.report import TraceReport
     from tandem.tools.traces.show import report as summary
 
     with err.status(_LOOKING):
-        found = Report.of(recording)
+        found = TraceReport.of(recording)
     out.print(summary.headline(found))
     for table in summary.tables(found):
         out.print(table)

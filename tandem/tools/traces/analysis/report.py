@@ -20,7 +20,7 @@ _SLOWEST = 10
 
 
 @dataclass
-class Report:
+class TraceReport:
     """Figures of all requests that ended well, in memory that does not grow with their number.
 
     Attributes:
@@ -49,7 +49,7 @@ class Report:
     left_out: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, recording: Recording) -> Report:
+    def of(cls, recording: Recording) -> TraceReport:
         """Go through a recording.
 
         Raises:

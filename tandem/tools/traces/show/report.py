@@ -9,14 +9,14 @@ from rich.table import Table
 from tandem.tools.traces.analysis.batches import WAITED
 from tandem.tools.traces.analysis.figures import RequestFigures
 from tandem.tools.traces.analysis.quantiles import Quantiles
-from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.analysis.report import TraceReport
 from tandem.tools.traces.read.clocks import Skew
 from tandem.tools.traces.read.spans import Process
 
 _SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: TraceReport) -> dict[str, Any]:
     """For json.dumps; times are milliseconds."""
     return {
         "requests": report.wall.count,
@@ -99,7 +99,7 @@ def _skew(skew: Skew) -> dict[str, Any]:
     }
 
 
-def tables(report: Report) -> list[Table]:
+def tables(report: TraceReport) -> list[Table]:
     """Stages, acceptance, waits for a batch, engines, and the slowest requests."""
     found = [_stages(report), _acceptance(report), _waits(report), _passes(report)]
     return [table for table in (*found, _slowest(report)) if table.row_count]
@@ -113,7 +113,7 @@ def _table(title: str, texts: int, *columns: str) -> Table:
     return table
 
 
-def _stages(report: Report) -> Table:
+def _stages(report: TraceReport) -> Table:
     table = _table(
         "Stages of the requests' wall time (milliseconds)",
         2,
@@ -129,7 +129,7 @@ def _stages(report: Report) -> Table:
     return table
 
 
-def _acceptance(report: Report) -> Table:
+def _acceptance(report: TraceReport) -> Table:
     table = _table(
         "Acceptance by position",
         1,
@@ -144,7 +144,7 @@ def _acceptance(report: Report) -> Table:
     return table
 
 
-def _waits(report: Report) -> Table:
+def _waits(report: TraceReport) -> Table:
     table = _table(
         f"Waiting for a batch: steps whose queue and gather took over {WAITED:.0%} of their passes",
         1,
@@ -164,7 +164,7 @@ def _waits(report: Report) -> Table:
     return table
 
 
-def _passes(report: Report) -> Table:
+def _passes(report: TraceReport) -> Table:
     table = _table("Passes of the engines", 1, "service", "passes", "sequences a pass", "busy")
     engines = report.batches.passes
     for process, passes in sorted(engines.items()):
@@ -173,7 +173,7 @@ def _passes(report: Report) -> Table:
     return table
 
 
-def _slowest(report: Report) -> Table:
+def _slowest(report: TraceReport) -> Table:
     table = _table(
         "The slowest requests",
         1,
@@ -193,7 +193,7 @@ def process_name(process: Process, all_: list[Process]) -> str:
     return f"{process.service} {process.instance[:8]}" if alike > 1 else process.service
 
 
-def headline(report: Report) -> str:
+def headline(report: TraceReport) -> str:
     """The report in one line."""
     first = f"; first token after {report.first_token.at(0.5) / 1e6:.1f} ms (p50)"
     return (
@@ -203,7 +203,7 @@ def headline(report: Report) -> str:
     )
 
 
-def remarks(report: Report) -> list[str]:
+def remarks(report: TraceReport) -> list[str]:
     """Remarks on clock skew, and on what was left out."""
     lines = []
     processes = [side for skew in report.skews for side in (skew.caller, skew.callee)]

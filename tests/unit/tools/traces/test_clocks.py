@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.tools.traces.analysis.attribution import segments
-from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.analysis.report import TraceReport
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.traces.read.spans import RecordedSpan
 from tandem.tools.traces.show.report import remarks
@@ -37,7 +37,7 @@ def test_a_host_whose_clock_is_ahead_or_behind(ahead: float, tmp_path: Path) -> 
 
 
 def test_skew_is_said_aloud_and_its_absence_too(tmp_path: Path) -> None:
-    said = remarks(Report.of(record(tmp_path, target=-2.0)))
+    said = remarks(TraceReport.of(record(tmp_path, target=-2.0)))
     assert said == [
         "clocks of drafter and orchestrator: no skew seen (± 0.500 ms, from 3 exchanges)",
         "CLOCK SKEW: target is 2.000 ms behind orchestrator (± 0.500 ms); times are corrected",

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.failure import Failure, Misconfigured
 from tandem.tools.traces.analysis.quantiles import RELATIVE_ERROR, Quantiles
-from tandem.tools.traces.analysis.report import Report
+from tandem.tools.traces.analysis.report import TraceReport
 from tandem.tools.traces.read import request as request_module
 from tandem.tools.traces.read import source, store
 from tandem.tools.traces.read.recording import Recording
@@ -78,7 +78,7 @@ def test_a_file_that_is_cut_off(tape: Tape, tmp_path: Path, zipped: bool) -> Non
     path.write_bytes((gzip.compress(data) if zipped else data)[:-5_000])
     recording = Recording([str(path)])
     assert recording.left_out.sentences() == [f"the end of {path}, which is cut off"]
-    assert Report.of(recording).wall.count == 1
+    assert TraceReport.of(recording).wall.count == 1
 
 
 def test_lines_of_other_kinds_are_counted(tape: Tape, whole: list[str], tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_spans_that_are_missing(tape: Tape, tmp_path: Path) -> None:
     tape.span("target", "verify", 0, 1, parent="00000000deadbeef", kind="SERVER")
     tape.span("target", "verify", 0, 1, parent="00000000deadbeef", kind="SERVER", trace=9)
     recording = Recording([str(tape.write(tmp_path / "partial.jsonl"))])
-    report = Report.of(recording)
+    report = TraceReport.of(recording)
     unseen = {str(stage) for stage in report.stages if stage.name.endswith(".unseen")}
     assert unseen == {"drafter draft.unseen"}
     assert sum(map(report.share, report.stages)) == pytest.approx(1)
@@ -201,7 +201,7 @@ def test_failed_and_cancelled_requests_are_counted_apart(tmp_path: Path) -> None
     tape.span("orchestrator", "generate", 0, 9, trace=2, failed=True, error__type="PeerFailure")
     tape.span("orchestrator", "generate", 0, 9, trace=3, tandem__cancelled=True)
     tape.span("orchestrator", "generate", 0, 9, trace=4, failed=True, error__type="CancelledError")
-    report = Report.of(Recording([str(tape.write(tmp_path / "trace.jsonl"))]))
+    report = TraceReport.of(Recording([str(tape.write(tmp_path / "trace.jsonl"))]))
     assert report.wall.count == 1
     assert report.left_out == [
         "1 x request that failed",
@@ -213,7 +213,7 @@ def test_without_a_request_that_ended_well(tmp_path: Path) -> None:
     tape = Tape()
     tape.span("orchestrator", "generate", 0, 9, failed=True)
     with pytest.raises(Failure, match="no request that ended well"):
-        Report.of(Recording([str(tape.write(tmp_path / "trace.jsonl"))]))
+        TraceReport.of(Recording([str(tape.write(tmp_path / "trace.jsonl"))]))
 
 
 def test_bytes_that_are_read_are_told(tape: Tape, tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_memory_does_not_grow_with_the_recording(
             request(tape, [(2, 1)] * 4, trace=trace)
         folder = tape.write_folder(tmp_path / str(texts))
         tracemalloc.start()
-        report = Report.of(Recording([str(folder)]))
+        report = TraceReport.of(Recording([str(folder)]))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert (report.wall.count, report.rounds) == (texts, 4 * texts)
