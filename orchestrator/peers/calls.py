@@ -7,6 +7,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from opentelemetry.util.types import AttributeValue
+
 from orchestrator.peers.deadlines import Waits
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
 from orchestrator.text.record import TextRecord
@@ -27,6 +29,8 @@ VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 # stage takes and less than 64 bits of a text's sums, and float32 sums of chances exceed 1 by less.
 _MOST_STAGE_NS = 86_400 * 10**9
 _MOST_OVERLAP = 1.01
+# Of the span of a round without a draft.
+_NO_DRAFT = {f"tandem.{name}": 0 for name in ("depth", "nodes", "place", "accepted")}
 
 
 @dataclass(frozen=True)
@@ -211,6 +215,7 @@ class VerifyCall:
         self._waits = waits
         self._record = record
         self._vocab_size = 0
+        self._told: dict[str, AttributeValue] = {}  # of the text, for spans
         self.close = call.close
         self.cancel = call.cancel
 
@@ -228,6 +233,7 @@ class VerifyCall:
         self, prompt: Prompt, verifier: str, size: DraftSize, carry: Any
     ) -> Decided | None:
         self._vocab_size = prompt.target_vocab_size
+        self._told = {"tandem.request_id": prompt.request_id, "tandem.verifier": verifier}
         request = target_pb2.OpenSequence(
             request_id=prompt.request_id,
             token_ids=prompt.token_ids,
@@ -287,7 +293,8 @@ class VerifyCall:
             self._waits.stepped()
             decided = self._decided(reply.verdict, round_, position, None)
         if span is not None:
-            write_inside(span, "verify", decided.times, {"tandem.round": round_})
+            attributes = self._told | _NO_DRAFT | {"tandem.round": round_}
+            write_inside(span, "verify", decided.times, attributes)
         self._record.times.add_decided(decided.times, None)
         return decided
 

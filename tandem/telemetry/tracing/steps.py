@@ -97,27 +97,28 @@ class StepSpan:
 def write_inside(
     call: Span, step: str, times: StageTimes, attributes: Mapping[str, AttributeValue]
 ) -> None:
-    """Have a step's spans written that a service took without being asked, by its own word.
+    """Write the spans of a step that a service did without a request for it, by its own times.
 
-    Nobody knows when its stages were: they are put one behind the other, up to the call's end.
+    The stages are put one behind the other up to the end of the wait for the step's result. What
+    began before the wait is cut off there.
 
     Args:
-        call: the caller's span of its wait for the result, which has ended.
+        call: the caller's span of that wait, which has ended.
         step: see `StepSpan.record`.
         times: of the step.
         attributes: of its span.
     """
     stages = [(stage, times.of(stage)) for stage in ENGINE_STAGES]
-    start_ns = call.end_ns - sum(nanoseconds for _, nanoseconds in stages)
-    span = Span(step, call.context, SpanKind.SERVER, start_ns=start_ns)
+    at_ns = call.end_ns - sum(nanoseconds for _, nanoseconds in stages)
+    span = Span(step, call.context, SpanKind.SERVER, start_ns=max(at_ns, call.start_ns))
     span.attributes.update(attributes)
     span.attributes["tandem.inside"] = True
     span.attributes["tandem.batch_size"] = times.batch_size
     for stage, nanoseconds in stages:
-        if nanoseconds >= SHORTEST_NS or stage == FORWARD:
+        start_ns, at_ns = max(at_ns, call.start_ns), at_ns + nanoseconds
+        if at_ns - start_ns >= SHORTEST_NS or stage == FORWARD:
             part = Span(span_of(step, stage), span.context, start_ns=start_ns)
-            part.end(start_ns + nanoseconds)
-        start_ns += nanoseconds
+            part.end(max(at_ns, start_ns))
     span.end(call.end_ns)
 
 

@@ -114,6 +114,33 @@ async def test_success(stack: Stack, exporter: InMemorySpanExporter) -> None:
             assert set(span.attributes or ()) == ATTRIBUTES[span.name], span.name
 
 
+async def test_a_round_of_a_run_has_its_spans_from_its_verdict(
+    stack: Stack, exporter: InMemorySpanExporter
+) -> None:
+    """The same as another, and its passes belong to the trace."""
+    plain = generation(speculation={"gamma": 0})
+    reply = await stack.orchestrator.Complete(
+        pb.CompleteRequest(generation=plain), metadata=METADATA
+    )
+    found = await finished(exporter)
+    counted, rounds = edges(found), reply.summary.rounds - 1
+    assert counted["round", "generate"] == counted["call.verify", "round"] == rounds > 0
+    assert counted["verify", "call.verify"] == counted["verify.forward", "verify"] == rounds
+    verified = [span for span in found if span.name == "verify"]
+    for span in verified:
+        assert set(span.attributes or ()) == ATTRIBUTES["verify"] | {"tandem.inside"}
+    numbers = [(span.attributes or {})["tandem.round"] for span in verified]
+    assert numbers == list(range(1, rounds + 1))
+    by_id = {span.context.span_id: span for span in found}
+    for span in found:
+        parent = by_id.get(span.parent.span_id) if span.parent else None
+        if parent is not None:
+            assert (parent.start_time or 0) <= (span.start_time or 0)
+            assert (span.end_time or 0) <= (parent.end_time or 0), span.name
+    linked = {link.context.trace_id for one in passes(exporter) for link in one.links}
+    assert linked == {TRACE_ID}
+
+
 async def test_children_lie_within_their_parents(
     stack: Stack, exporter: InMemorySpanExporter
 ) -> None:
