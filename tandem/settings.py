@@ -182,9 +182,9 @@ class ModelSettings(ServiceSettings):
     prefill_chunk: int = Field(
         0,
         ge=0,
-        description="most prompt tokens in one forward pass, or four times as many while no"
-        " sequence is running; running sequences wait for that pass. 0 takes 32 on a"
-        " CPU and 512 elsewhere",
+        description="prompt tokens in one forward pass, in the mean; running sequences wait for"
+        " them. Eight times as many while no sequence is running, and for short prompts that come"
+        " at once. 0 takes 32 on a CPU and 512 elsewhere",
     )
     graph_rows: int = Field(
         256,

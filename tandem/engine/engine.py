@@ -16,7 +16,7 @@ from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
 from tandem.engine.gathering import Gathering
 from tandem.engine.job import Job, Timed
-from tandem.engine.schedule import BatchLimits, select
+from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
@@ -74,6 +74,7 @@ class Engine:
         self._jobs: list[Job[Any]] = []  # the engine thread's, as are the next two
         self._gathering: Gathering[AdmittedSequence] = Gathering()
         self._step_seconds = 0.0
+        self._saved = limits.chunk_alone
         self._arrivals: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._released: queue.SimpleQueue[AdmittedSequence] = queue.SimpleQueue()
         # Why no job is taken any more; empty while the engine runs.
@@ -175,7 +176,9 @@ class Engine:
             gathering_ns = time.perf_counter_ns()
             self._gather()
             self._jobs = _going_on(self._jobs)
-            if batch := select(self._jobs, self.admission.open_sequences, self._limits):
+            opened = self.admission.open_sequences
+            if batch := select(self._jobs, opened, self._limits, self._saved):
+                self._saved = saved_behind(batch, self._saved, self._limits)
                 self._guarded_step(batch, gathering_ns)
                 self._jobs = _going_on(self._jobs)
 

@@ -25,7 +25,8 @@ _log = structlog.get_logger(__name__)
 # CPU; with 64 it is 2.8 (benchmarks/endurance/interference.py).
 _CPU_CHUNK = 32
 _DEVICE_CHUNK = 512
-_CHUNKS_ALONE = 4
+# As many complete sixteen prompts of a few words at once.
+_CHUNKS_ALONE = 8
 
 
 def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = False) -> Decoder:

@@ -98,8 +98,8 @@ async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk(
     steps: list[list[int]] = []
     left_out: list[int] = []
 
-    def selecting(jobs: Sequence[Job[Any]], opened: int, limits: BatchLimits) -> list[Job[Any]]:
-        selected = schedule.select(jobs, opened, limits)
+    def selecting(jobs: Sequence[Job[Any]], *state: Any) -> list[Job[Any]]:
+        selected = schedule.select(jobs, *state)
         left_out.extend(id(job) for job in jobs if not job.opening and job not in selected)
         steps.append([job.chunk if job.opening else 0 for job in selected])
         return selected

@@ -1,0 +1,117 @@
+"""Which prompts a step takes: a chunk in the mean, and short ones at once where some was saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.engine.asks import Score, Steps, Take
+from tandem.engine.job import Job
+from tandem.engine.schedule import BatchLimits, saved_behind, select
+from tandem.inference.feed import Feed
+
+CHUNK = 32
+LIMITS = BatchLimits(token_budget=512, prefill_chunk=CHUNK, chunk_alone=8 * CHUNK)
+
+
+def _asks(ask: Any) -> Steps[None]:
+    yield ask
+
+
+def job_of(ask: Any) -> Job[Any]:
+    """A job that waits for a step; nobody awaits it."""
+    job: Job[Any] = Job(None, _asks(ask))
+    job.resume()
+    return job
+
+
+def prompt(tokens: int) -> Job[Any]:
+    return job_of(Take(None, Feed(None, [1] * tokens, 1)))  # type: ignore[arg-type]
+
+
+def running() -> Job[Any]:
+    return job_of(Score(None, Feed(None, [1], 1)))  # type: ignore[arg-type]
+
+
+class Load:
+    """Prompts beside running sequences, step by step.
+
+    Attributes:
+        chunks: prompt tokens of each step so far.
+        firsts: of each prompt, the step that completed it.
+    """
+
+    def __init__(self, runners: int) -> None:
+        self._runners = [running() for _ in range(runners)]
+        self._prompts: list[Job[Any]] = []
+        self._saved = LIMITS.chunk_alone
+        self.chunks: list[int] = []
+        self.firsts: dict[int, int] = {}
+
+    def come(self, *tokens: int) -> None:
+        self._prompts += [prompt(count) for count in tokens]
+
+    def step(self) -> None:
+        opened = len(self._runners) + len(self._prompts)
+        batch = select([*self._runners, *self._prompts], opened, LIMITS, self._saved)
+        assert all(runner in batch for runner in self._runners), "who runs waits for no step"
+        self._saved = saved_behind(batch, self._saved, LIMITS)
+        taking = [job for job in batch if job.opening]
+        self.chunks.append(sum(job.chunk for job in taking))
+        for job in taking:
+            assert isinstance(job.ask, Take)
+            job.ask.taken += job.chunk
+            if not job.ask.left:
+                self.firsts[id(job)] = len(self.chunks)
+                self._prompts.remove(job)
+
+    def until_done(self) -> None:
+        while self._prompts:
+            self.step()
+
+
+@pytest.mark.parametrize("runners", [0, 1, 8])
+def test_sixteen_short_prompts_are_computed_within_two_steps(runners: int) -> None:
+    """The first one comes alone, as they do; the others while it is computed."""
+    load = Load(runners)
+    load.come(12)
+    load.step()
+    load.come(*[12] * 15)
+    load.until_done()
+    assert sorted(load.firsts.values()) == [1, *[2] * 15]
+
+
+def test_a_long_prompt_delays_others_by_a_chunk_a_step() -> None:
+    """Nothing was saved for it, however quiet it was before."""
+    load = Load(8)
+    load.come(4000)
+    load.until_done()
+    assert max(load.chunks) == CHUNK
+    assert len(load.chunks) == 4000 // CHUNK
+
+
+def test_short_prompts_without_end_take_a_chunk_a_step_in_the_mean() -> None:
+    load = Load(4)
+    for _ in range(200):
+        load.come(20, 20, 20)
+        load.step()
+    assert sum(load.chunks) <= 200 * CHUNK + LIMITS.chunk_alone
+    assert max(load.chunks) <= LIMITS.chunk_alone
+
+
+def test_a_long_prompt_goes_on_beside_short_ones_without_end() -> None:
+    load = Load(4)
+    load.come(640)
+    (long,) = load._prompts
+    for _ in range(640 // (CHUNK // 2)):
+        load.come(20, 20, 20)
+        load.step()
+    assert id(long) in load.firsts, "half of each chunk is the oldest one's"
+
+
+def test_where_nobody_runs_a_prompt_takes_as_much_as_may_be_saved() -> None:
+    load = Load(0)
+    load.come(1000)
+    load.until_done()
+    assert load.chunks == [256, 256, 256, 232]
