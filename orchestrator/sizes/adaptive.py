@@ -91,7 +91,8 @@ class AdaptiveSize:
         everyone.mix.enter(self._drafting)
         if cut not in self._expected:
             self._expected[cut] = everyone.expected(cut, self._chances)
-        self._choice = SizeChoice(cut, self._expected[cut])
+        ahead = 1 if self._wanted else _RANK_EVERY
+        self._choice = SizeChoice(cut, self._expected[cut], min(ahead, left))
         return self._choice
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:

@@ -73,7 +73,8 @@ class SizeChoice:
     Attributes:
         size: of its draft.
         expected: of it; None where nothing is estimated.
-        rounds: that the choice holds for, this one included, where nothing is drafted.
+        rounds: that may be asked for ahead, this one included, where nothing is drafted. A draft
+            that is chosen meanwhile waits for them.
     """
 
     size: DraftSize

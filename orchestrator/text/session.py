@@ -12,7 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from orchestrator.text.contracts import Decided, Drafted, Expected, SizeChoice, SizePolicy
+from orchestrator.text.contracts import (
+    Decided,
+    Drafted,
+    DraftSize,
+    Expected,
+    SizeChoice,
+    SizePolicy,
+)
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.record import TextRecord
@@ -72,8 +79,10 @@ class Session:
                     number, length = self._target.round + 1, self._target.length
                     self._spans.describe({"tandem.round": number})  # for one that fails
                     choice = self._policy.choose(self._emission.left)
-                    drafted = await self._drafter.draft(number, length, choice.size)
-                    if choice.size.gamma:
+                    # Rounds that were asked for ahead come first.
+                    size = DraftSize(0) if self._target.ahead else choice.size
+                    drafted = await self._drafter.draft(number, length, size)
+                    if size.gamma:
                         drafted, decided = await self._target.decide(drafted)
                     else:
                         rounds = min(choice.rounds, self._emission.left)
