@@ -93,7 +93,8 @@ class Conversation(Generic[Q, R]):
             )
 
     def cancel(self) -> None:
-        """Abandon the sequence; what it holds is free at once."""
+        """Abandon the sequence; what it holds is free at once, and nothing more is said of it."""
+        self._sequence.say = lambda answer: None
         self._task.cancel()
 
     async def _converse(self, request: Q) -> None:

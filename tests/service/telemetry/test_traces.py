@@ -93,6 +93,15 @@ KINDS = {"generate": SpanKind.SERVER} | {
 }
 
 
+def assert_children_within_parents(found: list[ReadableSpan]) -> None:
+    by_id = {span.context.span_id: span for span in found}
+    for span in found:
+        parent = by_id.get(span.parent.span_id) if span.parent else None
+        if parent is not None:
+            assert (parent.start_time or 0) <= (span.start_time or 0)
+            assert (span.end_time or 0) <= (parent.end_time or 0), span.name
+
+
 async def test_success(stack: Stack, exporter: InMemorySpanExporter) -> None:
     reply = await stack.orchestrator.Complete(
         pb.CompleteRequest(generation=generation()), metadata=METADATA
@@ -131,12 +140,7 @@ async def test_a_round_of_a_run_has_its_spans_from_its_verdict(
         assert set(span.attributes or ()) == ATTRIBUTES["verify"] | {"tandem.inside"}
     numbers = [(span.attributes or {})["tandem.round"] for span in verified]
     assert numbers == list(range(1, rounds + 1))
-    by_id = {span.context.span_id: span for span in found}
-    for span in found:
-        parent = by_id.get(span.parent.span_id) if span.parent else None
-        if parent is not None:
-            assert (parent.start_time or 0) <= (span.start_time or 0)
-            assert (span.end_time or 0) <= (parent.end_time or 0), span.name
+    assert_children_within_parents(found)
     linked = {link.context.trace_id for one in passes(exporter) for link in one.links}
     assert linked == {TRACE_ID}
 
@@ -147,13 +151,7 @@ async def test_children_lie_within_their_parents(
     await stack.orchestrator.Complete(
         pb.CompleteRequest(generation=generation()), metadata=METADATA
     )
-    found = await finished(exporter)
-    by_id = {span.context.span_id: span for span in found}
-    for span in found:
-        parent = by_id.get(span.parent.span_id) if span.parent else None
-        if parent is not None:
-            assert (parent.start_time or 0) <= (span.start_time or 0)
-            assert (span.end_time or 0) <= (parent.end_time or 0), span.name
+    assert_children_within_parents(await finished(exporter))
 
 
 async def test_stages_lie_where_they_happened(stack: Stack, exporter: InMemorySpanExporter) -> None:
