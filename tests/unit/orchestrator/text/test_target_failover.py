@@ -23,6 +23,10 @@ class Fake:
     async def open(self, *of: Any) -> Decided:
         return Decided(0, 0, 9)
 
+    async def verify(self, round_: int, position: int, drafted: None) -> Decided:
+        self.asked.append((round_, position, 1))
+        return Decided(0, 0, 9, times=self.times)
+
     def ask_rounds(self, round_: int, position: int, count: int) -> None:
         self.asked.append((round_, position, count))
 
@@ -75,9 +79,11 @@ async def test_as_many_are_asked_for_as_take_thirty_milliseconds(
     assert {other[:2] for other in others} == {(0, 0)}, "the run never ended"
 
 
-async def test_no_more_are_asked_for_than_are_wanted() -> None:
+@pytest.mark.parametrize("bound", [{"promised": 1}, {"most": 1}, {"most": 0}])
+async def test_no_more_are_asked_for_than_are_wanted(bound: dict[str, int]) -> None:
+    """A round alone is a step like another."""
     fake = Fake(1)
-    assert await rounds(fake, 7, promised=1) == 0
+    assert await rounds(fake, 7, **bound) == 0
     assert fake.asked == [(round_, 3 + round_, 1) for round_ in range(1, 8)]
 
 
