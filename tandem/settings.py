@@ -183,7 +183,7 @@ class ModelSettings(ServiceSettings):
         0,
         ge=0,
         description="prompt tokens in one forward pass, in the mean; running sequences wait for"
-        " them. Eight times as many while no sequence is running, and for short prompts that come"
+        " them. Four times as many while no sequence is running, and for short prompts that come"
         " at once. 0 takes 32 on a CPU and 512 elsewhere",
     )
     graph_rows: int = Field(

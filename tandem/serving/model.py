@@ -25,8 +25,9 @@ _log = structlog.get_logger(__name__)
 # CPU; with 64 it is 2.8 (benchmarks/endurance/interference.py).
 _CPU_CHUNK = 32
 _DEVICE_CHUNK = 512
-# As many complete sixteen prompts of a few words at once.
-_CHUNKS_ALONE = 8
+# A pass of more rows takes longer in proportion on a CPU: larger bursts would only have their first
+# prompts wait for the last ones (the log of 2026-11-24).
+_CHUNKS_ALONE = 4
 
 
 def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = False) -> Decoder:
