@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drafter_svc.built_in import recipe_of
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
+from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.admission import Admission
-from tandem.engine.asks import Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
-from tandem.errors import StartupError
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.loaded import Loaded
@@ -22,7 +19,7 @@ from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
-    from tandem.inference.decoder import Decoder
+    pass
 
 
 @dataclass(frozen=True)
@@ -53,29 +50,12 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
 def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     """Decoders score, one for each of the recipe's checkpoints."""
     # Here, since the other methods run where torch is not installed.
-    from tandem.serving.model import engine_over, info_of, load_decoder
+    from tandem.serving.drafting import law_of, load_decoders
+    from tandem.serving.model import engine_over, info_of
 
-    if "" in recipe.checkpoints and not settings.model:
-        raise StartupError(
-            f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
-            " with --drafter of `tandem up`"
-        )
-    decoders: list[Decoder] = []
-    for name in recipe.checkpoints:
-        own = settings.model_copy(update={"model": name or settings.model})
-        decoder = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0)
-        if recipe.largest_tree and not decoder.takes_trees:
-            raise StartupError(
-                f"the model {decoder.name} cannot compute the branches of {recipe.method}; use the"
-                " recipe model"
-            )
-        decoders.append(decoder)
-    _require_one_vocabulary(decoders)
-    described = recipe.model_dump_json()
-    truncation = Truncation(settings.draft_mass, settings.draft_support)
-    law: list[str | float] = [described, truncation.mass, truncation.support]
-    law += [decoder.fingerprint for decoder in decoders[1:]]
-    info = info_of(decoders[0], settings, *law)
+    decoders = load_decoders(recipe, settings, settings.model)
+    truncation = settings.truncation
+    info = info_of(decoders[0], settings, *law_of(recipe, truncation, decoders[1:]))
     info.vocab_size = max(decoder.vocab_size for decoder in decoders)
     info.max_length = min(info.max_length, *(decoder.max_length for decoder in decoders))
     info.cache_tokens = min(decoder.positions for decoder in decoders)
@@ -83,22 +63,7 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.max_nodes = recipe.largest_tree
     drafter = recipe.make(decoders, truncation)
     engine = engine_over(decoders, settings, "drafter-engine")
-    return LoadedDrafter(engine, info, decoders, drafter, recipe.method, described)
-
-
-def _require_one_vocabulary(decoders: Sequence[Decoder]) -> None:
-    """Refuse models of several tokenizers: a draft has tokens of all of them."""
-    first = decoders[0]
-    for other in decoders[1:]:
-        if other.tokenizer_fingerprint != first.tokenizer_fingerprint:
-            raise StartupError(
-                f"the recipe's models {first.name} and {other.name} have different tokenizers"
-            )
-        if not first.tokenizer_fingerprint and other.vocab_size != first.vocab_size:
-            raise StartupError(
-                f"the recipe's models {first.name} and {other.name} have {first.vocab_size} and"
-                f" {other.vocab_size} token ids, and no tokenizer that would say which agree"
-            )
+    return LoadedDrafter(engine, info, decoders, drafter, recipe.method, recipe.model_dump_json())
 
 
 def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
@@ -118,6 +83,5 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         fingerprint=fingerprint_of(described),
         zone=settings.zone,
     )
-    truncation = Truncation(settings.draft_mass, settings.draft_support)
-    drafter = recipe.make((), truncation)
+    drafter = recipe.make((), settings.truncation)
     return LoadedDrafter(engine, info, (), drafter, recipe.method, described)

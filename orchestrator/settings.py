@@ -51,6 +51,11 @@ class OrchestratorSettings(ServiceSettings):
         min_length=1,
         description="gRPC addresses of the targets, comma separated, as for the drafters",
     )
+    draft_by: Literal["auto", "drafters", "target"] = Field(
+        "auto",
+        description="who drafts: auto takes drafters as long as there are any, and else what the"
+        " targets draft themselves (their DRAFTS); drafters and target take one of the two only",
+    )
     token_file: Path | None = Field(
         None,
         description="file of bearer tokens; each call then needs one. A line has a name, and a"

@@ -202,7 +202,7 @@ class ModelSettings(ServiceSettings):
     max_gamma: int = Field(16, ge=1, le=LONGEST_DRAFT, description="longest draft of one round")
 
 
-S = TypeVar("S", bound=ServiceSettings)
+S = TypeVar("S", bound=BaseSettings)
 
 MIB = 1 << 20
 

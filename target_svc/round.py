@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import (
     Decide,
     Decision,
     DeviceVerdict,
-    Report,
     Score,
     Scored,
     Steps,
@@ -37,9 +37,13 @@ class TargetSequence:
         nodes: the most that a draft may have; 0 where all are chains.
         end: tokens that it may grow to.
         end_token_ids: that end a run.
-        caches: its extent of the KV pool; holds all tokens but the last.
+        caches: its extent of the KV pool, which holds all tokens but the last; then those of the
+            drafter's pools.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
+        untold: tokens that the target's own drafter has not been told of, the prompt's among them;
+            None where it has no drafter.
+        drafting: the sequence as that drafter sees it, from its first draft on.
         accepting: numbers that decide about drafted tokens.
         following: numbers that draw what follows the kept ones.
     """
@@ -51,7 +55,9 @@ class TargetSequence:
     nodes: int = 0
     end: int = 0
     end_token_ids: frozenset[int] = frozenset()
-    caches: list[SequenceCache] = field(default_factory=list)
+    untold: list[int] | None = None
+    caches: list[Any] = field(default_factory=list)
+    drafting: DraftSequence | None = None
     last_token: int = -1
     length: int = 0
     accepting: Foreseen = field(init=False)
@@ -62,12 +68,20 @@ class TargetSequence:
         self.following = Foreseen(self.sampling.seed, Purpose.RESIDUAL, uniforms)
 
 
+def cache_of(sequence: TargetSequence) -> SequenceCache:
+    """Its extent of the target's pool."""
+    cache: SequenceCache = sequence.caches[0]
+    return cache
+
+
 def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decision | None]:
     """Compute the prompt and draw the first token, a round without a draft.
 
     With a carry no token is drawn: the rule needs a draft at the next position.
     """
-    prompt, cache = sequence.token_ids, sequence.caches[0]
+    prompt, cache = sequence.token_ids, cache_of(sequence)
+    if sequence.untold is not None:
+        sequence.untold = list(prompt)
     if sequence.carry is not None:
         *before, sequence.last_token = prompt
         sequence.length, sequence.token_ids = len(prompt), []
@@ -92,59 +106,9 @@ def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) 
         token_ids = [draft.token_ids[node] for node in fed]
         parents = [rows[draft.parents[node]] for node in fed]
     fed_ids = [sequence.last_token, *token_ids]
-    feed = Feed(sequence.caches[0], fed_ids, len(fed_ids), parents)
+    feed = Feed(cache_of(sequence), fed_ids, len(fed_ids), parents)
     scored = yield Score(scorer, feed)
     return (yield from _decide(sequence, round_, draft, scored))
-
-
-@dataclass
-class Credit:
-    """Rounds that a run may have. The event loop grants them, the engine's thread takes them.
-
-    Attributes:
-        granted: number of the last one.
-        taken: number of the last one that was begun.
-    """
-
-    granted: int
-    taken: int
-
-    @property
-    def left(self) -> int:
-        """Rounds that may still begin."""
-        return self.granted - self.taken
-
-
-@dataclass(frozen=True, slots=True)
-class RunRound:
-    """A round of a run.
-
-    Attributes:
-        round: its number.
-        decision: its verdict.
-        length: tokens that the sequence holds behind it.
-        last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
-            case.
-        ended: the text does: there is no room, or a token of `end_token_ids` was emitted.
-    """
-
-    round: int
-    decision: Decision
-    length: int
-    last: bool
-    ended: bool
-
-
-def run(scorer: Scorer, sequence: TargetSequence, credit: Credit) -> Steps[None]:
-    """Rounds without drafts, each reported, as long as there is credit and the text goes on."""
-    ended = False
-    while credit.left and not ended:
-        credit.taken += 1
-        round_ = credit.taken
-        decision = yield from verify(scorer, sequence, round_, Draft.certain(()))
-        ended = sequence.length >= sequence.end or decision.next_token in sequence.end_token_ids
-        last = ended or not credit.left
-        yield Report(RunRound(round_, decision, sequence.length, last, ended))
 
 
 def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:
@@ -160,7 +124,7 @@ def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored)
         round_,
     )
     decision: Decision = yield ToHost(decided)
-    cache = sequence.caches[0]
+    cache = cache_of(sequence)
     if draft.parents is None:
         cache.rollback(sequence.length + decision.num_accepted)
     else:
@@ -169,4 +133,6 @@ def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored)
     sequence.length += decision.num_accepted + 1
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry
+    if sequence.untold is not None:
+        sequence.untold += draft.emitted(decision.place, decision.next_token)
     return decision

@@ -18,8 +18,10 @@ from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
+from target_svc.drafts import OwnDrafts
 from target_svc.messages import carry_from, carry_to
-from target_svc.round import Credit, RunRound, TargetSequence
+from target_svc.round import TargetSequence
+from target_svc.run import Credit, RunRound, RunSize, run
 
 # Ids that end a run: a model's own, and those of a request.
 _MOST_ENDS = 256
@@ -35,18 +37,25 @@ class VerifiedSequence(
         scorer: the model.
         info: limits that were announced.
         max_rounds: that a run may still have.
+        drafts: that the target can make itself, if it can.
     """
 
     many_answers = "run"
 
     def __init__(
-        self, engine: Engine, scorer: Scorer, info: common_pb2.ModelInfo, max_rounds: int
+        self,
+        engine: Engine,
+        scorer: Scorer,
+        info: common_pb2.ModelInfo,
+        max_rounds: int,
+        drafts: OwnDrafts | None = None,
     ) -> None:
         super().__init__(engine, info)
         self._max_rounds = max_rounds
+        self._drafts = drafts
         self._credit: Credit | None = None  # of the run that is on, or was the last step
         self._running = self._ended = False
-        self._early: list[int] = []  # rounds for a run that is about to begin
+        self._early: list[target_pb2.RunStep] = []  # for a run that is about to begin
         self._scorer = scorer
         self._vocab_size = info.vocab_size
         self._most_nodes = info.max_nodes
@@ -115,6 +124,7 @@ class VerifiedSequence(
             request.max_nodes,
             len(token_ids) + request.max_new_tokens,
             frozenset(request.end_token_ids),
+            None if self._drafts is None else [],
         )
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
@@ -140,7 +150,8 @@ class VerifiedSequence(
         )
         if fault := draft.misfit(sequence.rule.takes):
             raise InvalidRequest(fault)
-        self._check_length(draft.depth)
+        self._check_room()
+        self._check_depth(draft.depth)
         steps = rounds.verify(self._scorer, sequence, request.round, draft)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         verdict = self._verdict(request.round, sequence.length, decision, times)
@@ -182,12 +193,12 @@ class VerifiedSequence(
         if credit is None:
             raise WrongState("run.round may be 0 only behind a run")
         early, self._early = self._early, []
-        for count in (request.rounds, *early):
-            self._grant(credit, count)
+        for granted in (request, *early):
+            self._grant(credit, granted)
         self._running = True
         try:
             while credit.left and not self._ended:
-                steps = rounds.run(self._scorer, self._sequence, credit)
+                steps = run(self._scorer, self._sequence, credit, self._drafts)
                 await self._engine.run(
                     self._sequence, steps, self.request_id, traced, self._say_round
                 )
@@ -201,41 +212,84 @@ class VerifiedSequence(
         if message.run.round:
             raise WrongState("run.round must be 0 while a run is on")
         if self._running and self._credit is not None:
-            self._grant(self._credit, message.run.rounds)
+            self._grant(self._credit, message.run)
         else:  # it is about to begin
-            self._early.append(message.run.rounds)
+            self._early.append(message.run)
 
     def _begun(self, request: target_pb2.RunStep) -> Credit:
         """The credit of a run that begins, none yet."""
-        if self._gamma:
-            raise InvalidRequest(f"run: {self._sequence.rule.name} needs a draft in each round")
         if self._ended:
             raise WrongState("the text has ended")
         self._progress.check(request.round, request.position)
-        self._check_length(0)
-        return Credit(request.round - 1, request.round - 1)
+        self._check_room()
+        return Credit(request.round - 1)
 
-    def _grant(self, credit: Credit, count: int) -> None:
+    def _grant(self, credit: Credit, request: target_pb2.RunStep) -> None:
         """Let a run have more rounds, unless the text has ended while they were on their way."""
+        if self._ended:
+            return
         left = self._max_rounds - credit.left
-        if not 1 <= count <= left and not self._ended:
+        if not 1 <= request.rounds <= left:
             raise InvalidRequest(
-                f"run.rounds must be 1..{left}, got {count}: a run may have {self._max_rounds}"
-                " ahead"
+                f"run.rounds must be 1..{left}, got {request.rounds}: a run may have"
+                f" {self._max_rounds} ahead"
             )
-        credit.granted += count
+        credit.grant(request.rounds, self._size(request))
+
+    def _size(self, request: target_pb2.RunStep) -> RunSize:
+        """What the target drafts in the rounds of a request.
+
+        Raises:
+            InvalidRequest: it cannot, or the rule does not take it.
+        """
+        rule, gamma, nodes = self._sequence.rule, request.gamma, request.max_nodes
+        if self._gamma and gamma != self._gamma:
+            raise InvalidRequest(
+                f"run.gamma must be {self._gamma}, got {gamma}: {rule.name} needs a draft of one"
+                " length in each round"
+            )
+        if not gamma:
+            return RunSize()
+        if self._drafts is None:
+            raise InvalidRequest("run.gamma must be 0: this target drafts nothing")
+        drafter, info = self._drafts.drafter, self._drafts.info
+        if gamma > info.max_gamma:
+            raise InvalidRequest(f"run.gamma must be 0..{info.max_gamma}, got {gamma}")
+        if not rule.suits(drafter.shape, pure=drafter.pure):
+            raise InvalidRequest(
+                f"run.gamma must be 0: {rule.name} does not take the drafts of {info.drafter}"
+            )
+        if self._end > info.max_length:
+            raise InvalidRequest(
+                f"run.gamma must be 0: the text may have {self._end} tokens, and this target drafts"
+                f" for {info.max_length}"
+            )
+        if self._progress.length < 2:
+            raise InvalidRequest("run.gamma must be 0 behind a single token")
+        most = min(self._sequence.nodes, info.max_nodes)
+        if not bool(info.max_nodes) <= nodes <= most:
+            raise InvalidRequest(
+                f"run.max_nodes must be {bool(info.max_nodes):d}..{most}, got {nodes}"
+            )
+        return RunSize(gamma, nodes)
 
     def _say_round(self, done: RunRound, times: StageTimes) -> None:
         """Answer with a round of a run."""
         self._ended |= done.ended
         verdict = self._verdict(done.round, done.length, done.decision, times)
         verdict.last = done.last
+        if done.draft_times is not None:
+            verdict.drafted.token_ids.extend(done.draft.token_ids)
+            verdict.drafted.parents.extend(done.draft.parents or ())
+            verdict.draft_times.CopyFrom(messages.times_to(done.draft_times))
         self.say(target_pb2.SequenceResponse(verdict=verdict))
 
-    def _check_length(self, gamma: int) -> None:
-        left = self._end - self._progress.length
-        if left < 1:
+    def _check_room(self) -> None:
+        if self._end <= self._progress.length:
             raise WrongState("all of max_new_tokens have been emitted")
+
+    def _check_depth(self, gamma: int) -> None:
+        left = self._end - self._progress.length
         if gamma > left:
             raise InvalidRequest(
                 f"draft.token_ids holds a path of {gamma} tokens; max_new_tokens leaves {left}"

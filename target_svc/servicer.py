@@ -17,6 +17,8 @@ from tandem.serving.model import engine_over, info_of, load_decoder
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
+from target_svc.drafts import OwnDrafts
+from target_svc.loading import own_drafts, own_recipe
 from target_svc.messages import verifier_infos
 from target_svc.sequence import VerifiedSequence
 from target_svc.settings import TargetSettings
@@ -30,9 +32,11 @@ class LoadedTarget(Loaded):
 
     Attributes:
         decoder: scores.
+        drafts: that it makes itself; None where it makes none.
     """
 
     decoder: Model
+    drafts: OwnDrafts | None
 
 
 class TargetServicer(
@@ -50,11 +54,19 @@ class TargetServicer(
         super().__init__(settings, "target", streams)
 
     def _load(self) -> LoadedTarget:
-        decoder = load_decoder(self.settings, trees=self.settings.max_nodes > 0)
-        info = info_of(decoder, self.settings, decoder.dtype)
-        info.max_nodes = self.settings.max_nodes if decoder.takes_trees else 0
-        engine = engine_over([decoder], self.settings, "target-engine")
-        return LoadedTarget(engine, info, [decoder], decoder)
+        settings = self.settings
+        recipe = own_recipe(settings)  # what is wrong with it is said before a model is loaded
+        decoder = load_decoder(settings, trees=settings.max_nodes > 0)
+        info = info_of(decoder, settings, decoder.dtype)
+        info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
+        drafts, models = None, [decoder]
+        if recipe is not None:
+            drafts, drafting = own_drafts(*recipe, settings, info, decoder)
+            models += drafting
+        info.cache_tokens = min(model.positions for model in models)
+        engine = engine_over(models, settings, "target-engine")
+        inside = drafts is not None
+        return LoadedTarget(engine, info, models, decoder, drafts, drafts_inside=inside)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""
@@ -62,7 +74,10 @@ class TargetServicer(
             loaded = self.loaded
             most = self.settings.max_rounds
             await self.streams.run(
-                context, lambda: VerifiedSequence(loaded.engine, loaded.decoder, loaded.info, most)
+                context,
+                lambda: VerifiedSequence(
+                    loaded.engine, loaded.decoder, loaded.info, most, loaded.drafts
+                ),
             )
 
     async def GetModelInfo(
@@ -80,6 +95,7 @@ class TargetServicer(
                 stats=loaded.stats(),
                 verifiers=verifier_infos(),
                 max_rounds=self.settings.max_rounds,
+                drafts=None if loaded.drafts is None else loaded.drafts.info,
             )
 
     async def GetTokenizer(

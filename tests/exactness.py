@@ -32,8 +32,8 @@ from rich.progress import Progress
 from rich.table import Table
 from transformers import AutoModelForCausalLM
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 
 import structlog
@@ -11,11 +11,13 @@ import structlog
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.front.validation import Validator, request_id_of
+from orchestrator.replicas.compatibility import Capabilities
 from orchestrator.replicas.peers_of_text import PeersOfText
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.policies import SizePolicies
+from orchestrator.text.contracts import DraftSize
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.metrics import RequestMetrics
@@ -214,6 +216,8 @@ class Texts:
                 policy=self._sizes.policy_for(generation, capabilities.pair),
                 emission=emission,
                 record=record,
+                own_size=own_size_of(capabilities, generation),
+                by_target=capabilities.by_target,
                 spell=validator.codec.spell if settings.trace_text else None,
             )
             if emission.finish_reason is None:
@@ -252,3 +256,15 @@ class Texts:
                 "tandem.gamma": "auto" if generation.gamma is None else generation.gamma,
             }
         )
+
+
+def own_size_of(
+    capabilities: Capabilities, generation: Generation
+) -> Callable[[DraftSize], DraftSize] | None:
+    """What a text's target drafts itself where a size is chosen; None where it drafts nothing for
+    this text."""
+    own = capabilities if capabilities.by_target else capabilities.without_drafters
+    if own is None or own.drafter is None or generation.rule.name not in own.rules:
+        return None
+    tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
+    return own.own_size if tokens <= own.drafter.max_length else None

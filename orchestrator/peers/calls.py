@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tandem.rpc.streams.call import SequenceCall
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
+from tandem.telemetry.tracing.spans import Span
 from tandem.telemetry.tracing.steps import write_inside
 
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
@@ -29,8 +31,6 @@ VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 # stage takes and less than 64 bits of a text's sums, and float32 sums of chances exceed 1 by less.
 _MOST_STAGE_NS = 86_400 * 10**9
 _MOST_OVERLAP = 1.01
-# Of the span of a round without a draft.
-_NO_DRAFT = {f"tandem.{name}": 0 for name in ("depth", "nodes", "place", "accepted")}
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class DraftCall:
         token_ids = list(draft.token_ids)
         if exact and len(token_ids) < gamma:
             raise self._short(len(token_ids), gamma)
-        parents = self._parents(draft, size)
+        parents = _parents_of(self._call, draft, size)
         weight = self._check(draft, token_ids)
         return Drafted(token_ids, parents, draft, weight, _times_of(self._call, drafted))
 
@@ -155,18 +155,6 @@ class DraftCall:
         )
         error.add_note(f"drafter {self._call.address}: it says that its drafts are pure")
         return error
-
-    def _parents(self, draft: common_pb2.Draft, size: DraftSize) -> list[int] | None:
-        """Where the tokens hang; None for a chain."""
-        parents, count, expect = list(draft.parents), len(draft.token_ids), self._call.expect
-        chain = not parents or parents == list(range(count))
-        if not chain:
-            expect("len(draft.parents)", len(parents), count, count if size.nodes else 0)
-            for node, parent in enumerate(parents):
-                expect(f"draft.parents[{node}]", parent, 0, node)
-        found = None if chain else parents
-        expect("depth of the draft", depth_of(found, count), 0, size.gamma)
-        return found
 
     def _check(self, draft: common_pb2.Draft, token_ids: list[int]) -> int:
         """Refuse a draft of the wrong shape, while the text can still go on without it.
@@ -216,6 +204,8 @@ class VerifyCall:
         self._record = record
         self._vocab_size = 0
         self._told: dict[str, AttributeValue] = {}  # of the text, for spans
+        self._asked: deque[DraftSize] = deque()  # for each round that was asked for ahead
+        self._drafting = False  # whether the target has drafted for this text
         self.close = call.close
         self.cancel = call.cancel
 
@@ -279,24 +269,66 @@ class VerifyCall:
         self._waits.stepped()
         return self._decided(reply.verdict, round_, position, drafted)
 
-    def ask_rounds(self, round_: int, position: int, count: int) -> None:
+    def ask_rounds(self, round_: int, position: int, count: int, size: DraftSize) -> None:
         """See `TextTarget`."""
-        step = target_pb2.RunStep(round=round_, position=position, rounds=count)
+        self._asked.extend([size] * count)
+        step = target_pb2.RunStep(
+            round=round_, position=position, rounds=count, gamma=size.gamma, max_nodes=size.nodes
+        )
         traceparent = self._record.spans.traceparent
         self._call.tell(target_pb2.SequenceRequest(run=step, traceparent=traceparent), count)
 
-    async def next_round(self, round_: int, position: int) -> Decided:
+    async def next_round(self, round_: int, position: int) -> tuple[Drafted | None, Decided]:
         """See `TextTarget`."""
         span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
+        times = self._record.times
         with self._record.stage("verify_wait"), span or nullcontext():
-            reply = await self._call.hear("verdict", self._waits.step())
-            self._waits.stepped()
-            decided = self._decided(reply.verdict, round_, position, None)
+            times.start_round()
+            size, seconds = self._asked.popleft(), self._waits.step()
+            begins = size.gamma > 0 and not self._drafting
+            if begins:  # the target's own drafter takes the text in first
+                seconds = max(seconds, self._waits.opening(position))
+            reply = await self._call.hear("verdict", seconds)
+            if not begins:
+                self._waits.stepped()
+            self._drafting |= begins
+            drafted = self._drafted(reply.verdict, size)
+            decided = self._decided(reply.verdict, round_, position, drafted)
         if span is not None:
-            attributes = self._told | _NO_DRAFT | {"tandem.round": round_}
-            write_inside(span, "verify", decided.times, attributes)
-        self._record.times.add_decided(decided.times, None)
-        return decided
+            self._describe(span, round_, size, drafted, decided)
+        times.add_decided(decided.times, drafted.times if drafted else None)
+        times.drafted_tokens += len(drafted.token_ids) if drafted else 0
+        return drafted, decided
+
+    def _drafted(self, verdict: target_pb2.Verdict, size: DraftSize) -> Drafted | None:
+        """What the target drafted itself; None where it drafted nothing.
+
+        Raises:
+            PeerFailure: it is not what was asked for.
+        """
+        if not verdict.HasField("drafted"):
+            return None
+        draft, expect = verdict.drafted, self._call.expect
+        token_ids = list(draft.token_ids)
+        expect("len(drafted.token_ids)", len(token_ids), 0, size.nodes or size.gamma)
+        expect("max(drafted.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
+        parents = _parents_of(self._call, draft, size)
+        times = _checked_times(self._call, verdict.draft_times)
+        return Drafted(token_ids, parents, None, 0, times)
+
+    def _describe(
+        self, call: Span, round_: int, size: DraftSize, drafted: Drafted | None, decided: Decided
+    ) -> None:
+        """The spans of a round that the target did by itself, one step behind the other."""
+        depth, nodes = (drafted.gamma, len(drafted.token_ids)) if drafted else (0, 0)
+        round_of = {"tandem.round": round_, "tandem.depth": depth, "tandem.nodes": nodes}
+        verify = {"tandem.place": decided.place, "tandem.accepted": decided.num_accepted}
+        told = self._told | round_of
+        began_ns = write_inside(call, "verify", decided.times, told | verify)
+        if drafted is not None:
+            told = told | {"tandem.gamma": size.gamma, "tandem.draft_bytes": 0}
+            del told["tandem.verifier"]
+            write_inside(call, "draft", drafted.times, told, began_ns)
 
     def _decided(
         self, verdict: target_pb2.Verdict, round_: int, position: int, drafted: Drafted | None
@@ -325,13 +357,37 @@ class VerifyCall:
         return Decided(place, accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
 
 
+def _parents_of(
+    call: SequenceCall[Any, Any], draft: common_pb2.Draft, size: DraftSize
+) -> list[int] | None:
+    """Where the tokens of a draft hang; None for a chain.
+
+    Raises:
+        PeerFailure: it is no tree, or not of the size that was asked for.
+    """
+    parents, count, expect = list(draft.parents), len(draft.token_ids), call.expect
+    chain = not parents or parents == list(range(count))
+    if not chain:
+        expect("len(draft.parents)", len(parents), count, count if size.nodes else 0)
+        for node, parent in enumerate(parents):
+            expect(f"draft.parents[{node}]", parent, 0, node)
+    found = None if chain else parents
+    expect("depth of the draft", depth_of(found, count), 0, size.gamma)
+    return found
+
+
 def _times_of(call: SequenceCall[Any, Any], answer: Any) -> StageTimes:
-    """What an answer says of its times.
+    """What an answer says of its times; see `_checked_times`."""
+    return _checked_times(call, answer.times)
+
+
+def _checked_times(call: SequenceCall[Any, Any], told: common_pb2.StageTimes) -> StageTimes:
+    """Times as a service tells them.
 
     Raises:
         PeerFailure: nothing can have taken so long.
     """
-    times = messages.times_from(answer.times)
+    times = messages.times_from(told)
     longest = max(times.queue_ns, times.gather_ns, times.forward_ns, times.numbers_ns)
     call.expect("the longest of times", longest, 0, _MOST_STAGE_NS)
     return times

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from orchestrator.text.contracts import DraftSize
 from orchestrator.text.values import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -206,19 +207,47 @@ def noting(address: str) -> Iterator[None]:
 _LIMITS = ("max_length", "max_gamma", "max_nodes", "max_message_bytes")
 
 
+def own_drafters(
+    targets: Sequence[target_pb2.GetModelInfoResponse],
+) -> list[drafter_pb2.GetModelInfoResponse]:
+    """What targets draft themselves, each described as a drafter is; none unless all of them do."""
+    if not all(reply.HasField("drafts") for reply in targets):
+        return []
+    return [
+        drafter_pb2.GetModelInfoResponse(
+            # Without a vocabulary: no row of theirs is ever in a message.
+            info=common_pb2.ModelInfo(
+                model=own.drafter,
+                fingerprint=own.fingerprint,
+                max_gamma=own.max_gamma,
+                max_nodes=own.max_nodes,
+                max_length=own.max_length,
+            ),
+            drafter=own.drafter,
+            shape=own.shape,
+            pure=own.pure,
+            recipe=own.recipe,
+        )
+        for own in (reply.drafts for reply in targets)
+    ]
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """A text's view of the pool, from its start to its end.
 
     Attributes:
         target: what the targets serve, with the least limits of them all.
-        drafter: the same of the drafters; None without drafters.
+        drafter: the same of what drafts; None without drafts.
         max_gamma: longest draft that every replica can make and take; 0 without drafters.
         max_nodes: most tokens of a tree that they can; 0 where all drafts are chains.
         max_rounds: without drafts that every target takes ahead.
         rules: that the targets know and the drafters suit, by name.
         recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
+        by_target: the targets draft themselves: no drafter is asked.
+        without_drafters: the same targets where they draft themselves, for texts that lose their
+            drafters; None where they do not, or do so anyway.
     """
 
     target: common_pb2.ModelInfo
@@ -229,6 +258,8 @@ class Capabilities:
     rules: Mapping[str, Rule]
     law: Law
     recipes: tuple[str, ...] = ()
+    by_target: bool = False
+    without_drafters: Capabilities | None = None
 
     @property
     def pair(self) -> tuple[Law, str | None]:
@@ -239,18 +270,36 @@ class Capabilities:
         """Whether a target can go on with any text that began with these."""
         kept = [getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS]
         kept.append(reply.max_rounds >= self.max_rounds)
+        own = self if self.by_target else self.without_drafters
+        if own is not None:
+            kept += [reply.drafts.max_gamma >= own.max_gamma]
+            kept += [reply.drafts.max_nodes >= own.max_nodes]
         return law_of(reply) == self.law and all(kept)
+
+    def own_size(self, size: DraftSize) -> DraftSize:
+        """What a target drafts itself where a draft of a size is wanted; of no tokens where it
+        cannot."""
+        gamma, nodes = min(size.gamma, self.max_gamma), min(size.nodes, self.max_nodes)
+        return DraftSize(0) if self.max_nodes and not nodes else DraftSize(gamma, nodes)
 
 
 def capabilities_of(
     targets: Sequence[target_pb2.GetModelInfoResponse],
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+    own: Sequence[drafter_pb2.GetModelInfoResponse] = (),
 ) -> Capabilities:
     """What replicas offer that fit together; at least one target.
+
+    Args:
+        targets: see there.
+        drafters: that draft for them; without any, what they draft themselves is used.
+        own: what they draft themselves, see `own_drafters`; none where that is not wanted.
 
     Raises:
         Unavailable: no draft of a drafter fits the targets' messages.
     """
+    without_drafters = capabilities_of(targets, (), own) if drafters and own else None
+    by_target, drafters = not drafters and bool(own), drafters or own
     target = common_limits([reply.info for reply in targets])
     return Capabilities(
         target,
@@ -261,4 +310,6 @@ def capabilities_of(
         rules_of(targets[0], drafters),
         law_of(targets[0]),
         tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
+        by_target,
+        without_drafters,
     )

@@ -17,7 +17,13 @@ from orchestrator.peers.clients import DrafterClient, TargetClient, dialers_of
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.agreement import Agreement, agree
 from orchestrator.replicas.capacity import TargetCapacity
-from orchestrator.replicas.compatibility import Capabilities, Law, capabilities_of, law_of
+from orchestrator.replicas.compatibility import (
+    Capabilities,
+    Law,
+    capabilities_of,
+    law_of,
+    own_drafters,
+)
 from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.replica import Replica
@@ -67,9 +73,10 @@ class ReplicaPool:
             seconds,
             again,
         )
+        self._draft_by = settings.draft_by
         self._drafters = Replicas(
             "drafter",
-            settings.drafters,
+            () if settings.draft_by == "target" else settings.drafters,
             lambda address, host: DrafterClient(address, to_drafters, host),
             self._compare,
             seconds,
@@ -145,11 +152,17 @@ class ReplicaPool:
         """Raises Unavailable where a text could not be begun."""
         if not agreed.targets:
             raise self._missing(self._targets)
+        targets = [replica.reply for replica in agreed.targets]
+        own = [] if self._draft_by == "drafters" else own_drafters(targets)
+        if self._draft_by == "target" and not own:
+            raise Unavailable(
+                "DRAFT_BY=target, and not every target drafts: set DRAFTS of each, or DRAFT_BY=auto"
+            )
         if agreed.drafters:
             self._drafts = [replica.reply for replica in agreed.drafters]
-        elif self._drafters.expected and not self._drafts:
+        elif self._drafters.expected and not self._drafts and not own:
             raise self._missing(self._drafters)
-        capabilities = capabilities_of([replica.reply for replica in agreed.targets], self._drafts)
+        capabilities = capabilities_of(targets, self._drafts, own)
         return (
             capabilities
             if self._capabilities is None or capabilities != self._capabilities

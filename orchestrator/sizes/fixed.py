@@ -31,8 +31,7 @@ class FixedSize:
     def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
         gamma = min(self.gamma, left if self.covers_end else left - 1)
-        rounds = 1 if self.gamma else left
-        return SizeChoice(DraftSize(gamma, self.nodes if gamma else 0), rounds=rounds)
+        return SizeChoice(DraftSize(gamma, self.nodes if gamma else 0), rounds=left)
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Nothing is learnt: with a fixed length a seed repeats its text."""

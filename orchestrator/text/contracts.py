@@ -73,8 +73,8 @@ class SizeChoice:
     Attributes:
         size: of its draft.
         expected: of it; None where nothing is estimated.
-        rounds: that may be asked for ahead, this one included, where nothing is drafted. A draft
-            that is chosen meanwhile waits for them.
+        rounds: that may be asked for ahead, this one included, where the target does them by
+            itself. What is chosen meanwhile waits for them.
     """
 
     size: DraftSize
@@ -200,17 +200,18 @@ class TextTarget(Protocol):
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """Have a draft decided; None decodes plainly."""
 
-    def ask_rounds(self, round_: int, position: int, count: int) -> None:
-        """Ask for rounds without drafts, each of which `next_round` waits for.
+    def ask_rounds(self, round_: int, position: int, count: int, size: DraftSize) -> None:
+        """Ask for rounds that the target does by itself, each of which `next_round` waits for.
 
         Args:
             round_: number of the first one; 0 for more of those that were asked for last.
             position: tokens of the text; 0 likewise.
             count: how many.
+            size: of the drafts that it makes in them.
         """
 
-    async def next_round(self, round_: int, position: int) -> Decided:
-        """The next of the rounds that were asked for."""
+    async def next_round(self, round_: int, position: int) -> tuple[Drafted | None, Decided]:
+        """The next of the rounds that were asked for: what the target drafted, and the verdict."""
 
     async def close(self) -> None:
         """End it in order."""

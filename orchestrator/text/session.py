@@ -37,6 +37,8 @@ class Session:
         policy: chooses each draft's length.
         emission: makes rounds of verdicts.
         record: the text's.
+        own_size: what the target drafts itself where a size is chosen; None where it does not.
+        by_target: it does so from the beginning, and not only without drafters.
         spell: the texts of tokens, for spans; None keeps them out.
     """
 
@@ -49,6 +51,8 @@ class Session:
         policy: SizePolicy,
         emission: Emission,
         record: TextRecord,
+        own_size: Callable[[DraftSize], DraftSize] | None = None,
+        by_target: bool = False,
         spell: Callable[[Sequence[int]], list[str]] | None = None,
     ) -> None:
         self._generation = generation
@@ -57,6 +61,8 @@ class Session:
         self._policy = policy
         self._emission = emission
         self._record = record
+        self._own_size = own_size
+        self._by_target = by_target
         self._spans = record.spans
         self._spell = spell if self._spans.context is not None else None
 
@@ -69,24 +75,16 @@ class Session:
         try:
             with self._spans.child("open"):
                 await self._target.begin()
-                if self._policy.begins_drafting:
+                if self._policy.begins_drafting and not self._by_target:
                     self._drafter.begin()
                 decided = await self._target.open()
                 self._describe_text(None, decided)
             yield self._emit(None, decided)
             while self._emission.finish_reason is None:
                 with self._spans.child("round"):
-                    number, length = self._target.round + 1, self._target.length
-                    self._spans.describe({"tandem.round": number})  # for one that fails
+                    self._spans.describe({"tandem.round": self._target.round + 1})  # if it fails
                     choice = self._policy.choose(self._emission.left)
-                    # Rounds that were asked for ahead come first.
-                    size = DraftSize(0) if self._target.ahead else choice.size
-                    drafted = await self._drafter.draft(number, length, size)
-                    if size.gamma:
-                        drafted, decided = await self._target.decide(drafted)
-                    else:
-                        rounds = min(choice.rounds, self._emission.left)
-                        decided = await self._target.go_on(rounds)
+                    drafted, decided = await self._round(choice)
                     self._policy.observe(drafted, decided)
                     self._describe(choice, drafted, decided)
                     emitted = self._emit(drafted, decided, choice.expected)
@@ -97,6 +95,22 @@ class Session:
             self._policy.end()
             self._drafter.cancel()
             self._target.cancel()
+
+    async def _round(self, choice: SizeChoice) -> tuple[Drafted | None, Decided]:
+        """What was drafted, and the verdict; of a size that was chosen, or asked for before."""
+        number, length = self._target.round + 1, self._target.length
+        size = choice.size
+        if not self._by_target:
+            # Rounds that were asked for ahead come first.
+            size = DraftSize(0) if self._target.ahead else size
+            drafted = await self._drafter.draft(number, length, size)
+            self._by_target = self._own_size is not None and self._drafter.lost
+            if size.gamma and not self._by_target:
+                return await self._target.decide(drafted)
+        if self._by_target and self._own_size is not None:
+            sizes = self._generation.sizes  # the target itself drafts less at the text's end
+            size = self._own_size(sizes[0] if len(sizes) == 1 else size)
+        return await self._target.go_on(min(choice.rounds, self._emission.left), size)
 
     def _emit(
         self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
@@ -19,6 +19,7 @@ _log = structlog.get_logger(__name__)
 # next ones are asked for.
 _AHEAD_NS = 30e6
 _LEAST_AHEAD = 2
+_PLAIN = DraftSize(0)
 
 
 class TargetWithFailover:
@@ -113,67 +114,84 @@ class TargetWithFailover:
         Raises:
             TandemError: the target failed, and no other can go on.
         """
+
+        async def verify() -> tuple[Drafted | None, Decided]:
+            return drafted, await self._target.verify(self.round, self.length, drafted)
+
         self.round += 1
         try:
-            decided = await self._target.verify(self.round, self.length, drafted)
+            decided_on, decided = await verify()
         except Unavailable as lost:
-            drafted, decided = await self._go_on_elsewhere(lost, drafted)
-        return drafted, self._keep(decided)
+            decided_on, decided = await self._go_on_elsewhere(lost, verify)
+        return decided_on, self._keep(decided)
 
-    async def go_on(self, rounds: int) -> Decided:
-        """The next round without a draft; the target need not be asked for each.
+    async def go_on(self, rounds: int, size: DraftSize = _PLAIN) -> tuple[Drafted | None, Decided]:
+        """The next round that the target does by itself; it need not be asked for each.
 
         Args:
-            rounds: without a draft that are wanted at least, this one included. No more than that
-                are asked for ahead.
+            rounds: that are wanted at least, this one included. No more than that are asked for
+                ahead.
+            size: of the drafts that the target makes in those that are not asked for yet.
+
+        Returns:
+            What the target drafted, and the verdict.
 
         Raises:
             TandemError: the target failed, and no other can go on.
         """
-        if not self.ahead and min(rounds, self._max_rounds) <= 1:
-            return (await self.decide(None))[1]
-        self._ask_ahead(rounds)
+        if not (self.ahead or size.gamma) and min(rounds, self._max_rounds) <= 1:
+            return await self.decide(None)
+        self._ask_ahead(rounds, size)
         self.round += 1
         self.ahead -= 1
         try:
-            decided = await self._target.next_round(self.round, self.length)
+            drafted, decided = await self._target.next_round(self.round, self.length)
         except Unavailable as lost:
             # Those behind it may have been decided, and their numbers with them.
             self.round += self.ahead
             self.ahead = 0
-            _, decided = await self._go_on_elsewhere(lost, None)
-        else:
-            times = decided.times
-            spent = times.queue_ns + times.gather_ns + times.forward_ns + times.numbers_ns
-            self._round_ns = max(spent, 1)
-        return self._keep(decided)
 
-    def _ask_ahead(self, rounds: int) -> None:
+            async def once() -> tuple[Drafted | None, Decided]:
+                self._target.ask_rounds(self.round, self.length, 1, size)
+                return await self._target.next_round(self.round, self.length)
+
+            drafted, decided = await self._go_on_elsewhere(lost, once)
+        else:
+            spent = decided.times.total_ns + (drafted.times.total_ns if drafted else 0)
+            self._round_ns = max(spent, 1)
+        return drafted, self._keep(decided)
+
+    def _ask_ahead(self, rounds: int, size: DraftSize) -> None:
         """Ask for rounds before those that were asked for are spent."""
         most = max(round(_AHEAD_NS / self._round_ns), _LEAST_AHEAD)
         wanted = min(most, rounds, self._max_rounds)
         if self.ahead > wanted // 2:
             return
         first = (0, 0) if self.ahead else (self.round + 1, self.length)
-        self._target.ask_rounds(*first, wanted - self.ahead)
+        self._target.ask_rounds(*first, wanted - self.ahead, size)
         self.ahead = wanted
 
     async def _go_on_elsewhere(
-        self, lost: Unavailable, drafted: Drafted | None
+        self, lost: Unavailable, owed: Callable[[], Awaitable[tuple[Drafted | None, Decided]]]
     ) -> tuple[Drafted | None, Decided]:
+        """Open another target, which draws a token.
+
+        Args:
+            lost: why.
+            owed: does the round that is needed in its place, where the carry modifies the next
+                position.
+        """
         while True:
             await self._replace(lost)
             self.round += 1
             opened = await self._open_any()
             if opened is not None:
                 return None, opened
-            self.round += 1  # a carry modifies the next position: the draft is needed there
+            self.round += 1
             try:
-                decided = await self._target.verify(self.round, self.length, drafted)
+                return await owed()
             except Unavailable as again:
                 lost = again
-            else:
-                return drafted, decided
 
     async def _open_any(self) -> Decided | None:
         """Open the target, or the next one that can be."""

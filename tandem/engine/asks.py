@@ -246,5 +246,17 @@ class Report:
     result: Any
 
 
-Ask = Take | Score | Draw | ReadTokens | Decide | ToHost | Report
+@dataclass(slots=True, eq=False)
+class Lap:
+    """End a part of the job whose times are wanted apart; the answer is its `StageTimes`, complete
+    at the next report.
+
+    Attributes:
+        step: what it was, such as "draft".
+    """
+
+    step: str
+
+
+Ask = Take | Score | Draw | ReadTokens | Decide | ToHost | Report | Lap
 Steps = Generator[Ask, Any, T]

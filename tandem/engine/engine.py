@@ -15,7 +15,7 @@ import structlog
 from tandem.engine.admission import Admission, AdmittedSequence
 from tandem.engine.asks import Steps
 from tandem.engine.gathering import Gathering
-from tandem.engine.job import Job, Timed
+from tandem.engine.job import Job, Reported
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.errors import EngineFailure, TandemError, Unavailable
 from tandem.telemetry.stages import StageTimes
@@ -27,7 +27,8 @@ _log = structlog.get_logger(__name__)
 _STOP_SECONDS = 20.0
 
 T = TypeVar("T")
-_Reported = tuple[Job[Any], Sequence[Timed]]
+# A job, its step ("" for what it was begun for), and where the time of that went.
+Answered = tuple[Job[Any], str, StageTimes]
 
 
 class StepRunner(Protocol):
@@ -50,8 +51,8 @@ class Engine:
     Attributes:
         admission: who has a place.
         on_device_lost: called on the event loop when the device answers no more.
-        on_answered: called there with results, each its job and its times, when those who wait for
-            them have them.
+        on_answered: called there with the times of results, when those who wait for them have
+            them.
         on_step: called in the engine's thread with the number of jobs that share a step.
 
     Args:
@@ -66,7 +67,7 @@ class Engine:
     ) -> None:
         self.admission = admission
         self.on_device_lost: Callable[[], None] = lambda: None
-        self.on_answered: Callable[[Sequence[tuple[Job[Any], StageTimes]]], None] = lambda _: None
+        self.on_answered: Callable[[Sequence[Answered]], None] = lambda _: None
         self.on_step: Callable[[int], None] = lambda jobs: None
         self._stepper = stepper
         self._limits = limits
@@ -277,17 +278,26 @@ class Engine:
                 job.replace_error(EngineFailure("the engine failed; see the service's log"))
         self._wake(jobs, [(job, job.take_reports()) for job in reported])
 
-    def _wake(self, jobs: Sequence[Job[Any]], reported: Sequence[_Reported] = ()) -> None:
+    def _wake(
+        self,
+        jobs: Sequence[Job[Any]],
+        reported: Sequence[tuple[Job[Any], Sequence[Reported]]] = (),
+    ) -> None:
         if jobs or reported:
             self._on_loop(partial(self._resolve, jobs, reported))
 
-    def _resolve(self, jobs: Sequence[Job[Any]], reported: Sequence[_Reported]) -> None:
-        answered = [(job, times) for job, reports in reported for _, times in reports]
+    def _resolve(
+        self, jobs: Sequence[Job[Any]], reported: Sequence[tuple[Job[Any], Sequence[Reported]]]
+    ) -> None:
+        answered: list[Answered] = []
         for job, reports in reported:
             job.tell(reports)
+            for one in reports:
+                answered += [(job, step, times) for step, times in one.laps]
+                answered.append((job, "", one.times))
         for job in jobs:
             if job.answers_at_end:
-                answered.append((job, job.times))
+                answered.append((job, "", job.times))
             job.resolve()
         self.on_answered(answered)
 

@@ -8,13 +8,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tandem.engine.asks import Ask, Steps, Take
+from tandem.engine.asks import Ask, Lap, Steps, Take
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
 T = TypeVar("T")
-# A result, and where its time went.
-Timed = tuple[Any, StageTimes]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A result that came before a job's end.
+
+    Attributes:
+        result: see there.
+        times: where its time went.
+        laps: what came before it and has times of its own, each with its step.
+    """
+
+    result: Any
+    times: StageTimes
+    laps: Sequence[tuple[str, StageTimes]] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -32,7 +45,7 @@ class Job(Generic[T]):
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
         times: where the job's time went since its last report, filled in as it runs.
-        reports: results that nobody was told of yet, each with its times. Engine thread.
+        reports: results that nobody was told of yet. Engine thread.
         done: resolved at the job's end.
         arrived_ns: when it was given to the engine, of time.perf_counter_ns().
         idle_ns: since when it waits for a step; the same clock.
@@ -48,10 +61,11 @@ class Job(Generic[T]):
     on_report: Callable[[Any, StageTimes], None] | None = None
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
-    reports: list[Timed] = field(default_factory=list)
+    reports: list[Reported] = field(default_factory=list)
     done: asyncio.Future[T] = field(init=False)
     arrived_ns: int = field(init=False)
     idle_ns: int = field(init=False)
+    _laps: list[tuple[str, StageTimes]] = field(default_factory=list)
     _over: bool = False
     _error: BaseException | None = None
 
@@ -87,6 +101,8 @@ class Job(Generic[T]):
                 self.ask = self.steps.throw(answer)
             else:
                 self.ask = self.steps.send(answer)
+            while isinstance(self.ask, Lap):
+                self.ask = self.steps.send(self._lap(self.ask.step))
         except StopIteration as stop:
             self.ask, self.result, self._over = None, stop.value, True
         except Exception as error:
@@ -94,20 +110,32 @@ class Job(Generic[T]):
 
     def report(self, result: Any) -> None:
         """Keep a result for the end of the step, and go on."""
-        self.reports.append((result, self.times))
-        self.times = StageTimes(stamps=None if self.times.stamps is None else [])
+        laps, self._laps = self._laps, []
+        self.reports.append(Reported(result, self._turn(), laps))
         self.resume()
 
-    def take_reports(self) -> Sequence[Timed]:
+    def _lap(self, step: str) -> StageTimes:
+        """The times so far, kept as those of a step."""
+        times = self._turn()
+        self._laps.append((step, times))
+        return times
+
+    def _turn(self) -> StageTimes:
+        """The times so far; what follows has new ones."""
+        times = self.times
+        self.times = StageTimes(stamps=None if times.stamps is None else [])
+        return times
+
+    def take_reports(self) -> Sequence[Reported]:
         """Those that nobody was told of yet. Engine thread."""
         reports, self.reports = self.reports, []
         return reports
 
-    def tell(self, reports: Sequence[Timed]) -> None:
+    def tell(self, reports: Sequence[Reported]) -> None:
         """Hand reports over, unless nobody waits for the job any more. Event loop."""
-        for result, times in reports:
+        for reported in reports:
             if self.on_report is not None and not self.done.cancelled():
-                self.on_report(result, times)
+                self.on_report(reported.result, reported.times)
 
     @property
     def over(self) -> bool:

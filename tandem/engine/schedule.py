@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.engine.asks import Take
+from tandem.engine.asks import Draw, Take
 from tandem.engine.job import Job
 
 
@@ -33,7 +33,9 @@ def select(
 ) -> list[Job[Any]]:
     """The next step: running sequences first come, first served, and a chunk of prompts.
 
-    The oldest of either kind always takes part, so none starves.
+    The oldest of either kind always takes part, so none starves. Where some draw and others wait
+    for another model, that drafts are for, those who draw have steps of their own first: their
+    passes are short, and then all share one of the large model.
 
     Args:
         jobs: in the order of their arrival.
@@ -44,7 +46,10 @@ def select(
     selected: list[Job[Any]] = []
     opening: list[Job[Any]] = []
     budget = limits.token_budget
+    drafting = {id(job.ask.scorer) for job in jobs if isinstance(job.ask, Draw)}
     for job in jobs:
+        if drafting and id(job.ask.scorer) not in drafting:  # type: ignore[union-attr]
+            continue
         if job.opening:
             opening.append(job)
         elif (tokens := job.tokens) <= budget or not selected:

@@ -77,7 +77,7 @@ class Stepper:
             (sharing, scorer.forward([_feed_of(job) for job in sharing]))
             for scorer, sharing in _by_scorer(jobs)
         ]
-        times = [job.times for job in jobs]  # a job that reports begins new ones
+        times = [job.times for job in jobs]  # a job that reports, or ends a lap, begins new ones
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
         for sharing, logits in passes:
             _hand_out(sharing, logits)

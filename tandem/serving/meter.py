@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tandem.engine.job import Job
+from tandem.engine.engine import Answered
 from tandem.telemetry.metrics import catalog as metrics
-from tandem.telemetry.stages import ENGINE_STAGES, StageTimes, name_of
+from tandem.telemetry.stages import ENGINE_STAGES, name_of
 
 if TYPE_CHECKING:
     from tandem.serving.loaded import Loaded
@@ -36,7 +36,7 @@ class EngineMeter:
                 )
                 for stage in ENGINE_STAGES
             ]
-            for step in ("prefill", self._step)
+            for step in ("prefill", self._step, *(["draft"] if loaded.drafts_inside else []))
         }
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
@@ -63,9 +63,10 @@ class EngineMeter:
         """A pass is shared by so many sequences. Engine thread."""
         self._batch.observe(sequences)
 
-    def answered(self, results: Sequence[tuple[Job[Any], StageTimes]]) -> None:
+    def answered(self, results: Sequence[Answered]) -> None:
         """Results of jobs are on their way, each with its times. Event loop."""
-        for job, times in results:
+        for job, lap, times in results:
             exemplar = metrics.exemplar_of(job.traced)
-            for stage, histogram in self._stages["prefill" if job.opens else self._step]:
+            step = lap or ("prefill" if job.opens else self._step)
+            for stage, histogram in self._stages[step]:
                 histogram.observe(times.of(stage) * _NS, exemplar)

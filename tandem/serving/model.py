@@ -30,13 +30,20 @@ _DEVICE_CHUNK = 512
 _CHUNKS_ALONE = 4
 
 
-def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = False) -> Decoder:
+def load_decoder(
+    settings: ModelSettings,
+    drafts: bool = False,
+    trees: bool = False,
+    beside: Model | None = None,
+) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
     Args:
         settings: of the service.
         drafts: it may do so in any dtype.
         trees: its sequences may have branches.
+        beside: a larger model of this process, whose sequences it has too: it needs no more memory
+            and no more threads than that one.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -46,8 +53,8 @@ def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = Fa
         settings.device,
         settings.dtype,
         settings.cache_tokens,
-        at_most=settings.max_sequences * settings.max_length,
-        threads=settings.threads,
+        at_most=beside.positions if beside else settings.max_sequences * settings.max_length,
+        threads=None if beside else settings.threads,
         engine=settings.engine,
         drafts=drafts,
         graph_rows=settings.graph_rows,
@@ -56,8 +63,9 @@ def load_decoder(settings: ModelSettings, drafts: bool = False, trees: bool = Fa
     )
     positions, longest = decoder.positions, max_length(decoder, settings)
     if positions < longest:
+        of = f"{decoder.name}: " if beside else ""
         raise StartupError(
-            f"a KV cache of {positions} tokens does not hold a sequence of {longest};"
+            f"{of}a KV cache of {positions} tokens does not hold a sequence of {longest};"
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
     _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)

@@ -125,6 +125,10 @@ class Draft:
         """The places on the way from the root to a place, without the root."""
         return path_to(self.parents, place)
 
+    def emitted(self, place: int, next_token: int) -> list[int]:
+        """What is emitted where the last kept node is at a place: the way to it, then a token."""
+        return [*(self.token_ids[at - 1] for at in self.path_to(place)), next_token]
+
     def certain_tokens(self) -> list[int]:
         """The token of each certain row, in order."""
         named = dict(zip(self.rows_of_nodes(), self.token_ids, strict=True))

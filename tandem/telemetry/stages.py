@@ -93,6 +93,11 @@ class StageTimes:
         nanoseconds: int = getattr(self, f"{stage}_ns")
         return nanoseconds
 
+    @property
+    def total_ns(self) -> int:
+        """All of them together."""
+        return self.queue_ns + self.gather_ns + self.forward_ns + self.numbers_ns
+
     def waited(self, since_ns: int, gathering_ns: int, until_ns: int) -> None:
         """Record a wait for a pass; its last part, from `gathering_ns`, was for other sequences."""
         gathering_ns = min(max(since_ns, gathering_ns), until_ns)

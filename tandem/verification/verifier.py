@@ -54,6 +54,11 @@ class Verifier(ABC, Generic[W]):
     trees: ClassVar[TreeRule | None] = None
     fused_tree: ClassVar[FusedTreeVerdict | None] = None
 
+    def suits(self, shape: DraftShape, *, pure: bool) -> bool:
+        """Whether it decides drafts of a shape. A rule for trees takes independent chains too."""
+        taken = shape in (DraftShape.CHAIN, self.takes) or self.takes is DraftShape.TREE
+        return taken and (pure or not self.needs_pure)
+
     @property
     def kernel(self) -> FusedVerdict | None:
         """The class's own `fused`, not an inherited one: a subclass may change the rule."""

@@ -7,7 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> run(round 3, 8 rounds) <- verdict, verdict, ...
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (of drafts that it makes itself, or none)
   -> close                  <- ended (OK)
 """
 
@@ -219,10 +219,11 @@ Global___VerifyStep: typing_extensions.TypeAlias = VerifyStep
 
 @typing.final
 class RunStep(google.protobuf.message.Message):
-    """RunStep asks for several rounds without a draft, one after the other. Each is answered by a verdict
-    as soon as it is decided. The caller asks for more rounds while a run is on, so that no round waits
-    for a message. A run ends after its last round, after a round that emits one of end_token_ids, at
-    max_new_tokens, and by `close` between two rounds.
+    """RunStep asks for several rounds, one after the other. The target computes them by itself: without a
+    draft, or with drafts that it makes itself (GetModelInfoResponse.drafts). Each round is answered by a
+    verdict as soon as it is decided. The caller asks for more rounds while a run is on, so that no round
+    waits for a message. A run ends after its last round, after a round that emits one of
+    end_token_ids, at max_new_tokens, and by `close` between two rounds.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -230,6 +231,8 @@ class RunStep(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     ROUNDS_FIELD_NUMBER: builtins.int
+    GAMMA_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the first of the rounds; the others count on from it. Larger than every earlier
     round of this sequence. 0 adds `rounds` to the last run, whether it is on or its rounds are
@@ -244,14 +247,26 @@ class RunStep(google.protobuf.message.Message):
     """rounds to add, at least 1. Together with those that the run still has, at most max_rounds: they
     bound what is computed for a caller that has stopped reading.
     """
+    gamma: builtins.int
+    """gamma is the most tokens of the longest path that the target drafts in each of these rounds, at
+    most drafts.max_gamma; near the end of the text it drafts less by itself. 0: no drafts.
+    INVALID_ARGUMENT: the target drafts nothing; the verifier does not take its drafts; the verifier
+    has another fixed_gamma; or max_length of `drafts` is less than the sequence may need.
+    """
+    max_nodes: builtins.int
+    """max_nodes is the most candidates of each draft, at most the one given in open. Needed where
+    the target drafts trees; else 0.
+    """
     def __init__(
         self,
         *,
         round: builtins.int = ...,
         position: builtins.int = ...,
         rounds: builtins.int = ...,
+        gamma: builtins.int = ...,
+        max_nodes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["position", b"position", "round", b"round", "rounds", b"rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "max_nodes", b"max_nodes", "position", b"position", "round", b"round", "rounds", b"rounds"]) -> None: ...
 
 Global___RunStep: typing_extensions.TypeAlias = RunStep
 
@@ -385,6 +400,8 @@ class Verdict(google.protobuf.message.Message):
     PLACE_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     LAST_FIELD_NUMBER: builtins.int
+    DRAFTED_FIELD_NUMBER: builtins.int
+    DRAFT_TIMES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -416,6 +433,16 @@ class Verdict(google.protobuf.message.Message):
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the step."""
 
+    @property
+    def drafted(self) -> tandem.common.v1.common_pb2.Draft:
+        """drafted is what the target drafted in a round of a run: the candidates and how they hang
+        together, without their distributions. Unset if the round had no draft of its own.
+        """
+
+    @property
+    def draft_times(self) -> tandem.common.v1.common_pb2.StageTimes:
+        """draft_times of that draft; `times` are of the pass and the verdict alone."""
+
     def __init__(
         self,
         *,
@@ -429,9 +456,11 @@ class Verdict(google.protobuf.message.Message):
         place: builtins.int = ...,
         open_sequences: builtins.int = ...,
         last: builtins.bool = ...,
+        drafted: tandem.common.v1.common_pb2.Draft | None = ...,
+        draft_times: tandem.common.v1.common_pb2.StageTimes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 
@@ -457,6 +486,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     STATS_FIELD_NUMBER: builtins.int
     VERIFIERS_FIELD_NUMBER: builtins.int
     MAX_ROUNDS_FIELD_NUMBER: builtins.int
+    DRAFTS_FIELD_NUMBER: builtins.int
     max_rounds: builtins.int
     """max_rounds is the most rounds that a run may still have. 0: the target has no runs."""
     @property
@@ -471,6 +501,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     def verifiers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VerifierInfo]:
         """verifiers that a sequence may be opened with."""
 
+    @property
+    def drafts(self) -> Global___TargetDrafts:
+        """drafts that the target can make itself, in runs. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -478,11 +512,58 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         stats: tandem.common.v1.common_pb2.EngineStats | None = ...,
         verifiers: collections.abc.Iterable[Global___VerifierInfo] | None = ...,
         max_rounds: builtins.int = ...,
+        drafts: Global___TargetDrafts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["drafts", b"drafts", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
+
+@typing.final
+class TargetDrafts(google.protobuf.message.Message):
+    """TargetDrafts describes a drafting method that runs inside the target's process."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: builtins.int
+    RECIPE_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    PURE_FIELD_NUMBER: builtins.int
+    MAX_GAMMA_FIELD_NUMBER: builtins.int
+    MAX_NODES_FIELD_NUMBER: builtins.int
+    MAX_LENGTH_FIELD_NUMBER: builtins.int
+    drafter: builtins.str
+    """drafter is the name of the method, such as "model"."""
+    recipe: builtins.str
+    """recipe is the method with its parameters and models, as JSON."""
+    fingerprint: builtins.str
+    """fingerprint of the method and its models: targets with the same one draft alike."""
+    shape: tandem.common.v1.common_pb2.DraftShape.ValueType
+    """shape of the drafts."""
+    pure: builtins.bool
+    """pure: as in the drafter's GetModelInfoResponse."""
+    max_gamma: builtins.int
+    """max_gamma is the most tokens of the longest path."""
+    max_nodes: builtins.int
+    """max_nodes is the most candidates of a draft with branches; 0 if drafts are chains."""
+    max_length: builtins.int
+    """max_length is the most tokens of a text that can be drafted for."""
+    def __init__(
+        self,
+        *,
+        drafter: builtins.str = ...,
+        recipe: builtins.str = ...,
+        fingerprint: builtins.str = ...,
+        shape: tandem.common.v1.common_pb2.DraftShape.ValueType = ...,
+        pure: builtins.bool = ...,
+        max_gamma: builtins.int = ...,
+        max_nodes: builtins.int = ...,
+        max_length: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
+
+Global___TargetDrafts: typing_extensions.TypeAlias = TargetDrafts
 
 @typing.final
 class VerifierInfo(google.protobuf.message.Message):

@@ -7,7 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> run(round 3, 8 rounds) <- verdict, verdict, ...
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (of drafts that it makes itself, or none)
   -> close                  <- ended (OK)
 """
 

@@ -95,21 +95,30 @@ class StepSpan:
 
 
 def write_inside(
-    call: Span, step: str, times: StageTimes, attributes: Mapping[str, AttributeValue]
-) -> None:
+    call: Span,
+    step: str,
+    times: StageTimes,
+    attributes: Mapping[str, AttributeValue],
+    end_ns: int | None = None,
+) -> int:
     """Write the spans of a step that a service did without a request for it, by its own times.
 
-    The stages are put one behind the other up to the end of the wait for the step's result. What
-    began before the wait is cut off there.
+    The stages are put one behind the other up to the step's end. What began before the wait for
+    its result is cut off there.
 
     Args:
         call: the caller's span of that wait, which has ended.
         step: see `StepSpan.record`.
         times: of the step.
         attributes: of its span.
+        end_ns: of the step; None for the end of the wait.
+
+    Returns:
+        When the step began.
     """
+    end_ns = max(call.end_ns if end_ns is None else end_ns, call.start_ns)
     stages = [(stage, times.of(stage)) for stage in ENGINE_STAGES]
-    at_ns = call.end_ns - sum(nanoseconds for _, nanoseconds in stages)
+    began_ns = at_ns = end_ns - sum(nanoseconds for _, nanoseconds in stages)
     span = Span(step, call.context, SpanKind.SERVER, start_ns=max(at_ns, call.start_ns))
     span.attributes.update(attributes)
     span.attributes["tandem.inside"] = True
@@ -119,7 +128,8 @@ def write_inside(
         if at_ns - start_ns >= SHORTEST_NS or stage == FORWARD:
             part = Span(span_of(step, stage), span.context, start_ns=start_ns)
             part.end(max(at_ns, start_ns))
-    span.end(call.end_ns)
+    span.end(end_ns)
+    return began_ns
 
 
 @dataclass(frozen=True, slots=True)

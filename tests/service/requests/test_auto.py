@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
+
+from orchestrator.sizes import policies
+from orchestrator.sizes.shared import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
+MS = 1_000_000
 
-def slow(seconds: float) -> Callable[[int | None, Any], Any]:
-    async def wait(round_: int | None, context: Any) -> None:
-        if round_ is not None:
-            await asyncio.sleep(seconds)
 
-    return wait
+class Clock:
+    """What rounds take, by a clock that the services move on."""
+
+    def __init__(self) -> None:
+        self._now_ns = 0
+
+    def __call__(self) -> int:
+        return self._now_ns
+
+    def taking(self, nanoseconds: int) -> Callable[[int | None, Any], Any]:
+        """For a fake service: each of its rounds takes so long."""
+
+        async def move(round_: int | None, context: Any) -> None:
+            self._now_ns += nanoseconds * (round_ is not None)
+
+        return move
 
 
 def honest(reply: Any) -> None:
@@ -42,9 +58,13 @@ async def rounds_of(stub: Any, count: int, **speculation: Any) -> tuple[list[pb.
     return [event.round for event in events[:-1]], events[-1].summary
 
 
-async def test_a_drafter_that_is_never_right_is_left_alone() -> None:
+async def test_a_drafter_that_is_never_right_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(policies, "Adaptation", partial(Adaptation, clock=clock))
     drafter, target = FakeDrafter(), FakeTarget(wraps=60)
-    drafter.interfere, target.interfere = slow(0.004), slow(0.002)
+    drafter.interfere, target.interfere = clock.taking(4 * MS), clock.taking(2 * MS)
     drafter.alter, target.alter = wrong, honest
     async with orchestrate(drafter, target, gamma="auto") as stub:
         rounds, summary = await rounds_of(stub, 150)

@@ -140,7 +140,7 @@ async def test_a_close_ends_a_run_between_two_rounds(stack: Stack) -> None:
         (
             [open_verify(verifier="greedy_block", gamma=3), run_step()],
             INVALID,
-            "greedy_block needs a draft in each round",
+            "greedy_block needs a draft of one length in each round",
         ),
         ([open_verify(end_token_ids=[0] * 257)], INVALID, "open.end_token_ids may hold 256"),
     ],

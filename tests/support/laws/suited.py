@@ -5,15 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.drafting.drafter import Drafter
-from tandem.speculation.nodes import DraftShape
 from tandem.verification import VERIFIERS, Verifier
 
 
 def rules_for(drafter: Drafter | type[Drafter]) -> list[Verifier[Any]]:
     """The rules that decide a drafter's drafts, as the orchestrator offers them."""
-    return [
-        rule
-        for rule in VERIFIERS.values()
-        if (drafter.shape in (DraftShape.CHAIN, rule.takes) or rule.takes is DraftShape.TREE)
-        and (drafter.pure or not rule.needs_pure)
-    ]
+    shape, pure = drafter.shape, drafter.pure
+    return [rule for rule in VERIFIERS.values() if rule.suits(shape, pure=pure)]

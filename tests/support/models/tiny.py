@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits

@@ -104,6 +104,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         asked: number of calls of GetModelInfo.
         max_rounds: rounds that it takes ahead.
         runs: rounds of each run that was asked for.
+        drafts: that it makes itself, always right; None where it makes none.
     """
 
     def __init__(self, wraps: int = 7, **changes: Any) -> None:
@@ -115,6 +116,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         self.asked = 0
         self.max_rounds = 32
         self.runs: list[int] = []
+        self.drafts: target_pb2.TargetDrafts | None = None
 
     def follow(self, token: int) -> int:
         return 0 if token and token % self.wraps == 0 else token + 1
@@ -144,7 +146,12 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
         for round_ in range(first, first + run.rounds):
             if len(tokens) >= end or tokens[-1] in opening.open.end_token_ids:
                 return
-            step = target_pb2.VerifyStep(round=round_, position=len(tokens))
+            # What it drafted itself is marked by `distinct_siblings`.
+            gamma = min(run.gamma, end - len(tokens) - 1)
+            own = common_pb2.Draft(
+                token_ids=self.text(gamma, tokens[-1]), distinct_siblings=run.gamma > 0
+            )
+            step = target_pb2.VerifyStep(round=round_, position=len(tokens), draft=own)
             yield target_pb2.SequenceRequest(verify=step)
 
     def round_of(self, request: Any) -> int | None:
@@ -177,6 +184,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
             tokens.append(token)
             accepted += 1
         tokens.append(self.follow(tokens[-1]))
+        own = step.draft.distinct_siblings and len(step.draft.token_ids) > 0
         return target_pb2.SequenceResponse(
             verdict=target_pb2.Verdict(
                 round=step.round,
@@ -185,6 +193,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
                 place=accepted,
                 next_token_id=tokens[-1],
                 overlaps=[1.0] * len(step.draft.token_ids),
+                drafted=common_pb2.Draft(token_ids=step.draft.token_ids) if own else None,
             )
         )
 
@@ -196,6 +205,7 @@ class FakeTarget(Fake, target_pb2_grpc.TargetServiceServicer):
             info=self.info,
             verifiers=[RULES[name] for name in self.verifiers],
             max_rounds=self.max_rounds,
+            drafts=self.drafts,
         )
 
     async def GetTokenizer(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting import ranks
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.lookup import LookupDrafter
 from tandem.drafting.methods import METHODS

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from drafter_svc.built_in import built_in, recipe_of
 from drafter_svc.loading import load
-from drafter_svc.recipe import read_recipe
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in, recipe_of
+from tandem.drafting.choice.recipe_file import read_recipe
 from tandem.drafting.drafter import settings_of
 from tandem.drafting.forest import ForestDrafter, ForestRecipe
 from tandem.drafting.methods import METHODS

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
 from tandem.engine import decisions, draws
 from tandem.engine.asks import Decide, Draw

@@ -1,4 +1,4 @@
-"""Which prompts a step takes: a chunk in the mean, and short ones at once where some was saved."""
+"""Who shares a step: prompts take a chunk in the mean, and who drafts goes first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.asks import Score, Steps, Take
+from tandem.engine.asks import Draw, Score, Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.inference.feed import Feed
@@ -19,19 +19,19 @@ def _asks(ask: Any) -> Steps[None]:
     yield ask
 
 
-def job_of(ask: Any) -> Job[Any]:
+def job_of(asks: Steps[None]) -> Job[Any]:
     """A job that waits for a step; nobody awaits it."""
-    job: Job[Any] = Job(None, _asks(ask))
+    job: Job[Any] = Job(None, asks)
     job.resume()
     return job
 
 
 def prompt(tokens: int) -> Job[Any]:
-    return job_of(Take(None, Feed(None, [1] * tokens, 1)))  # type: ignore[arg-type]
+    return job_of(_asks(Take(None, Feed(None, [1] * tokens, 1))))  # type: ignore[arg-type]
 
 
 def running() -> Job[Any]:
-    return job_of(Score(None, Feed(None, [1], 1)))  # type: ignore[arg-type]
+    return job_of(_asks(Score(None, Feed(None, [1], 1))))  # type: ignore[arg-type]
 
 
 class Load:
@@ -39,7 +39,7 @@ class Load:
 
     Attributes:
         chunks: prompt tokens of each step so far.
-        firsts: of each prompt, the step that completed it.
+        firsts: the step that completed each prompt.
     """
 
     def __init__(self, runners: int) -> None:
@@ -47,7 +47,7 @@ class Load:
         self._prompts: list[Job[Any]] = []
         self._saved = LIMITS.chunk_alone
         self.chunks: list[int] = []
-        self.firsts: dict[int, int] = {}
+        self.firsts: dict[Job[Any], int] = {}
 
     def come(self, *tokens: int) -> None:
         self._prompts += [prompt(count) for count in tokens]
@@ -63,7 +63,7 @@ class Load:
             assert isinstance(job.ask, Take)
             job.ask.taken += job.chunk
             if not job.ask.left:
-                self.firsts[id(job)] = len(self.chunks)
+                self.firsts[job] = len(self.chunks)
                 self._prompts.remove(job)
 
     def until_done(self) -> None:
@@ -107,7 +107,7 @@ def test_a_long_prompt_goes_on_beside_short_ones_without_end() -> None:
     for _ in range(640 // (CHUNK // 2)):
         load.come(20, 20, 20)
         load.step()
-    assert id(long) in load.firsts, "half of each chunk is the oldest one's"
+    assert long in load.firsts, "half of each chunk is the oldest one's"
 
 
 def test_where_nobody_runs_a_prompt_takes_as_much_as_may_be_saved() -> None:
@@ -115,3 +115,71 @@ def test_where_nobody_runs_a_prompt_takes_as_much_as_may_be_saved() -> None:
     load.come(1000)
     load.until_done()
     assert load.chunks == [256, 256, 256, 232]
+
+
+def draw_of(scorer: Any) -> Draw:
+    none: Any = None
+    return Draw(scorer, Feed(none, [1], 1), none, none, 5, none, 1, 0, 4)
+
+
+class DraftingTexts:
+    """Texts that draft by a small model and score by a large one, in the same engine.
+
+    Attributes:
+        steps: of each step, the model that computed, and how many texts shared it.
+
+    Args:
+        drafted: by each text in the round that is on.
+    """
+
+    GAMMA = 4
+
+    def __init__(self, drafted: list[int]) -> None:
+        self.steps: list[tuple[str, int]] = []
+        self._small, self._large = object(), object()
+        self.jobs = [job_of(self._rounds(tokens)) for tokens in drafted]
+
+    def _rounds(self, drafted: int) -> Steps[None]:
+        large: Any = self._large
+        while True:
+            for _ in range(drafted, self.GAMMA):
+                yield draw_of(self._small)
+            drafted = 0
+            yield Score(large, Feed(None, [1], 1))  # type: ignore[arg-type]
+
+    def step(self) -> None:
+        batch = select(self.jobs, len(self.jobs), LIMITS)
+        scorers: list[Any] = [job.ask.scorer for job in batch]  # type: ignore[union-attr]
+        assert len({id(scorer) for scorer in scorers}) == 1, "a step of one model"
+        self.steps.append(("small" if scorers[0] is self._small else "large", len(batch)))
+        for job in batch:
+            if job.opening:
+                assert isinstance(job.ask, Take)
+                job.ask.taken += job.chunk
+            if not (job.opening and job.tokens):
+                job.resume()
+
+
+@pytest.mark.parametrize("drafted", [[0, 1, 2, 3, 4, 4], [4, 0], [2, 2, 4, 4, 4]])
+def test_texts_that_draft_inside_fall_into_step(drafted: list[int]) -> None:
+    """Draws come before a pass of the large model, which all then share, now and ever after."""
+    texts, count = DraftingTexts(drafted), len(drafted)
+    while "large" not in dict(texts.steps):
+        texts.step()
+    assert texts.steps.pop() == ("large", count)
+    assert len(texts.steps) == texts.GAMMA - min(drafted)
+    texts.steps.clear()
+    for _ in range(3 * (texts.GAMMA + 1)):
+        texts.step()
+    assert texts.steps == [*[("small", count)] * texts.GAMMA, ("large", count)] * 3
+
+
+def test_prompts_of_the_large_model_wait_for_draws_and_not_for_ever() -> None:
+    texts = DraftingTexts([0, 0])
+    large: Any = texts._large
+    take = Take(large, Feed(None, [1] * 3 * CHUNK, 1))  # type: ignore[arg-type]
+    texts.jobs.append(job_of(_asks(take)))
+    for _ in range(3 * (texts.GAMMA + 1)):
+        texts.step()
+    assert texts.steps == [*[("small", 2)] * texts.GAMMA, ("large", 3)] * 3
+    assert not take.left

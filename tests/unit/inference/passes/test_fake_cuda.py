@@ -16,8 +16,8 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import DraftSequence
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job

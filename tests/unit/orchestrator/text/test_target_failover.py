@@ -27,11 +27,11 @@ class Fake:
         self.asked.append((round_, position, 1))
         return Decided(0, 0, 9, times=self.times)
 
-    def ask_rounds(self, round_: int, position: int, count: int) -> None:
+    def ask_rounds(self, round_: int, position: int, count: int, size: DraftSize) -> None:
         self.asked.append((round_, position, count))
 
-    async def next_round(self, round_: int, position: int) -> Decided:
-        return Decided(0, 0, 9, times=self.times)
+    async def next_round(self, round_: int, position: int) -> tuple[None, Decided]:
+        return None, Decided(0, 0, 9, times=self.times)
 
 
 class Peers:
@@ -59,7 +59,7 @@ async def rounds(fake: Fake, count: int, promised: int = 1000, most: int = 32) -
     await text.begin()
     text.tell([(await text.open()).next_token])
     for played in range(count):
-        decided = await text.go_on(min(promised, 1000 - played))
+        _, decided = await text.go_on(min(promised, 1000 - played))
         text.tell([decided.next_token])
     return text.ahead
 

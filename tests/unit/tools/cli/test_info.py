@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from drafter_svc.built_in import built_in
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
+from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.cli.commands.info import _models

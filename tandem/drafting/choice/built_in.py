@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drafter_svc.recipe import read_recipe
-from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.recipe_file import read_recipe
+from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Recipe, settings_of
 from tandem.drafting.methods import METHODS
 
 
-def recipe_of(settings: DrafterSettings) -> Recipe:
-    """What a service drafts by.
+def recipe_of(settings: RecipeSettings) -> Recipe:
+    """What the settings name.
 
     Raises:
         StartupError: what is wrong with its file, and where.
@@ -20,7 +20,7 @@ def recipe_of(settings: DrafterSettings) -> Recipe:
     return built_in(name, settings) if name in METHODS else read_recipe(Path(name))
 
 
-def built_in(method: str, settings: DrafterSettings) -> Recipe:
+def built_in(method: str, settings: RecipeSettings) -> Recipe:
     """A method by itself; of a composing one, a composition of what the settings name.
 
     Args:

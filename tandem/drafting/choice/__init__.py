@@ -1,0 +1,1 @@
+"""Which recipe drafts: a built-in one from settings, or a file."""

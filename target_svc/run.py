@@ -1,0 +1,111 @@
+"""Several rounds that a target computes by itself, with drafts of its own or none."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tandem.engine.asks import Decision, Report, Steps
+from tandem.engine.scorer import Scorer
+from tandem.speculation.draft import Draft
+from tandem.telemetry.stages import StageTimes
+from target_svc.drafts import OwnDrafts
+from target_svc.round import TargetSequence, verify
+
+
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """What the target drafts in a round of a run.
+
+    Attributes:
+        gamma: most tokens of the longest path; 0 drafts nothing.
+        nodes: most tokens of a tree; 0 where drafts are chains.
+    """
+
+    gamma: int = 0
+    nodes: int = 0
+
+
+@dataclass
+class Credit:
+    """Rounds that a run may have. The event loop grants them, the engine's thread takes them.
+
+    Attributes:
+        round: number of the last one that was begun.
+    """
+
+    round: int
+    _granted: deque[RunSize] = field(default_factory=deque)
+
+    @property
+    def left(self) -> int:
+        """Rounds that may still begin."""
+        return len(self._granted)
+
+    def grant(self, count: int, size: RunSize) -> None:
+        """Allow so many more rounds, with drafts of a size."""
+        self._granted.extend([size] * count)
+
+    def take(self) -> tuple[int, RunSize]:
+        """Begin the next one: its number, and the size of its draft."""
+        self.round += 1
+        return self.round, self._granted.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRound:
+    """A round of a run.
+
+    Attributes:
+        round: its number.
+        draft: that the target made; empty where it made none.
+        draft_times: where the time of that went; None where there was none.
+        decision: its verdict.
+        length: tokens that the sequence holds behind it.
+        last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
+            case.
+        ended: the text does: there is no room, or a token of `end_token_ids` was emitted.
+    """
+
+    round: int
+    draft: Draft
+    draft_times: StageTimes | None
+    decision: Decision
+    length: int
+    last: bool
+    ended: bool
+
+
+def run(
+    scorer: Scorer, sequence: TargetSequence, credit: Credit, drafts: OwnDrafts | None = None
+) -> Steps[None]:
+    """Rounds, each reported, as long as there is credit and the text goes on.
+
+    Args:
+        scorer: the target's model.
+        sequence: that they continue.
+        credit: for them.
+        drafts: makes the drafts of rounds that are granted any.
+    """
+    ended = False
+    while credit.left and not ended:
+        round_, size = credit.take()
+        draft, draft_times = Draft.certain(()), None
+        if gamma := _fitting(sequence, size.gamma):
+            assert drafts is not None  # or no such round is granted
+            draft, draft_times = yield from drafts.draft(sequence, round_, gamma, size.nodes)
+        decision = yield from verify(scorer, sequence, round_, draft)
+        emitted = draft.emitted(decision.place, decision.next_token)
+        ended = sequence.length >= sequence.end
+        ended = ended or not sequence.end_token_ids.isdisjoint(emitted)
+        last = ended or not credit.left
+        yield Report(RunRound(round_, draft, draft_times, decision, sequence.length, last, ended))
+
+
+def _fitting(sequence: TargetSequence, gamma: int) -> int:
+    """Tokens of the longest path that are of use before the text's end.
+
+    A rule with a fixed gamma needs all that is left; for others the last token is the target's.
+    """
+    left = sequence.end - sequence.length
+    return min(gamma, left if sequence.rule.fixed_gamma else left - 1)

@@ -1,0 +1,1 @@
+"""Drafts that a target makes itself, in its own process."""
