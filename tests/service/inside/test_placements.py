@@ -22,7 +22,7 @@ from tests.service.conftest import address_of, connect, start
 from tests.support.laws.suited import rules_for
 from tests.support.wire.fakes import generation
 
-TOKENS = 40
+TOKENS = 20
 PLACEMENTS = ("drafter", "inside, a round a message", "inside, sixteen ahead")
 
 
@@ -75,7 +75,7 @@ async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Plac
     trees = METHODS[name].drafter.shape.name != "CHAIN"
     for rule in rules_for(METHODS[name].drafter):
         speculation = {"gamma": 3, "verifier": rule.name} | ({"max_nodes": 6} if trees else {})
-        for seed, temperature in ((1, 1.0), (2, 0.7), (3, 0.0)):
+        for seed, temperature in ((1, 1.0), (2, 0.0)):
             sampling = {"seed": seed, "temperature": temperature}
             found = {
                 placement: await placements.text(
