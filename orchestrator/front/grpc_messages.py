@@ -129,7 +129,7 @@ def info_to(validator: Validator) -> pb.GetModelInfoResponse:
     capabilities = validator.capabilities
     return pb.GetModelInfoResponse(
         target=capabilities.target,
-        drafter=capabilities.drafter,
+        drafter=None if capabilities.by_target else capabilities.drafter,
         verifiers=list(capabilities.rules),
         default_verifier=validator.verifier,
         default_gamma=None
@@ -141,4 +141,5 @@ def info_to(validator: Validator) -> pb.GetModelInfoResponse:
         if validator.nodes is None
         else min(validator.nodes, capabilities.max_nodes),
         drafter_recipes=capabilities.recipes,
+        drafts_by_target=capabilities.by_target,
     )

@@ -757,6 +757,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     DEFAULT_NODES_FIELD_NUMBER: builtins.int
     DRAFTER_RECIPES_FIELD_NUMBER: builtins.int
+    DRAFTS_BY_TARGET_FIELD_NUMBER: builtins.int
     default_verifier: builtins.str
     """default_verifier is used if a request names none."""
     default_gamma: builtins.int
@@ -769,13 +770,17 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """max_nodes is the largest budget of a round that a request may name; 0 if drafts are chains."""
     default_nodes: builtins.int
     """default_nodes is used if a request names no max_nodes; unset if it is chosen round by round."""
+    drafts_by_target: builtins.bool
+    """drafts_by_target: targets draft for the next text, in their own process, and no drafter is asked."""
     @property
     def target(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """target model."""
 
     @property
     def drafter(self) -> tandem.common.v1.common_pb2.ModelInfo:
-        """drafter model; unset if the orchestrator has no drafter (then gamma must be 0)."""
+        """drafter model; unset if no drafter drafts: then the targets do (drafts_by_target), or gamma must
+        be 0.
+        """
 
     @property
     def verifiers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -784,7 +789,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     @property
     def drafter_recipes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """drafter_recipes are the recipes of the serving drafters, each once, as in the drafters' own
-        GetModelInfo (JSON). For people.
+        GetModelInfo (JSON); if drafts_by_target, those of the targets. For people.
         """
 
     def __init__(
@@ -800,9 +805,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         default_nodes: builtins.int | None = ...,
         drafter_recipes: collections.abc.Iterable[builtins.str] | None = ...,
+        drafts_by_target: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "drafter", b"drafter", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "drafter_recipes", b"drafter_recipes", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_default_gamma", b"_default_gamma", "_default_nodes", b"_default_nodes", "active_requests", b"active_requests", "default_gamma", b"default_gamma", "default_nodes", b"default_nodes", "default_verifier", b"default_verifier", "drafter", b"drafter", "drafter_recipes", b"drafter_recipes", "drafts_by_target", b"drafts_by_target", "max_gamma", b"max_gamma", "max_nodes", b"max_nodes", "target", b"target", "verifiers", b"verifiers"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_default_gamma", b"_default_gamma"]) -> typing.Literal["default_gamma"] | None: ...
     @typing.overload

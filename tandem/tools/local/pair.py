@@ -54,6 +54,7 @@ class Pair:
         draft_support: the most tokens of a drafted distribution.
         drafter_dtype: the drafter's, if it differs from `dtype`.
         recipe: what drafts: a built-in recipe or a file. It may need no model.
+        inside: the target drafts, in its own process; the drafter's settings are the recipe's.
     """
 
     target: str | None = None
@@ -65,6 +66,7 @@ class Pair:
     draft_support: int | None = None
     drafter_dtype: str | None = None
     recipe: str | None = None
+    inside: bool = False
 
     def settings(self) -> dict[str, dict[str, str]]:
         """Settings by service, without their prefixes.
@@ -78,8 +80,11 @@ class Pair:
                 "--target needs a --drafter that shares its tokenizer, a --recipe that needs no"
                 " model, or --drafter none"
             )
-        if self.recipe is not None and self.drafter == NO_DRAFTER:
-            raise Misconfigured("--recipe says what drafts, and --drafter none that nothing does")
+        if self.drafter == NO_DRAFTER and (self.recipe is not None or self.inside):
+            option = (
+                "--recipe says what drafts" if self.recipe else "--drafts-inside says who drafts"
+            )
+            raise Misconfigured(f"{option}, and --drafter none that nothing does")
         shared = {"DTYPE": self.dtype, "MAX_LENGTH": self.max_length}
         target = {
             "MODEL": located("target", self.target) if self.target else embedded("target"),
@@ -99,6 +104,10 @@ class Pair:
                 "RECIPE": self.recipe,
             }
             services["drafter"] = _given(drafter)
+        if self.inside:
+            services["target"] |= _given(
+                {"DRAFTS": self.recipe or "model", "DRAFT_DEVICE": self.drafter_device}
+            )
         return services
 
     def _drafter_model(self) -> str:

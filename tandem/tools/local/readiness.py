@@ -30,11 +30,16 @@ def is_ready(name: str, endpoint: Endpoint) -> bool:
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def drafts_by(endpoint: Endpoint) -> str:
-    """The recipe that a drafter reports (JSON); empty if it does not answer."""
+def drafts_by(name: str, endpoint: Endpoint) -> str:
+    """The recipe that a drafter reports (JSON), or a target that drafts; empty if it does not
+    answer."""
     with endpoint.connect_blocking() as channel:
-        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
         try:
+            if name == "target":
+                target = target_pb2_grpc.TargetServiceStub(channel)
+                request = target_pb2.GetModelInfoRequest()
+                return target.GetModelInfo(request, timeout=_CALL_SECONDS).drafts.recipe
+            stub = drafter_pb2_grpc.DrafterServiceStub(channel)
             asked = drafter_pb2.GetModelInfoRequest()
             return stub.GetModelInfo(asked, timeout=_CALL_SECONDS).recipe
         except grpc.RpcError:

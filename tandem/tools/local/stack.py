@@ -50,6 +50,7 @@ class StackSettings:
         modules: by service, modules to run instead of its own.
         root: of another checkout, whose services then run.
         start: starts a process, as `subprocess.Popen` does.
+        inside: the target drafts: it gets the drafter's settings, and no drafter is started.
     """
 
     services: Mapping[str, Mapping[str, str]]
@@ -58,6 +59,7 @@ class StackSettings:
     modules: Mapping[str, str] = field(default_factory=dict)
     root: Path | None = None
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    inside: bool = False
 
 
 class Stack:
@@ -100,6 +102,8 @@ class Stack:
         stopping = stopping or Event()
         require_free(self._settings_of("orchestrator")["LISTEN"])
         models = [name for name in _MODELS if name in self._settings.services]
+        if self._settings.inside:
+            models.remove("drafter")
         for name in models:
             self._launch(name)
         progress("starting the models' processes")
@@ -172,11 +176,15 @@ class Stack:
     def _launch(self, name: str, listen: str | None = None) -> None:
         chosen = self._settings_of(name)
         chosen["LISTEN"] = listen or chosen["LISTEN"]
+        environment = {f"TANDEM_{name.upper()}_{key}": value for key, value in chosen.items()}
+        if name == "target" and self._settings.inside:
+            drafter = self._settings.services["drafter"]
+            environment |= {f"TANDEM_DRAFTER_{key}": value for key, value in drafter.items()}
         self._processes[name] = ServiceProcess(
             name,
             self._settings.modules.get(name, _MODULES[name]),
             chosen["LISTEN"].rpartition(":")[0],
-            {f"TANDEM_{name.upper()}_{key}": value for key, value in chosen.items()},
+            environment,
             self._log_of(name),
             self._settings.echo,
             self._settings.root,

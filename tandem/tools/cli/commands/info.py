@@ -55,8 +55,11 @@ def _models(reply: pb.GetModelInfoResponse) -> Table:
         columns.append(_rows(reply.drafter) if reply.drafter.vocab_size else _alone(reply.drafter))
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
+    recipes = "\n".join(map(shown, reply.drafter_recipes)) or "unknown"
+    if reply.drafts_by_target:
+        table.add_row("drafts inside", recipes)
     if reply.HasField("drafter"):
-        table.add_row("recipe", "", "\n".join(map(shown, reply.drafter_recipes)) or "unknown")
+        table.add_row("recipe", "", recipes)
     return table
 
 

@@ -85,6 +85,15 @@ _Recipe = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+_DraftsInside = Annotated[
+    bool,
+    typer.Option(
+        "--drafts-inside",
+        help="The target drafts by the recipe in its own process; no drafter is started. Faster on"
+        " one machine.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
 _Gamma = Annotated[
     int | None,
     typer.Option(
@@ -175,6 +184,7 @@ def up(
     dtype: _Dtype = None,
     max_length: _MaxLength = None,
     recipe: _Recipe = None,
+    drafts_inside: _DraftsInside = False,
     gamma: _Gamma = None,
     verifier: _Verifier = None,
     draft_support: _DraftSupport = None,
@@ -205,6 +215,7 @@ def up(
             max_length,
             draft_support,
             recipe=recipe,
+            inside=drafts_inside,
         ).settings()
         orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
         services["orchestrator"] = {
@@ -217,7 +228,7 @@ def up(
             if drain_seconds is not None:
                 settings["DRAIN_SECONDS"] = f"{drain_seconds:g}"
         echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
-        _serve(Stack(StackSettings(services, log_dir, echo)))
+        _serve(Stack(StackSettings(services, log_dir, echo, inside=drafts_inside)))
 
 
 def _serve(stack: Stack) -> None:
@@ -265,11 +276,13 @@ def _announce(stack: Stack) -> None:
     from tandem.tools.local.readiness import drafts_by
 
     addresses = stack.addresses
+    drafting = "drafter" if "drafter" in addresses else "target"
+    recipe = shown(drafts_by(drafting, stack.endpoint(drafting)))
+    none = "none: the target drafts" if recipe else "none: decoding plainly"
     for name in ("orchestrator", "target", "drafter"):
-        out.print(f"[bold]{name:<12}[/] {addresses.get(name, 'none: decoding plainly')}")
-    if "drafter" in addresses:
-        recipe = shown(drafts_by(stack.endpoint("drafter"))) or "unknown"
-        out.print(f"[bold]{'recipe':<12}[/] {recipe}", soft_wrap=True)
+        out.print(f"[bold]{name:<12}[/] {addresses.get(name, none)}")
+    if recipe or "drafter" in addresses:
+        out.print(f"[bold]{'recipe':<12}[/] {recipe or 'unknown'}", soft_wrap=True)
     address = addresses["orchestrator"]
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")

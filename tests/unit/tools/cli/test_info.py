@@ -19,8 +19,12 @@ TARGET = common_pb2.ModelInfo(model="large", vocab_size=7, device="cuda", dtype=
 
 
 def table(drafter: common_pb2.ModelInfo, *recipes: str) -> dict[str, list[str]]:
-    """By a row's name, its cells."""
     reply = pb.GetModelInfoResponse(target=TARGET, drafter=drafter, drafter_recipes=recipes)
+    return rows_of(reply)
+
+
+def rows_of(reply: pb.GetModelInfoResponse) -> dict[str, list[str]]:
+    """By a row's name, its cells."""
     console = Console(file=io.StringIO(), width=120)
     console.print(_models(reply))
     assert isinstance(console.file, io.StringIO)
@@ -47,6 +51,12 @@ def test_a_drafter_without_a_model() -> None:
     ]
     assert rows["tokenizer"] == ["none: prompts are token ids", "none: it drafts token ids"]
     assert rows["recipe"] == ["", "lookup"]
+
+
+def test_a_target_that_drafts() -> None:
+    recipe = '{"method":"lookup","ngram":3}'
+    reply = pb.GetModelInfoResponse(target=TARGET, drafts_by_target=True, drafter_recipes=[recipe])
+    assert rows_of(reply)["drafts inside"] == ["lookup (ngram 3)"]
 
 
 def test_drafters_of_another_release_may_tell_no_recipe() -> None:
