@@ -1,0 +1,70 @@
+"""Drafts of a target's own: what is wrong with them is one sentence at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.errors import StartupError
+from tandem.inference.kv import size
+from target_svc.servicer import TargetServicer
+from target_svc.settings import TargetSettings
+from tests.support.models.tiny import save_random_llama
+
+
+def loaded(pair: tuple[Path, Path], **settings: Any) -> Any:
+    chosen: dict[str, Any] = {"model": str(pair[1]), "max_length": 64, "max_sequences": 2}
+    return TargetServicer(TargetSettings(**(chosen | settings)))._load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "model", "sentence"),
+    [
+        ({"drafts": "nothing"}, "", "the recipe nothing is neither built in"),
+        ({"drafts": "model"}, "none/there", "none/there"),
+        ({"drafts": "tree", "max_nodes": 0}, "", "takes chains alone; raise MAX_NODES"),
+    ],
+)
+def test_a_bad_recipe_is_named(
+    random_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    model: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", model or str(random_pair[0]))
+    with pytest.raises(StartupError) as caught:
+        loaded(random_pair, **settings)
+    assert sentence in str(caught.value)
+
+
+def test_another_vocabulary_is_refused(
+    random_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = save_random_llama(tmp_path / "other", 3, vocab_size=7)
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(other))
+    with pytest.raises(StartupError, match="target and other have 5 and 7 token ids"):
+        loaded(random_pair, drafts="model")
+
+
+def test_memory_that_does_not_hold_both_is_refused(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to lower."""
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
+    free = [1 << 30, 1 << 10, 1 << 10, 1 << 10]
+    monkeypatch.setattr(size, "free_memory", lambda device: free.pop(0))
+    with pytest.raises(StartupError, match=r"drafter: a KV cache of .* lower MAX_LENGTH"):
+        loaded(random_pair, drafts="model", cache_tokens=0)
+
+
+def test_both_have_room_for_the_same_texts(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
+    found = loaded(random_pair, drafts="model")
+    target, drafter = found.models
+    assert target.positions == drafter.positions == found.info.cache_tokens == 128
+    assert found.drafts.info.max_length == 64
