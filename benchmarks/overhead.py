@@ -1,9 +1,10 @@
 """The cost of a round outside the models: CPU time of the three services, read from /proc.
 
-    python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4]
+    python -m benchmarks.overhead [--texts 1 4 16 64] [--gammas 0 4] [--inside]
 
-The pair costs almost nothing (one layer of width 16, 4,096 token ids), so that nearly all of the
-time is the host's own work. With --target and --drafter, the time of those models is included.
+With --inside each run is made twice, with drafts by a drafter and by the target itself. The pair
+costs almost nothing (one layer of width 16, 4,096 token ids), so that nearly all of the time is the
+host's own work. With --target and --drafter, the time of those models is included.
 `benchmarks.checkouts` compares another checkout with this one.
 """
 
@@ -13,7 +14,7 @@ import argparse
 import asyncio
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -44,6 +45,7 @@ class Cost:
     """A load, and its cost.
 
     Attributes:
+        inside: whether the target drafts.
         texts: at once.
         gamma: draft length.
         rounds: number of rounds, without prefills.
@@ -53,6 +55,7 @@ class Cost:
         block_efficiency: tokens per round.
     """
 
+    inside: bool
     texts: int
     gamma: int
     rounds: int
@@ -111,7 +114,9 @@ def _generations(count: int, gamma: int, first_seed: int) -> list[pb.Generation]
     ]
 
 
-async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost:
+async def measure(
+    stack: Stack, texts: int, gamma: int, per_client: int, inside: bool = False
+) -> Cost:
     """A closed loop of `texts` clients, after a warm-up.
 
     Raises:
@@ -130,11 +135,12 @@ async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost
     rounds = sum(summary.rounds - 1 for summary in found)
     beside = [s for timeline in timelines for s in timeline.beside_models_s]
     return Cost(
+        inside,
         texts,
         gamma,
         rounds,
         wall,
-        {name: (after[name] - before[name]) / rounds * 1e6 for name in SERVICES},
+        {name: (after[name] - before[name]) / rounds * 1e6 for name in before},
         median(beside) * 1e3 if beside else 0.0,
         sum(summary.new_tokens - 1 for summary in found) / rounds,
     )
@@ -142,9 +148,10 @@ async def measure(stack: Stack, texts: int, gamma: int, per_client: int) -> Cost
 
 def _row(cost: Cost) -> dict[str, object]:
     return {
+        "drafts by": "target" if cost.inside else "drafter",
         "texts": cost.texts,
         "gamma": cost.gamma,
-        **{f"{name}, µs": cost.cpu_us[name] for name in SERVICES},
+        **{f"{name}, µs": cost.cpu_us.get(name, 0.0) for name in SERVICES},
         "sum, µs": cost.total_us,
         "rounds/s": cost.rounds_per_s,
         "tokens/s": cost.tokens_per_s,
@@ -160,6 +167,7 @@ def main() -> None:
     parser.add_argument("--gammas", type=int, nargs="+", default=[0, 4])
     parser.add_argument("--target", type=Path, help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", type=Path, help="its drafter")
+    parser.add_argument("--inside", action="store_true", help="compare drafts inside the target")
     parser.add_argument("--repeats", type=int, default=1, help="of the whole run")
     parser.add_argument("--per-client", type=int, default=4, help="texts of each client")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
@@ -171,12 +179,13 @@ def main() -> None:
         if options.target:
             models = {"target": options.target, "drafter": options.drafter}
         pair = Pair(str(models["target"]), str(models["drafter"]), max_length=_MAX_LENGTH)
-        for _ in range(options.repeats):
-            with serving(pair) as stack:
+        placements = [False, True] if options.inside else [False]
+        for inside in placements * options.repeats:
+            with serving(replace(pair, inside=inside)) as stack:
                 for gamma in options.gammas:
                     for texts in options.texts:
                         count = max(options.per_client, 8 // texts)
-                        found.append(asyncio.run(measure(stack, texts, gamma, count)))
+                        found.append(asyncio.run(measure(stack, texts, gamma, count, inside)))
                         console.print(f"[dim]{texts} {gamma} {found[-1].total_us:.0f} µs[/]")
     console.print(table_of(map(_row, found), "CPU of a text's round"))
     keep(options.out, rows=[asdict(cost) for cost in found])

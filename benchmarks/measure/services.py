@@ -39,5 +39,6 @@ def serving(
     services: dict[str, dict[str, str]] = {"orchestrator": {}, **pair.settings()}
     for name, settings in services.items():
         services[name] = {**_OURS, **settings, **(more or {}).get(name, {})}
-    with running(StackSettings(services, modules=modules or {}, root=root)) as stack:
+    chosen = StackSettings(services, modules=modules or {}, root=root, inside=pair.inside)
+    with running(chosen) as stack:
         yield stack

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from benchmarks.measure.tables import table_of
 from benchmarks.peers.law import Law, common_start
-from benchmarks.peers.roster import TANDEM
+from benchmarks.peers.roster import OURS
 from benchmarks.peers.spread import Spread, ratios
 from benchmarks.peers.turns import Found, speeds
 from benchmarks.peers.way import Job, Measurement, Way
@@ -63,7 +63,7 @@ def sections(found: Found, laws: Mapping[str, Law]) -> Iterator[Section]:
         rates = speeds(ways)
         verdicts = {way: exactness(way, job, ways, laws) for way in ways}
         spreads = {way: Spread.of(list(own.values())) for way, own in rates.items()}
-        peers = [way for way in ways if verdicts[way][0] and way.engine != TANDEM]
+        peers = [way for way in ways if verdicts[way][0] and way.engine not in OURS]
         strongest = max(peers, key=lambda way: spreads[way].median, default=None)
         rows = []
         for way in sorted(ways, key=lambda w: (w != strongest, -spreads[w].median)):
@@ -123,7 +123,7 @@ def table(section: Section) -> Table:
             str(speed.count),
             "1" if row.way == section.strongest else beside,
             f"{word}, {row.why}{more}",
-            style="bold" if row.way.engine == TANDEM else None,
+            style="bold" if row.way.engine in OURS else None,
         )
     return shown
 

@@ -73,9 +73,13 @@ class Engine:
 
 
 SERVICES = Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False)
+INSIDE = Engine(f"{TANDEM} inside", f"{_WORKERS}.tandem_inside", pausable=False)
 TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False)
+# Which the others are compared with.
+OURS = (SERVICES.name, INSIDE.name)
 ENGINES = (
     SERVICES,
+    INSIDE,
     Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
     Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True),
     TRANSFORMERS,

@@ -24,15 +24,25 @@ class TandemServices:
 
     Attributes:
         timelines: of the last texts, for the protocol.
+
+    Args:
+        inside: whether the target drafts, instead of a drafter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inside: bool = False) -> None:
+        self._inside = inside
         self._open = ExitStack()
         self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
         """Start the services; the drafter has the dtype that it finds fastest."""
-        pair = Pair(load.target, load.drafter, dtype=load.dtype, drafter_dtype="auto")
+        pair = Pair(
+            load.target,
+            load.drafter,
+            dtype=load.dtype,
+            drafter_dtype="auto",
+            inside=self._inside,
+        )
         stack = self._open.enter_context(serving(pair))
         self._loop = self._open.enter_context(asyncio.Runner())
         generator = LoadGenerator(stack.addresses["orchestrator"], _TEXT_SECONDS)
