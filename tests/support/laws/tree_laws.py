@@ -69,6 +69,7 @@ def round_law(
     offset = models.roots * sum(size**n for n in range(length))
     law = torch.zeros(models.roots * size**length, dtype=torch.float64)
     pending: dict[int, dict[int, float]] = {n: {} for n in range(length)}
+    tokens = torch.arange(size)
     pending[0] = dict.fromkeys(range(models.roots), 1.0)
     for emitted in range(length):
         # In order, so that rules which reach the same prefixes share their drafts.
@@ -93,18 +94,14 @@ def round_law(
                 (weight * chances[:, place])[:, None] * residual / residual.sum(-1, keepdim=True)
             )
             live = chances[:, place] > 0  # a shorter draft has no such place
-            after, depth, ends = after[live], depths[live, place], cut[live, place]
-            over = emitted + depth + 1 >= length
-            for token in range(size):
-                last = torch.where(emitted + depth >= length, ends, ends * size + token + models.roots)
-                law.index_add_(0, last[over] - offset, after[over, token])
-                going = ~over & (after[:, token] > 0)
-                rounds = zip(
-                    (emitted + depth[going] + 1).tolist(),
-                    last[going].tolist(),
-                    after[going, token].tolist(),
-                    strict=True,
-                )
-                for reached, state, mass in rounds:
-                    pending[reached][state] = pending[reached].get(state, 0.0) + mass
+            after, depth, ends = after[live], depths[live, place], cut[live, place, None]
+            reached = (emitted + depth + 1)[:, None].expand(after.shape)
+            last = torch.where(reached > length, ends, ends * size + tokens + models.roots)
+            law.index_add_(0, last[reached >= length] - offset, after[reached >= length])
+            going = (reached < length) & (after > 0)
+            rounds = zip(
+                reached[going].tolist(), last[going].tolist(), after[going].tolist(), strict=True
+            )
+            for to, state, mass in rounds:
+                pending[to][state] = pending[to].get(state, 0.0) + mass
     return law, kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -168,7 +168,7 @@ def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
             if chance > 1e-15:
                 kept = numbers if wanted.number is None else {**numbers, wanted.number: part}
                 after = [*behind, models.extend(at, token)]
-                node = replace(wanted, token=token)
+                node = Node(wanted.place, wanted.drafter, token, wanted.likeliest, wanted.number)
                 go_on([*nodes, node], [*rows, row], after, weight * chance, kept)
 
     go_on([], [], [prefix], 1.0, {})

@@ -23,6 +23,9 @@ from tests.support.laws.tree_programs import Models, Program
 
 TOLERANCE = 1e-12
 LENGTH = 3
+# Half of them have zeros, each with another row behind each of its texts.
+SEEDS = range(6)
+WITHOUT_ZEROS = range(1, 6, 2)
 TREES = [
     fixed("chain of 3", [0, 1, 2]),
     fixed("2x2", [0, 0, 1, 1, 2, 2]),
@@ -57,7 +60,7 @@ def errors(program: Program, rules: list[str], seeds: range) -> dict[str, float]
 
 @pytest.mark.parametrize("program", TREES, ids=lambda program: program.name)
 def test_a_tree_leaves_the_law_as_it_is(program: Program) -> None:
-    assert max(errors(program, FOR_TREES, range(10)).values()) < TOLERANCE
+    assert max(errors(program, FOR_TREES, SEEDS).values()) < TOLERANCE
 
 
 def marked(program: Program) -> ParameterSet:
@@ -68,10 +71,7 @@ def marked(program: Program) -> ParameterSet:
 
 @pytest.mark.parametrize("program", list(map(marked, IID)), ids=lambda program: program.name)
 def test_independent_chains_leave_the_law_as_it_is(program: Program) -> None:
-    found = errors(program, FOR_IID, range(10))
-    # The others take any tree, and have had twenty seeds of those.
-    found |= errors(program, FOR_TREES, range(5))
-    assert max(found.values()) < TOLERANCE
+    assert max(errors(program, FOR_IID + FOR_TREES, SEEDS).values()) < TOLERANCE
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
@@ -84,7 +84,7 @@ def test_no_drafter_that_keeps_the_contract_errs(first: int) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_enumeration_catches(mutant: Mutant, capsys: pytest.CaptureFixture[str]) -> None:
-    error = mutant.error(range(3))
+    error = mutant.error(models_of(WITHOUT_ZEROS)[0])
     with capsys.disabled():
         sys.stdout.write(f"\n{mutant.name} ({mutant.rule.name}): {error:.1e} ")
     assert error > 5e-4
@@ -93,7 +93,7 @@ def test_enumeration_catches(mutant: Mutant, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("mutant", UNSEEN, ids=lambda mutant: mutant.name)
 def test_token_cannot_see_what_cousins_share(mutant: Mutant) -> None:
     """Why keys are tested by `block`."""
-    assert mutant.error(range(2)) < TOLERANCE
+    assert mutant.error(models_of(WITHOUT_ZEROS)[0]) < TOLERANCE
 
 
 def chains_of(batch: int, gamma: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
