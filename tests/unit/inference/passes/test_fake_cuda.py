@@ -34,6 +34,7 @@ from tests.unit.inference.passes.fake_device import (
     MISTRAL,
     PLAIN,
     QWEN,
+    SHALLOW,
     SHAPED,
     VOCAB_SIZE,
     Host,
@@ -58,7 +59,7 @@ MIXTURES = {"plain": [PLAIN] * 3, "mixed": [GREEDY, PLAIN, SHAPED], "greedy": [G
 def test_a_draft_waits_for_the_device_once(
     host: Host, clock: Stamps, mixture: str, support: int
 ) -> None:
-    draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
+    draft(decoder_on_device(SHALLOW), MIXTURES[mixture], support)
     assert (host.arrivals, host.devices) == (1, {"cuda"})
     assert clock.waits == 2  # behind the opening's last pass, and behind the draft
 
@@ -70,7 +71,7 @@ def test_a_draft_with_branches_stays_on_the_device(
     host: Host, mixture: str, name: str, arrivals: int
 ) -> None:
     recipe = built_in(name, DrafterSettings(chains=2))
-    decoders = [decoder_on_device(copy.deepcopy(LLAMA)) for _ in recipe.checkpoints]
+    decoders = [decoder_on_device(copy.deepcopy(SHALLOW)) for _ in recipe.checkpoints]
     drafter = recipe.make(decoders, Truncation(0.99, 16))
     sequences = [DraftSequence([1] * 3, one, VOCAB_SIZE) for one in MIXTURES[mixture]]
     for sequence in sequences:
@@ -92,7 +93,7 @@ def test_a_draft_with_branches_stays_on_the_device(
 def test_a_verification_waits_for_the_device_once(
     host: Host, clock: Stamps, mixture: str, rule: str
 ) -> None:
-    decoder = decoder_on_device(LLAMA)
+    decoder = decoder_on_device(SHALLOW)
     gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
     verify(decoder, MIXTURES[mixture], rule, gammas)
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
@@ -150,7 +151,7 @@ def test_trees_stay_on_the_device(
 
 def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
     """Of each step: a stamp before its passes, one behind them, one at its end."""
-    decoder, times = decoder_on_device(LLAMA), []
+    decoder, times = decoder_on_device(SHALLOW), []
 
     def noting(self: Job[Any], *spent: int) -> None:
         times.append(spent)
@@ -176,7 +177,7 @@ def test_captured_passes_stay_on_the_device(
     monkeypatch.setattr(graph, "capture", recorder)
     monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    decoder = decoder_on_device(LLAMA)
+    decoder = decoder_on_device(SHALLOW)
     graph.capture_passes(decoder._backends.current, 16, 40)
     assert len(recorder.recordings) == len(graph.rooms(16, 40))
     gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
