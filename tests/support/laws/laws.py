@@ -48,7 +48,8 @@ class Tables:
     def of_seeds(cls, vocab_size: int, longest: int, seeds: Sequence[int]) -> Tables:
         """Random tables in each other; those of even seeds have zeros."""
         each = [cls.random(vocab_size, longest, seed, zeros=seed % 2 == 0) for seed in seeds]
-        p, q = (in_each_other(vocab_size, rows) for rows in zip(*((t.p, t.q) for t in each)))
+        p = in_each_other(vocab_size, [one.p for one in each])
+        q = in_each_other(vocab_size, [one.q for one in each])
         return cls(vocab_size, p, q, roots=len(seeds))
 
     def extend(self, prefix: Tensor, token: Tensor | int) -> Tensor:

@@ -45,9 +45,7 @@ class Models:
     @classmethod
     def of_seeds(cls, longest: int, seeds: Sequence[int], *, drafters: int = 1) -> Models:
         """Random models in each other; those of even seeds have zeros."""
-        each = [
-            cls.random(longest, seed, zeros=seed % 2 == 0, drafters=drafters) for seed in seeds
-        ]
+        each = [cls.random(longest, seed, zeros=seed % 2 == 0, drafters=drafters) for seed in seeds]
         size = each[0].vocab_size
         p, *q = (
             in_each_other(size, rows)

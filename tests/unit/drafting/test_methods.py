@@ -43,8 +43,7 @@ def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any
     recipe = built_in(name, DrafterSettings(**keys))
     longest = LENGTH + GAMMA
     scorers = [
-        table_of(longest, 10 * seed + i, zeros=zeros)
-        for i in range(1, len(recipe.checkpoints) + 1)
+        table_of(longest, 10 * seed + i, zeros=zeros) for i in range(1, len(recipe.checkpoints) + 1)
     ]
     drafter = recipe.make(scorers, LOSSLESS)
     target = table_of(longest, 10 * seed, zeros=zeros)

@@ -146,7 +146,9 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
                 wanted.append(int(rule.count_accepted(passed)[0]))
         out = all_of(name, p, draft, asked)
         assert out[1:, 0].tolist() == wanted
-        np.testing.assert_allclose(out[0, 3 : 3 + gamma], proposal.overlaps(target)[0].numpy(), atol=1e-6)
+        np.testing.assert_allclose(
+            out[0, 3 : 3 + gamma], proposal.overlaps(target)[0].numpy(), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", FUSED)

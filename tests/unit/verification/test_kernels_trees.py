@@ -127,7 +127,9 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
             differing += len(set(places)) > 1
         out = all_of(name, p, draft, asked)
         assert out[1:, 0].tolist() == wanted
-        np.testing.assert_allclose(out[0, 3 : 3 + count], proposal.overlaps(target)[0].numpy(), atol=1e-6)
+        np.testing.assert_allclose(
+            out[0, 3 : 3 + count], proposal.overlaps(target)[0].numpy(), atol=1e-6
+        )
     assert differing > 100
 
 
