@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from tandem.inference.disk_cache import cache_folder
+from tandem.inference.passes import torch_layout
 from tests.support.models.tiny import save_random_llama
 from tests.support.repository import ROOT
 
 # Tiny tensors gain nothing from threads, which only get into each other's way.
 torch.set_num_threads(1)
+# Which layout is faster says nothing on a busy machine: it is measured once, not again and again.
+torch_layout._REPEATS = 1
 # gRPC's core tells of every connection that is lost, on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Services of tests start by the hundred: they compute by torch, in float32, unless a test is

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -19,12 +20,15 @@ from tandem.verification import Verifier
 class Tables:
     """Context-dependent target p and drafter q over every prefix up to a length.
 
-    A prefix is a number: () is 0, and prefix x has the number V * prefix + x + 1.
+    A prefix is a number: () is 0, and prefix x has the number V * prefix + x + 1. Several tables
+    may lie in each other, so that their laws are computed at once: R tables have the roots 0 to
+    R - 1, and prefix x has the number V * prefix + x + R.
     """
 
     vocab_size: int
     p: Tensor
     q: Tensor
+    roots: int = field(default=1, kw_only=True)
 
     @classmethod
     def random(cls, vocab_size: int, longest: int, seed: int, zeros: bool) -> Tables:
@@ -40,12 +44,20 @@ class Tables:
             tables.append(rows / rows.sum(-1, keepdim=True))
         return cls(vocab_size, *tables)
 
+    @classmethod
+    def of_seeds(cls, vocab_size: int, longest: int, seeds: Sequence[int]) -> Tables:
+        """Random tables in each other; those of even seeds have zeros."""
+        each = [cls.random(vocab_size, longest, seed, zeros=seed % 2 == 0) for seed in seeds]
+        p = in_each_other(vocab_size, [one.p for one in each])
+        q = in_each_other(vocab_size, [one.q for one in each])
+        return cls(vocab_size, p, q, roots=len(seeds))
+
     def extend(self, prefix: Tensor, token: Tensor | int) -> Tensor:
-        return prefix * self.vocab_size + token + 1
+        return prefix * self.vocab_size + token + self.roots
 
     def autoregressive_law(self, length: int) -> Tensor:
-        """[V ** length] probabilities of each sequence under p alone."""
-        prefixes, law = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+        """[R * V ** length] probabilities of each sequence under p alone, root by root."""
+        prefixes, law = torch.arange(self.roots), torch.ones(self.roots, dtype=torch.float64)
         for _ in range(length):
             law = (law[:, None] * self.p[prefixes]).flatten()
             tokens = torch.arange(self.vocab_size)
@@ -63,6 +75,15 @@ class Tables:
         return Proposal.from_dense(drafts, torch.stack(q, 1)), torch.stack(p, 1), weight
 
 
+def in_each_other(vocab_size: int, tables: Sequence[Tensor]) -> Tensor:
+    """Rows of all prefixes of several tables, length by length, as `Tables` counts them."""
+    first, size, levels = 0, 1, []
+    while first < len(tables[0]):
+        levels += [rows[first : first + size] for rows in tables]
+        first, size = first + size, size * vocab_size
+    return torch.cat(levels)
+
+
 def accepted_law(rule: Verifier[Any], h: Tensor) -> Tensor:
     """[B, G+1]: law of the number of kept tokens, from the probabilities h of the rows [B, G]."""
     law = h.new_zeros(h.shape[0], h.shape[1] + 1)
@@ -76,16 +97,18 @@ def accepted_law(rule: Verifier[Any], h: Tensor) -> Tensor:
 def speculative_law(
     rule: Verifier[Any], tables: Tables, full_gamma: int, length: int, *, capped: bool = False
 ) -> Tensor:
-    """[V ** length]: exact law of the first `length` tokens of rounds of `full_gamma` drafts.
+    """[R * V ** length]: exact law of the first `length` tokens of rounds of `full_gamma` drafts.
 
     Integrates the uniforms out through `accept_probabilities` and `residual_weights`, and
     carries a rule's state along every path. `capped` drafts no more than `length` leaves, as
     greedy_block does at the end of max_new_tokens.
     """
     vocab_size = tables.vocab_size
-    offset = sum(vocab_size**n for n in range(length))
-    law = torch.zeros(vocab_size**length, dtype=torch.float64)
-    pending: dict[int, list[tuple[int, float, object]]] = {0: [(0, 1.0, None)]}
+    offset = tables.roots * sum(vocab_size**n for n in range(length))
+    law = torch.zeros(tables.roots * vocab_size**length, dtype=torch.float64)
+    pending: dict[int, list[tuple[int, float, object]]] = {
+        0: [(root, 1.0, None) for root in range(tables.roots)]
+    }
     for emitted in range(length):
         states = _merge(pending.pop(emitted, []))
         if not states:

@@ -6,7 +6,7 @@ is replaced, by tables of integer weights, and the random numbers, by all outcom
 
 from __future__ import annotations
 
-import copy
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,7 +58,7 @@ class Outcomes:
         asked: tokens of the longest path that the drafter was asked for.
         drafts: all possible drafts.
         weights: the probability of each draft.
-        after: the sequence after each draft.
+        after: the sequence after each draft, pickled.
         observed: the sequence after it also observed the emitted tokens, by draft and tokens.
     """
 
@@ -66,7 +66,7 @@ class Outcomes:
     asked: int
     drafts: list[Draft] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    after: list[DraftSequence] = field(default_factory=list)
+    after: list[bytes] = field(default_factory=list)
     observed: dict[tuple[int, Text], tuple[Any, DraftSequence]] = field(default_factory=dict)
 
 
@@ -88,6 +88,7 @@ class Enumeration:
         self.drafter, self._scorers, self._target = drafter, scorers, target
         self._length, self._gamma, self._nodes = length, gamma, nodes
         self._outcomes: dict[Any, Outcomes] = {}
+        self._laws: dict[Text, npt.NDArray[np.float64]] = {}
         self.deepest = 0
 
     @cached_property
@@ -120,9 +121,10 @@ class Enumeration:
         return law
 
     def _p(self, text: Text) -> npt.NDArray[np.float64]:
-        row = self._target.row(text).astype(np.float64)
-        law: npt.NDArray[np.float64] = row / row.sum()
-        return law
+        if text not in self._laws:
+            row = self._target.row(text).astype(np.float64)
+            self._laws[text] = row / row.sum()
+        return self._laws[text]
 
     def law(self, rule: Verifier[Any]) -> dict[Text, float]:
         """The law of texts that the method drafts and the rule decides, over all rounds."""
@@ -150,7 +152,7 @@ class Enumeration:
         """The key and state after a draft and the emitted tokens; independent of the rule."""
         key = draft, tuple(news)
         if key not in outcomes.observed:
-            after = copy.deepcopy(outcomes.after[draft])
+            after = pickle.loads(outcomes.after[draft])
             self.drafter.observe(after, news)
             outcomes.observed[key] = key_of(after), after
         return outcomes.observed[key]
@@ -161,10 +163,12 @@ class Enumeration:
         text, gamma = tuple(sequence.token_ids), min(self._gamma, left)
         found = self._outcomes[key] = Outcomes(text, min(gamma, self._nodes))
 
-        def run(chooser: Chooser) -> tuple[Draft, DraftSequence]:
-            own = copy.deepcopy(sequence)
+        before = pickle.dumps(sequence)  # which copies faster than `deepcopy`
+
+        def run(chooser: Chooser) -> tuple[Draft, bytes]:
+            own = pickle.loads(before)
             steps = self.drafter.draft(own, 1, gamma, self._nodes)
-            return Answering(chooser, text).run(steps), own
+            return Answering(chooser, text).run(steps), pickle.dumps(own)
 
         for (draft, after), weight in runs(run):
             assert draft.depth <= gamma
@@ -186,12 +190,12 @@ class Enumeration:
         assert {draft.misfit(rule.takes) for draft in drafts} == {""}, "the target would refuse it"
         paths = [[self._path(draft, place) for place in range(len(draft) + 1)] for draft in drafts]
         most = max(len(draft) for draft in drafts)
-        p = torch.zeros(len(drafts), most + 1, VOCAB_SIZE, dtype=torch.float64)
+        p = np.zeros((len(drafts), most + 1, VOCAB_SIZE))
         for b, own in enumerate(paths):
             for place, path in enumerate(own):
-                p[b, place] = torch.from_numpy(self._p((*text, *path)))
+                p[b, place] = self._p((*text, *path))
         proposal = Proposal.from_drafts(drafts)
-        judged = rule.judged(proposal, p)
+        judged = rule.judged(proposal, torch.from_numpy(p))
         chances = stops(rule, proposal, judged.accept())
         for place in range(most + 1):
             at = torch.full_like(proposal.lengths, place)

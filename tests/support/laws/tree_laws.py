@@ -57,19 +57,20 @@ def round_law(
     length: int,
     shared: Numbers | None = None,
 ) -> tuple[Tensor, float]:
-    """[V ** length]: exact law of the first `length` tokens of rounds of a program's drafts.
+    """[R * V ** length]: exact law of the first `length` tokens of rounds of a program's drafts.
 
     Integrates the uniforms out through the rule's judgement and its `stop`, over as many rounds as
     the tokens need.
 
     Returns:
-        The law, and the mean number of tokens that the first round keeps.
+        The law, root by root, and the mean number of tokens that the first round keeps.
     """
     size, kept = models.vocab_size, 0.0
-    offset = sum(size**n for n in range(length))
-    law = torch.zeros(size**length, dtype=torch.float64)
+    offset = models.roots * sum(size**n for n in range(length))
+    law = torch.zeros(models.roots * size**length, dtype=torch.float64)
     pending: dict[int, dict[int, float]] = {n: {} for n in range(length)}
-    pending[0][0] = 1.0
+    tokens = torch.arange(size)
+    pending[0] = dict.fromkeys(range(models.roots), 1.0)
     for emitted in range(length):
         # In order, so that rules which reach the same prefixes share their drafts.
         states = dict(sorted(pending[emitted].items()))
@@ -81,11 +82,11 @@ def round_law(
         weight = batch.weight * mass[batch.start]
         assert proposal.branches is not None
         depths = proposal.branches.tree.depth
-        cut = grown(proposal, batch.prefixes[:, 0], size, length - emitted)
+        cut = grown(proposal, batch.prefixes[:, 0], models, length - emitted)
         judged = rule.judged(proposal, target_probs)
         chances = stops(rule, proposal, judged.accept(), shared)
         if not emitted:
-            kept = float((weight[:, None] * chances * depths).sum())
+            kept = float((weight[:, None] * chances * depths).sum()) / models.roots
         for place in range(chances.shape[1]):
             at = torch.full_like(proposal.lengths, place)
             residual = judged.residual(at)
@@ -93,18 +94,14 @@ def round_law(
                 (weight * chances[:, place])[:, None] * residual / residual.sum(-1, keepdim=True)
             )
             live = chances[:, place] > 0  # a shorter draft has no such place
-            after, depth, ends = after[live], depths[live, place], cut[live, place]
-            over = emitted + depth + 1 >= length
-            for token in range(size):
-                last = torch.where(emitted + depth >= length, ends, ends * size + token + 1)
-                law.index_add_(0, last[over] - offset, after[over, token])
-                going = ~over & (after[:, token] > 0)
-                rounds = zip(
-                    (emitted + depth[going] + 1).tolist(),
-                    last[going].tolist(),
-                    after[going, token].tolist(),
-                    strict=True,
-                )
-                for reached, state, mass in rounds:
-                    pending[reached][state] = pending[reached].get(state, 0.0) + mass
+            after, depth, ends = after[live], depths[live, place], cut[live, place, None]
+            reached = (emitted + depth + 1)[:, None].expand(after.shape)
+            last = torch.where(reached > length, ends, ends * size + tokens + models.roots)
+            law.index_add_(0, last[reached >= length] - offset, after[reached >= length])
+            going = (reached < length) & (after > 0)
+            rounds = zip(
+                reached[going].tolist(), last[going].tolist(), after[going].tolist(), strict=True
+            )
+            for to, state, mass in rounds:
+                pending[to][state] = pending[to].get(state, 0.0) + mass
     return law, kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
+from tests.support.laws.laws import in_each_other
 
 
 @dataclass(frozen=True, eq=False)
 class Models:
     """Context-dependent rows of a target and of drafters over every prefix up to a length.
 
-    A prefix is a number: () is 0, and prefix x has the number V * prefix + x + 1.
+    A prefix is a number, as in `Tables`: with R roots, prefix x has the number V * prefix + x + R.
     """
 
     vocab_size: int
     p: Tensor
     drafters: Sequence[Tensor]
+    roots: int = 1
 
     @classmethod
     def random(
@@ -40,16 +42,27 @@ class Models:
             tables.append(rows / rows.sum(-1, keepdim=True))
         return cls(vocab_size, tables[0], tables[1:])
 
+    @classmethod
+    def of_seeds(cls, longest: int, seeds: Sequence[int], *, drafters: int = 1) -> Models:
+        """Random models in each other; those of even seeds have zeros."""
+        each = [cls.random(longest, seed, zeros=seed % 2 == 0, drafters=drafters) for seed in seeds]
+        size = each[0].vocab_size
+        p, *q = (
+            in_each_other(size, rows)
+            for rows in zip(*([one.p, *one.drafters] for one in each), strict=True)
+        )
+        return cls(size, p, q, len(seeds))
+
     def extend(self, prefix: int, token: int) -> int:
-        return prefix * self.vocab_size + token + 1
+        return prefix * self.vocab_size + token + self.roots
 
     def law(self, length: int) -> Tensor:
-        """[V ** length] probabilities of each sequence under p alone."""
-        prefixes, law = torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.float64)
+        """[R * V ** length] probabilities of each sequence under p alone, root by root."""
+        prefixes, law = torch.arange(self.roots), torch.ones(self.roots, dtype=torch.float64)
         for _ in range(length):
             law = (law[:, None] * self.p[prefixes]).flatten()
             tokens = torch.arange(self.vocab_size)
-            prefixes = (prefixes[:, None] * self.vocab_size + tokens + 1).flatten()
+            prefixes = (prefixes[:, None] * self.vocab_size + tokens + self.roots).flatten()
         return law
 
     @cached_property
@@ -153,7 +166,7 @@ def drawings(program: Program, models: Models, prefix: int) -> list[Drawn]:
             if chance > 1e-15:
                 kept = numbers if wanted.number is None else {**numbers, wanted.number: part}
                 after = [*behind, models.extend(at, token)]
-                node = replace(wanted, token=token)
+                node = Node(wanted.place, wanted.drafter, token, wanted.likeliest, wanted.number)
                 go_on([*nodes, node], [*rows, row], after, weight * chance, kept)
 
     go_on([], [], [prefix], 1.0, {})
@@ -207,12 +220,12 @@ def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Bat
         distinct=program.said,
     )
     starts = torch.tensor(start)
-    places = grown(proposal, torch.tensor(prefixes)[starts], models.vocab_size, most)
+    places = grown(proposal, torch.tensor(prefixes)[starts], models, most)
     weight = torch.tensor([draft.weight for draft in drafts], dtype=torch.float64)
     return Batch(proposal, weight, starts, places)
 
 
-def grown(proposal: Proposal, prefix: Tensor, size: int, left: int) -> Tensor:
+def grown(proposal: Proposal, prefix: Tensor, models: Models, left: int) -> Tensor:
     """[B, N+1]: the prefix at each place, with at most `left` tokens more than `prefix` [B]."""
     assert proposal.branches is not None
     tree = proposal.branches.tree
@@ -221,8 +234,7 @@ def grown(proposal: Proposal, prefix: Tensor, size: int, left: int) -> Tensor:
     for i in range(tree.parents.shape[1]):
         place = tree.parents[:, [i]]
         before = found.gather(1, place)
-        grown = torch.where(
-            tree.depth.gather(1, place) < left, before * size + proposal.tokens[:, [i]] + 1, before
-        )
+        after = before * models.vocab_size + proposal.tokens[:, [i]] + models.roots
+        grown = torch.where(tree.depth.gather(1, place) < left, after, before)
         found[:, [i + 1]] = torch.where(proposal.lengths[:, None] > i, grown, 0)
     return found

@@ -5,6 +5,7 @@ python -m tests.support.models.architectures writes docs/architectures.md.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -188,8 +189,19 @@ REFUSED = (
 
 def build(row: Architecture | Refused, **options: Any) -> PreTrainedModel:
     """A tiny model of an architecture, with the same weights each time."""
+    given = {**_SIZES, **row.options, **options}
+    key = row.model_type, repr(given)
+    if key not in _BUILT:
+        _BUILT[key] = _built(row.model_type, given)
+    return copy.deepcopy(_BUILT[key])
+
+
+_BUILT: dict[tuple[str, str], PreTrainedModel] = {}
+
+
+def _built(model_type: str, options: dict[str, Any]) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.options, **options})
+    config = AutoConfig.for_model(model_type, **options)
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         # By default biases are 0 and norms 1, and leaving them out would not show.

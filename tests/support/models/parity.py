@@ -85,10 +85,21 @@ def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict
             feed.cache.rollback(length)
 
 
+_EXPECTED: dict[tuple[str, str], list[Tensor]] = {}
+
+
+def expected_logits(row: Architecture) -> list[Tensor]:
+    """The plain logits of the random texts; computed once for an architecture."""
+    key = row.model_type, repr(row.options)
+    if key not in _EXPECTED:
+        _EXPECTED[key] = plain_logits(build(row), random_texts())
+    return _EXPECTED[key]
+
+
 def worst_difference(row: Architecture, engine: EngineName = "torch") -> float:
-    model, texts = build(row), random_texts()
-    expected = plain_logits(model, texts)
-    decoder = Decoder(model, row.name, cache_tokens=256, engine=engine)
+    texts = random_texts()
+    expected = expected_logits(row)
+    decoder = Decoder(build(row), row.name, cache_tokens=256, engine=engine)
     assert engine in ("auto", decoder.engine)
     found = ragged_logits(decoder, texts)
     assert torch.cat(expected).std() > 1, "too flat to show a difference"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,9 +21,17 @@ from tests.support.processes.services import trio
 TEXTS = json.loads((Path(__file__).parent / "seeded_texts.json").read_text())
 
 
-@pytest.mark.parametrize("engine", ["torch", pytest.param("openvino", marks=pytest.mark.campaign)])
+# The second half has the same settings, with other prompts and seeds.
+@pytest.mark.parametrize(
+    ("engine", "texts"),
+    [
+        pytest.param("torch", TEXTS[: len(TEXTS) // 2], id="torch"),
+        pytest.param("torch", TEXTS, id="torch, all", marks=pytest.mark.campaign),
+        pytest.param("openvino", TEXTS, id="openvino", marks=pytest.mark.campaign),
+    ],
+)
 def test_texts_of_given_seeds_are_what_they_were(
-    engine: str, embedded_pair: tuple[Path, Path], tmp_path: Path
+    engine: str, texts: list[dict[str, Any]], embedded_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     drafter, target = ({"MODEL": str(model), "ENGINE": engine} for model in embedded_pair)
     with (
@@ -30,7 +39,7 @@ def test_texts_of_given_seeds_are_what_they_were(
         grpc.insecure_channel(services.orchestrator.address) as channel,
     ):
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-        for text in TEXTS:
+        for text in texts:
             generation = pb.Generation(
                 prompt=text["prompt"],
                 sampling=common_pb2.Sampling(**text["sampling"]),

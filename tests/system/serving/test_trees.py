@@ -23,7 +23,8 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import generation, trio
 
-TEXTS = 1_500
+# The mutant's p-value is 4e-9 at as many.
+TEXTS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ SIZES = ((4, 16), (3, 6), (2, 2))
 def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     """With the embedded pair: what is drafted, what is kept, and what is said of it."""
     sizes = SIZES if recipe == "tree" else SIZES[:1]
-    prompts = ["import ", "def main(", "for i in ", "# "]
+    prompts = ["def main(", "# "]
     with trio(tmp_path, drafter={"RECIPE": recipe}) as services:
         with grpc.insecure_channel(services.orchestrator.address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)

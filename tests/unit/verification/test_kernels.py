@@ -103,9 +103,15 @@ def decided(
 
 
 def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
-    (out,) = decided(name, p, [0], [draft], np.asarray(numbers)[None])
-    assert np.isfinite(out[2])
+    (out,) = all_of(name, p, draft, np.asarray(numbers)[None])
     return int(out[0]), int(out[1]), out[3 : 3 + len(draft)]
+
+
+def all_of(name: str, p: Any, draft: Draft, numbers: Any) -> Any:
+    """The verdicts of one draft for each row of numbers."""
+    out = decided(name, p, [0] * len(numbers), [draft] * len(numbers), np.asarray(numbers))
+    assert np.isfinite(out[:, 2]).all()
+    return out
 
 
 def state(name: str, levels: list[tuple[float, int]], gamma: int) -> Any:
@@ -124,7 +130,7 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
     """Just below and just above each h, the others being rejected or accepted for certain."""
     rule = VERIFIERS[name]
     for p, draft in cases(rng, 300):
-        gamma = len(draft)
+        gamma, asked, wanted = len(draft), [np.ones(len(draft) + 1) * 0.5], []
         target = torch.from_numpy(p)[None].double()
         proposal = Proposal.from_drafts([draft])
         chances = rule.accept_probabilities(proposal, target)[0].numpy()
@@ -136,10 +142,13 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
                 if not others.all():
                     continue
                 passed = torch.from_numpy(numbers[:-1] < chances)[None]
-                expected = int(rule.count_accepted(passed)[0])
-                assert fused(name, p, draft, numbers)[0] == expected
-        overlaps = fused(name, p, draft, np.ones(gamma + 1) * 0.5)[2]
-        np.testing.assert_allclose(overlaps, proposal.overlaps(target)[0].numpy(), atol=1e-6)
+                asked.append(numbers)
+                wanted.append(int(rule.count_accepted(passed)[0]))
+        out = all_of(name, p, draft, asked)
+        assert out[1:, 0].tolist() == wanted
+        np.testing.assert_allclose(
+            out[0, 3 : 3 + gamma], proposal.overlaps(target)[0].numpy(), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -148,17 +157,17 @@ def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
     rule, grid = VERIFIERS[name], (np.arange(400) + 0.5) / 400
     for p, draft in cases(rng, 60):
         gamma, accepting = len(draft), rng.random(len(draft))
-        drawn = [fused(name, p, draft, [*accepting, last]) for last in grid]
-        (kept,) = {one[0] for one in drawn}
+        numbers = [[*accepting, last] for last in (*grid, 0.0, ALMOST_ONE)]
+        out = all_of(name, p, draft, numbers).astype(int)
+        (kept,), tokens = set(out[:, 0].tolist()), out[:, 1]
         weights = rule.residual_weights(
             Proposal.from_drafts([draft]),
             torch.from_numpy(p)[None].double(),
             torch.tensor([kept]),
         )[0].numpy()
-        found = np.bincount([one[1] for one in drawn], minlength=p.shape[1]) / len(grid)
+        found = np.bincount(tokens[: len(grid)], minlength=p.shape[1]) / len(grid)
         np.testing.assert_allclose(found, weights / weights.sum(), atol=2.1 / len(grid))
-        for last in (0.0, ALMOST_ONE):
-            token = fused(name, p, draft, [*accepting, last])[1]
+        for token in tokens[len(grid) :]:
             assert p[kept, token] > 0
             assert weights[token] > 0 or gamma == 0
 

@@ -73,11 +73,17 @@ def cases(rng: _Rng, count: int) -> Any:
         yield rows_of(rng, max(draft.row_of_places()) + 1, vocab_size, 0.3), draft
 
 
-def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
-    kernel = VERIFIERS[name].tree_kernel
+def all_of(name: str, p: Any, draft: Draft, numbers: Any) -> Any:
+    """The verdicts of one draft for each row of numbers."""
+    kernel, count = VERIFIERS[name].tree_kernel, len(numbers)
     assert kernel is not None
-    (out,) = decide_trees(kernel, p, [0], [received_tree(draft)], np.asarray(numbers)[None])
-    assert np.isfinite(out[2])
+    out = decide_trees(kernel, p, [0] * count, [received_tree(draft)] * count, np.asarray(numbers))
+    assert np.isfinite(out[:, 2]).all()
+    return out
+
+
+def fused(name: str, p: Any, draft: Draft, numbers: Any) -> tuple[int, int, Any]:
+    (out,) = all_of(name, p, draft, np.asarray(numbers)[None])
     return int(out[0]), int(out[1]), out[3 : 3 + len(draft)]
 
 
@@ -104,6 +110,7 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
     rule, differing = VERIFIERS[name], 0
     for p, draft in cases(rng, 300):
         count, target = len(draft), target_of(p, draft)
+        asked, wanted = [np.ones(count + 1) * 0.5], []
         proposal = Proposal.from_drafts([draft])
         chances = rule.accept_probabilities(proposal, target)[0].numpy()
         for node in range(count):
@@ -115,10 +122,14 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
                     continue
                 passed = torch.from_numpy(numbers[:-1] < chances)[None]
                 places.append(int(rule.stop(proposal, passed)[0]))
-                assert fused(name, p, draft, numbers)[0] == places[-1]
+                asked.append(numbers)
+            wanted += places
             differing += len(set(places)) > 1
-        overlaps = fused(name, p, draft, np.ones(count + 1) * 0.5)[2]
-        np.testing.assert_allclose(overlaps, proposal.overlaps(target)[0].numpy(), atol=1e-6)
+        out = all_of(name, p, draft, asked)
+        assert out[1:, 0].tolist() == wanted
+        np.testing.assert_allclose(
+            out[0, 3 : 3 + count], proposal.overlaps(target)[0].numpy(), atol=1e-6
+        )
     assert differing > 100
 
 
@@ -128,16 +139,16 @@ def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
     rule, grid, kept = VERIFIERS[name], (np.arange(400) + 0.5) / 400, set()
     for p, draft in cases(rng, 80):
         accepting = rng.random(len(draft))
-        drawn = [fused(name, p, draft, [*accepting, last]) for last in grid]
-        (place,) = {one[0] for one in drawn}
+        numbers = [[*accepting, last] for last in (*grid, 0.0, ALMOST_ONE)]
+        out = all_of(name, p, draft, numbers).astype(int)
+        (place,), tokens = set(out[:, 0].tolist()), out[:, 1]
         kept.add(place)
         weights = rule.residual_weights(
             Proposal.from_drafts([draft]), target_of(p, draft), torch.tensor([place])
         )[0].numpy()
-        found = np.bincount([one[1] for one in drawn], minlength=p.shape[1]) / len(grid)
+        found = np.bincount(tokens[: len(grid)], minlength=p.shape[1]) / len(grid)
         np.testing.assert_allclose(found, weights / weights.sum(), atol=2.1 / len(grid))
-        for last in (0.0, ALMOST_ONE):
-            token = fused(name, p, draft, [*accepting, last])[1]
+        for token in tokens[len(grid) :]:
             assert p[draft.row_of_places()[place], token] > 0
     assert len(kept) > 3
 

@@ -168,10 +168,9 @@ async def counted(rule: str, seeds: range, length: int) -> Any:
     return counts
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-async def test_sampled_texts_follow_the_models_own_law(rule: str) -> None:
+async def test_sampled_texts_follow_the_models_own_law() -> None:
     law = law_of(random_llama(1).double(), PROMPT, 3)
-    assert chi_square_p_value(await counted(rule, range(1_500), 3), law) > 1e-3
+    assert chi_square_p_value(await counted("block", range(900), 3), law) > 1e-3
 
 
 @torch.inference_mode()
@@ -184,29 +183,18 @@ def law_of(model: PreTrainedModel, prompt: list[int], length: int) -> Any:
     return rows.gather(2, texts[..., None])[..., 0].sum(1).exp().numpy()
 
 
-def test_nothing_is_sent_and_nothing_forked_by_its_import() -> None:
-    program = """
-import sys
+# What its import does is noted first; then a pass is given up by another thread, as it is when
+# what gives it up runs there, and a signal comes.
+PROGRAM = """
+import gc, os, signal, sys, threading, time
 import torch
 import tandem.inference.choice.candidates
 asked = []
 watched = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
 sys.addaudithook(lambda event, _: asked.append(event) if event in watched else None)
 import tandem.inference.openvino.paged_pass
-import time
 time.sleep(0.5)
-sys.exit(", ".join(asked) or None)
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_signal_is_survived_when_a_pass_is_gone() -> None:
-    """By another thread, as it is when what gives it up runs there."""
-    program = """
-import gc, os, signal, threading
+print(", ".join(asked) or "nothing", flush=True)
 from tandem.inference.decoder import Decoder
 from tests.support.models.architectures import LLAMA, build
 signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -219,7 +207,21 @@ thread.start()
 thread.join()
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    result = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", program], capture_output=True, check=False
-    )
-    assert result.returncode == 7, result.stderr.decode()[-1000:]
+
+
+@pytest.fixture(scope="module")
+def process() -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_nothing_is_sent_and_nothing_forked_by_its_import(
+    process: subprocess.CompletedProcess[str],
+) -> None:
+    assert process.stdout == "nothing\n", process.stderr[-1000:]
+
+
+def test_a_signal_is_survived_when_a_pass_is_gone(
+    process: subprocess.CompletedProcess[str],
+) -> None:
+    assert process.returncode == 7, process.stderr[-1000:]

@@ -54,6 +54,8 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
 }
 LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
+# For what does not depend on the number of layers.
+SHALLOW = LlamaConfig(**{**_SIZES, "num_hidden_layers": 1})
 _HEADS = {"head_dim": 8, "sliding_window": 4}
 GEMMA, MISTRAL = Gemma2Config(**_SIZES, **_HEADS), MistralConfig(**_SIZES, **_HEADS)
 GREEDY = Sampling(temperature=0.0)

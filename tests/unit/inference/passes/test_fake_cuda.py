@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    PreTrainedConfig,
-)
+from _pytest.mark import ParameterSet
+from transformers import PreTrainedConfig
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
@@ -35,6 +34,7 @@ from tests.unit.inference.passes.fake_device import (
     MISTRAL,
     PLAIN,
     QWEN,
+    SHALLOW,
     SHAPED,
     VOCAB_SIZE,
     Host,
@@ -59,7 +59,7 @@ MIXTURES = {"plain": [PLAIN] * 3, "mixed": [GREEDY, PLAIN, SHAPED], "greedy": [G
 def test_a_draft_waits_for_the_device_once(
     host: Host, clock: Stamps, mixture: str, support: int
 ) -> None:
-    draft(decoder_on_device(LLAMA), MIXTURES[mixture], support)
+    draft(decoder_on_device(SHALLOW), MIXTURES[mixture], support)
     assert (host.arrivals, host.devices) == (1, {"cuda"})
     assert clock.waits == 2  # behind the opening's last pass, and behind the draft
 
@@ -71,7 +71,7 @@ def test_a_draft_with_branches_stays_on_the_device(
     host: Host, mixture: str, name: str, arrivals: int
 ) -> None:
     recipe = built_in(name, DrafterSettings(chains=2))
-    decoders = [decoder_on_device(copy.deepcopy(LLAMA)) for _ in recipe.checkpoints]
+    decoders = [decoder_on_device(copy.deepcopy(SHALLOW)) for _ in recipe.checkpoints]
     drafter = recipe.make(decoders, Truncation(0.99, 16))
     sequences = [DraftSequence([1] * 3, one, VOCAB_SIZE) for one in MIXTURES[mixture]]
     for sequence in sequences:
@@ -93,16 +93,25 @@ def test_a_draft_with_branches_stays_on_the_device(
 def test_a_verification_waits_for_the_device_once(
     host: Host, clock: Stamps, mixture: str, rule: str
 ) -> None:
-    decoder = decoder_on_device(LLAMA)
+    decoder = decoder_on_device(SHALLOW)
     gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]
     verify(decoder, MIXTURES[mixture], rule, gammas)
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
     assert clock.waits == 2  # with these
 
 
+def passes(*configs: PreTrainedConfig) -> list[ParameterSet]:
+    """Of the modules once without a window (Llama) and once with one (Gemma 2, which has no plain
+    operators); of the plain operators all."""
+    own = [(config, config is GEMMA) for config in configs]
+    return [
+        pytest.param(config, modules, id=f"{config.model_type}-{modules}")
+        for config, modules in [*own, (LLAMA, True)]
+    ]
+
+
 @pytest.mark.parametrize("in_one_call", [False, True], indirect=True)
-@pytest.mark.parametrize("modules", [False, True])
-@pytest.mark.parametrize("config", [LLAMA, QWEN, GEMMA, MISTRAL], ids=lambda one: one.model_type)
+@pytest.mark.parametrize(("config", "modules"), passes(LLAMA, QWEN, GEMMA, MISTRAL))
 def test_every_pass_stays_on_the_device(
     host: Host, kernel: Kernel, in_one_call: bool, config: PreTrainedConfig, modules: bool
 ) -> None:
@@ -114,9 +123,8 @@ def test_every_pass_stays_on_the_device(
     assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
 
 
-@pytest.mark.parametrize("modules", [False, True])
 @pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize("config", [LLAMA, GEMMA, MISTRAL], ids=lambda one: one.model_type)
+@pytest.mark.parametrize(("config", "modules"), passes(LLAMA, GEMMA, MISTRAL))
 def test_trees_stay_on_the_device(
     host: Host, kernel: Kernel, config: PreTrainedConfig, at_once: bool, modules: bool
 ) -> None:
@@ -143,7 +151,7 @@ def test_trees_stay_on_the_device(
 
 def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
     """Of each step: a stamp before its passes, one behind them, one at its end."""
-    decoder, times = decoder_on_device(LLAMA), []
+    decoder, times = decoder_on_device(SHALLOW), []
 
     def noting(self: Job[Any], *spent: int) -> None:
         times.append(spent)
@@ -169,7 +177,7 @@ def test_captured_passes_stay_on_the_device(
     monkeypatch.setattr(graph, "capture", recorder)
     monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    decoder = decoder_on_device(LLAMA)
+    decoder = decoder_on_device(SHALLOW)
     graph.capture_passes(decoder._backends.current, 16, 40)
     assert len(recorder.recordings) == len(graph.rooms(16, 40))
     gammas = [3, 3, 3] if VERIFIERS[rule].fixed_gamma else [3, 2, 0]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem.failure import Failure
 from tandem.tools.load.objective import Objective
+from tandem.tools.planning import sizing
 from tandem.tools.planning.measured.measurement import MeasuredText, Measurement
 from tandem.tools.planning.plan import Prices, planned
 from tandem.tools.planning.simulation.pace import Pace, ratio_of
@@ -43,6 +46,22 @@ SOME_KEPT = measurement(
     Curve({1.0: 0.020, 16.0: 0.024}, {1.0: 1, 16.0: 1}),
     shares=(0.7, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1),
 )
+
+
+_PACES: dict[tuple[Any, ...], Pace] = {}
+
+
+def pace_of(measured: Measurement, *rest: Any) -> Pace:
+    """Measured once for each kind of fleet: that takes longer than all else here."""
+    key = id(measured), *rest
+    if key not in _PACES:
+        _PACES[key] = Pace(measured, *rest)
+    return _PACES[key]
+
+
+@pytest.fixture(autouse=True)
+def shared_paces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "Pace", pace_of)
 
 
 def test_one_text_takes_the_sum_of_its_parts() -> None:
@@ -109,7 +128,7 @@ def test_two_targets_serve_twice_what_one_does() -> None:
 
 @pytest.mark.parametrize("rate", [2.0, 16.0, 36.0])
 def test_a_fleet_text_by_text_is_like_one_round_by_round(rate: float) -> None:
-    pace = Pace(SOME_KEPT, Fraction(1, 2), 4, 64, 1.0, 0)
+    pace = pace_of(SOME_KEPT, Fraction(1, 2), 4, 64, 1.0, 0)
     by_text = SimulatedTexts(SOME_KEPT, pace, 4, rate, 1500, 0).run()
     by_round = Rounds(SOME_KEPT, Fleet(4, 2, 4), OfferedLoad(1500, rate=rate)).run()
     assert by_text.texts_per_s == pytest.approx(by_round.texts_per_s, rel=0.1)
@@ -175,5 +194,5 @@ def test_a_plan_prices_what_it_says() -> None:
     # Drafts that are never kept are paid for all the same.
     assert planned(NONE_KEPT, Need(60.0, Objective(1000.0, 60.0)), prices, 4).is_cheaper_plain
     assert not plan.is_cheaper_plain
-    without = planned(SOME_KEPT, Need(60.0, Objective(1000.0, 30.0)), Prices(), 4)
+    without = replace(plan, prices=Prices())
     assert without.million_tokens(without.fleet) is None
