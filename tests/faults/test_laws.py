@@ -28,7 +28,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 
-TEXTS = {"target": 300, "drafter": 1_000, "orchestrator": 200}
+TEXTS = {"target": 500, "drafter": 1_000, "orchestrator": 300}
 CONCURRENT = 16
 # A sound service fails one of the four cases in 1,000 runs.
 SMALLEST_P = 0.001 / 4
