@@ -108,10 +108,12 @@ def trio(
     target: Mapping[str, str] | None = None,
     orchestrator: Mapping[str, str] | None = None,
     target_module: str = "target_svc",
+    inside: bool = False,
 ) -> Iterator[Trio]:
     """Start drafter, target and orchestrator, wait until they are ready, and stop them at the end.
 
-    Settings are given without their prefixes.
+    Settings are given without their prefixes. With `inside` no drafter is started: the target
+    drafts by the drafter's settings.
     """
     own = {"drafter": drafter, "target": target, "orchestrator": orchestrator}
     # One thread for each model: they share two cores with everything else.
@@ -120,7 +122,9 @@ def trio(
         for name, settings in own.items()
     }
     start: Any = Forked
-    settings = StackSettings(services, logs, modules={"target": target_module}, start=start)
+    settings = StackSettings(
+        services, logs, modules={"target": target_module}, start=start, inside=inside
+    )
     with running(settings) as stack:
         yield Trio(stack)
 

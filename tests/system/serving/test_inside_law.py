@@ -1,0 +1,55 @@
+"""The joint law of four tokens where the target drafts, through two processes and real sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tandem.drafting.methods import METHODS
+from tests.exactness import (
+    BRANCHING,
+    PATIENT,
+    SMALLEST_P,
+    Case,
+    count_texts,
+    drafter_settings,
+    rows_of,
+    target_law,
+)
+from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.tiny import save_random_llama
+from tests.support.processes.services import trio
+
+TEXTS = 800
+# In `make test`: sizes of its drafts are left open, so that runs have drafts and plain rounds.
+ONCE = ("model", "support 2", None)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "gamma"),
+    [
+        ONCE,
+        *(
+            pytest.param(name, rows, gamma, marks=pytest.mark.campaign)
+            for name in METHODS
+            for rows in rows_of(name)
+            for gamma in (3, None)
+            if (name, rows, gamma) != ONCE
+        ),
+    ],
+)
+def test_the_law_is_the_targets(
+    method: str, rows: str, gamma: int | None, random_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = random_pair[0].parent
+    save_random_llama(folder / "second", 3)
+    settings = drafter_settings(method, rows, folder)
+    target = {"MODEL": str(folder / "target"), "DRAFTS": settings.get("RECIPE", method)}
+    nodes = 6 if method in BRANCHING and gamma else 0
+    with trio(
+        tmp_path, drafter=settings, target=target, orchestrator=PATIENT, inside=True
+    ) as services:
+        counts = count_texts(services, Case("block", gamma, rows, nodes, method), range(TEXTS))
+    law = target_law(folder / "target")
+    assert chi_square_p_value(counts, law) > SMALLEST_P
