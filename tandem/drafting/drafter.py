@@ -92,9 +92,9 @@ class Drafter(ABC):
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Draft behind what was emitted; see docs/recipes.md for what a draft may be.
 
-        The draft depends on the sequence, its seed and the round alone. A chain has at most
-        min(gamma, budget) tokens: exactly as many where the method is `pure`, else fewer or none
-        if the method has no more to say.
+        The draft depends on nothing but the sequence, its seed, the round and the size asked for. A
+        chain has at most min(gamma, budget) tokens: exactly as many where the method is `pure`,
+        else fewer or none if the method has no more to say.
 
         Args:
             sequence: that it continues.

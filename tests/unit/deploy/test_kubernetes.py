@@ -14,6 +14,7 @@ from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2
 from tandem.target.v1 import target_pb2
+from target_svc.settings import TargetSettings
 from tests.support.cluster.containerfile import CONTAINERFILE
 from tests.support.cluster.manifests import (
     KUBERNETES,
@@ -22,6 +23,8 @@ from tests.support.cluster.manifests import (
     Manifests,
     base,
     known_variables,
+    render,
+    tool,
 )
 from tests.support.cluster.network_policy import selects
 
@@ -287,3 +290,19 @@ def test_variables_in_manifests_are_settings() -> None:
     }
     assert used
     assert used <= known_variables()
+
+
+@pytest.mark.skipif(
+    tool("kustomize") is None,
+    reason="kustomize is not installed; `make kubernetes-check` builds it and renders the overlays",
+)
+def test_on_a_single_gpu_the_target_drafts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No drafter is waited for."""
+    rendered = render("single-gpu", tmp_path)
+    target = rendered.settings("target", monkeypatch)
+    assert isinstance(target, TargetSettings)
+    assert target.drafts == "lookup"
+    orchestrator = rendered.settings("orchestrator", monkeypatch)
+    assert isinstance(orchestrator, OrchestratorSettings)
+    assert orchestrator.draft_by == "target"
+    assert rendered.get("Deployment", "drafter")["spec"]["replicas"] == 0

@@ -1,9 +1,6 @@
-"""Drafts from the text itself: what they are, and that they need no model."""
+"""Drafts from the text itself: what they are."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +8,6 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
-from tests.support.repository import ROOT
 
 
 def draft_behind(text: list[int], gamma: int = 4, *, longest: int = 3, window: int = 100) -> Draft:
@@ -55,48 +51,3 @@ def test_what_was_emitted_is_part_of_the_text() -> None:
     with pytest.raises(StopIteration) as ended:
         next(steps)
     assert ended.value.value.token_ids == [3, 9]
-
-
-def test_its_service_drafts_where_torch_is_not_installed() -> None:
-    """No model code, no pool, no checkpoint: a whole stream in a process without torch."""
-    script = """
-import asyncio, sys
-sys.modules["torch"] = sys.modules["transformers"] = None
-from drafter_svc.servicer import make_service
-from drafter_svc.settings import DrafterSettings
-from tandem.common.v1 import common_pb2
-from tandem.drafter.v1 import drafter_pb2 as pb, drafter_pb2_grpc
-from tandem.rpc.channel import connect
-from tandem.rpc.server import RunningServer
-
-async def main():
-    server = RunningServer("127.0.0.1:0", make_service(DrafterSettings(method="lookup")))
-    await server.start()
-    await server.ready()
-    async with connect(f"127.0.0.1:{server.port}") as channel:
-        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-        call = stub.Draft()
-        async def ask(**step):
-            await call.write(pb.DraftRequest(requests=[pb.SequenceRequest(sequence=1, **step)]))
-            (answer,) = (await call.read()).responses
-            return answer
-        opened = await ask(open=pb.OpenSequence(
-            token_ids=[1, 2, 3, 4, 1], sampling=common_pb2.Sampling(seed=0),
-            target_vocab_size=10, max_new_tokens=20))
-        assert opened.HasField("opened")
-        step = pb.DraftStep(round=1, position=5, new_token_ids=[2], gamma=3)
-        drafted = (await ask(draft=step)).drafted
-        assert list(drafted.draft.token_ids) == [3, 4, 1], drafted
-        assert not drafted.draft.HasField("rows")
-        info = await stub.GetModelInfo(pb.GetModelInfoRequest())
-        assert (info.drafter, info.info.vocab_size, info.pure) == ("lookup", 0, False)
-        assert info.stats.open_sequences == 1 and info.stats.forward_passes == 0
-        call.cancel()
-    await server.stop(1)
-
-asyncio.run(main())
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr

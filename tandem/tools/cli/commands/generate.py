@@ -128,7 +128,8 @@ _Nodes = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="Tokens to draft per round if the drafter makes trees. Default: the orchestrator's.",
+        help="Tokens to draft per round, where drafts are trees; else the request is refused."
+        " Default: the orchestrator's.",
         rich_help_panel=_SPECULATION,
     ),
 ]

@@ -39,8 +39,8 @@ _Drafter = Annotated[
     typer.Option(
         metavar="DIR|ID|none",
         envvar="TANDEM_DRAFTER_MODEL",
-        help="Drafter checkpoint with the target's tokenizer; none decodes plainly. Not needed with"
-        " a recipe that has no model.",
+        help="Drafter checkpoint with the target's tokenizer; none starts no drafter. Not needed"
+        " with a recipe that has no model.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -81,7 +81,7 @@ _Recipe = Annotated[
     typer.Option(
         metavar="NAME|FILE",
         envvar="TANDEM_DRAFTER_RECIPE",
-        help=f"What drafts: {_RECIPES}, or a TOML file. Default model.",
+        help=f"What drafts: {_RECIPES}, or a TOML file. Default: TANDEM_DRAFTER_METHOD, or model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
