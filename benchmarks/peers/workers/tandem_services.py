@@ -1,8 +1,9 @@
-"""Tandem's three services, called over gRPC as by any client."""
+"""Tandem's services, called over gRPC as by any client: three, or two with `--inside`."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -83,4 +84,4 @@ def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
 
 
 if __name__ == "__main__":
-    serve(TandemServices())
+    serve(TandemServices(inside="--inside" in sys.argv))

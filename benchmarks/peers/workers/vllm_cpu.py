@@ -1,8 +1,13 @@
-"""vLLM on a CPU, plain or with `draft_model`; a process has one draft length for its life."""
+"""vLLM on a CPU, plain or with `draft_model`; a process has one draft length for its life.
+
+With `--mended` a defect of its CPU build is worked around, with `--drawn` drafts are drawn at the
+text's temperature instead of being the likeliest tokens.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from importlib.metadata import version
 from typing import Any
 
@@ -19,8 +24,39 @@ _SEQUENCES = 64
 _MAX_LENGTH = 2048
 
 
+def mend() -> None:
+    """Let drafted rows have the text's own temperature (vllm#55005).
+
+    The CPU build repeats a text's sampling parameters for its rows in a copy, and leaves the tensor
+    that the sampler reads as it was allocated.
+    """
+    import torch
+    import vllm.utils.cpu_triton_utils as kernels
+
+    def expand(
+        output: Any, values: Any, ends: Any, replaced: Any, by: Any, longest: Any = None
+    ) -> None:
+        counts = torch.diff(ends, prepend=ends.new_zeros(1)).long()
+        own = torch.where(values == replaced, torch.full_like(values, by), values)
+        rows = own.repeat_interleave(counts)
+        output[: len(rows)].copy_(rows)
+
+    if not hasattr(kernels, "_expand_kernel_impl"):
+        raise RuntimeError("this vLLM has no _expand_kernel_impl to mend: see vllm#55005")
+    kernels._expand_kernel_impl = expand
+
+
 class Vllm:
-    """vLLM's offline engine."""
+    """vLLM's offline engine.
+
+    Args:
+        mended: work around vllm#55005.
+        drawn: draw drafts, so that the rejection sampler has the drafter's distributions.
+    """
+
+    def __init__(self, mended: bool = False, drawn: bool = False) -> None:
+        self._mended = mended
+        self._drawn = drawn
 
     def load(self, load: Load) -> dict[str, str]:
         """Load, compile and warm up; takes a minute or two.
@@ -31,6 +67,8 @@ class Vllm:
         os.environ.update(_SETTINGS)
         from vllm import LLM
 
+        if self._mended:
+            mend()
         if len(load.gammas) != 1:
             raise ValueError("a vLLM process has one draft length")
         drafting: dict[str, Any] = {}
@@ -40,6 +78,8 @@ class Vllm:
                 "model": load.drafter,
                 "num_speculative_tokens": gamma,
             }
+            if self._drawn:
+                drafting["speculative_config"]["draft_sample_method"] = "probabilistic"
         self._llm: Any = LLM(
             model=load.target,
             dtype=load.dtype,
@@ -74,4 +114,4 @@ class Vllm:
 
 
 if __name__ == "__main__":
-    serve(Vllm())
+    serve(Vllm(mended="--mended" in sys.argv, drawn="--drawn" in sys.argv))
