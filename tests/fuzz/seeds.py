@@ -71,8 +71,8 @@ def verify_step(draft: common_pb2.Draft, round_: int, position: int) -> target_p
     return target_pb2.SequenceRequest(sequence=1, verify=step)
 
 
-def run_step(round_: int, position: int, rounds: int) -> target_pb2.SequenceRequest:
-    step = target_pb2.RunStep(round=round_, position=position, rounds=rounds)
+def run_step(round_: int, position: int, rounds: int, gamma: int = 0) -> target_pb2.SequenceRequest:
+    step = target_pb2.RunStep(round=round_, position=position, rounds=rounds, gamma=gamma)
     return target_pb2.SequenceRequest(sequence=1, run=step)
 
 
@@ -107,6 +107,7 @@ VERIFY_DIALOGUES = (
     (open_verify("greedy_block", carry=_CARRY), verify_step(CHAINS[1], 1, 3)),
     (open_verify(first_round=5, trees=False), verify_step(CHAINS[2], 6, 4)),
     (open_verify(end_token_ids=[3]), run_step(1, 4, 3), run_step(0, 0, 2)),
+    (open_verify(), run_step(1, 4, 3, gamma=3), run_step(0, 0, 2), run_step(0, 0, 1, gamma=1)),
     # As long as what is left of the text.
     (open_verify(max_new_tokens=4), verify_step(CHAINS[2], 1, 4)),
 )
@@ -160,6 +161,29 @@ VERDICTS = (
             open_sequences=1,
         )
     ),
+)
+# Of rounds whose drafts the target made.
+RAN = tuple(
+    target_pb2.SequenceResponse(
+        verdict=target_pb2.Verdict(
+            round=1,
+            position=5 + accepted,
+            num_accepted=accepted,
+            place=place,
+            next_token_id=3,
+            overlaps=[0.5] * len(draft.token_ids),
+            times=common_pb2.StageTimes(queue_ns=1000, forward_ns=100000, batch_size=1),
+            draft_times=common_pb2.StageTimes(forward_ns=30000, numbers_ns=500, batch_size=1),
+            drafted=draft,
+            last=True,
+        )
+    )
+    for draft, accepted, place in (
+        (common_pb2.Draft(token_ids=[2, 3, 4]), 2, 2),
+        (common_pb2.Draft(token_ids=[2, 0, 3, 4], parents=[0, 0, 1, 2]), 2, 4),
+        (common_pb2.Draft(token_ids=[2, 0], parents=[0, 0]), 0, 0),
+        (common_pb2.Draft(), 0, 0),
+    )
 )
 # Methods that take prompts or drafts.
 LARGE = ("Draft", "Verify", "Generate", "Complete")

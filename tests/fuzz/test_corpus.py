@@ -8,7 +8,7 @@ from tests.fuzz.__main__ import CORPUS
 from tests.fuzz.read.surfaces import SURFACES
 
 # Surfaces each of whose seeds is fit for all that it is given to.
-ALL_VALID = ("verify", "drafting", "drafted", "verdict")
+ALL_VALID = ("verify", "drafting", "drafted", "verdict", "ran")
 FILES = sorted(path.name for path in CORPUS.iterdir())
 
 

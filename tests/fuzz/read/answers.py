@@ -34,6 +34,9 @@ class AnsweredCall(SequenceCall[Any, Any]):
         self.answer: Any = None
 
     async def ask(self, request: Any, kind: str, seconds: float, span: Any = None) -> Any:
+        return await self.hear(kind, seconds)
+
+    async def hear(self, kind: str, seconds: float) -> Any:
         if (got := self.answer.WhichOneof("result")) != kind:
             raise self.broken(f"result must be {kind}, got {got}")
         return self.answer
@@ -83,27 +86,53 @@ class Verdicts(Answers):
         decided = await call.verify(1, 4, drafted)
         assert 0 <= decided.num_accepted <= 3
         assert 0 <= decided.next_token < VOCAB_SIZE
-        self._require_unspoilt(message, drafted, decided)
+        _require_unspoilt(message, drafted, decided)
         return "OK"
 
-    def _require_unspoilt(self, message: Any, drafted: Drafted, decided: Decided) -> None:
-        """What texts learn from an answer leaves numbers to go on with, and to end with."""
-        times = TextTimes()
-        for _ in range(3):
-            times.start_round()
-            times.add_decided(decided.times, drafted.times)
-        _stages_to(times)
-        everyone = Adaptation(lambda: 1)
-        policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
-        for _ in range(3):
-            policy.choose(100)
-            policy.observe(drafted, decided)
-        choice = policy.choose(100)
-        chances = everyone.acceptance.chances(3)
-        known = [
-            expected.tokens
-            for size in (choice.size,)
-            if (expected := everyone.expected(size, chances)) is not None
-        ]
-        if not all(math.isfinite(tokens) for tokens in known):
-            raise Violation(message.SerializeToString(), f"{known} tokens are expected of a round")
+
+class RunVerdicts(Answers):
+    """Of a target that does rounds by itself: what it drafted, and what it decided."""
+
+    name = "ran"
+    seeds = seeds.RAN
+
+    async def judge(self, message: Any) -> str:
+        peer = AnsweredCall("target")
+        peer.answer = message
+        call = VerifyCall(peer, PATIENT, TextRecord(), ANYBODY)
+        call._vocab_size = VOCAB_SIZE
+        call._asked.append(_SIZE)
+        drafted, decided = await call.next_round(1, 4)
+        nodes = 0 if drafted is None else len(drafted.token_ids)
+        assert len(decided.overlaps) == nodes <= _SIZE.nodes
+        assert 0 <= decided.next_token < VOCAB_SIZE
+        if drafted is not None:
+            assert drafted.gamma <= _SIZE.gamma
+            kept = drafted.path_to(decided.place)
+            assert len(kept) == decided.num_accepted
+            assert all(0 <= token < VOCAB_SIZE for token in kept)
+            _require_unspoilt(message, drafted, decided)
+        return "OK"
+
+
+def _require_unspoilt(message: Any, drafted: Drafted, decided: Decided) -> None:
+    """What texts learn from an answer leaves numbers to go on with, and to end with."""
+    times = TextTimes()
+    for _ in range(3):
+        times.start_round()
+        times.add_decided(decided.times, drafted.times)
+    _stages_to(times)
+    everyone = Adaptation(lambda: 1)
+    policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
+    for _ in range(3):
+        policy.choose(100)
+        policy.observe(drafted, decided)
+    choice = policy.choose(100)
+    chances = everyone.acceptance.chances(3)
+    known = [
+        expected.tokens
+        for size in (choice.size,)
+        if (expected := everyone.expected(size, chances)) is not None
+    ]
+    if not all(math.isfinite(tokens) for tokens in known):
+        raise Violation(message.SerializeToString(), f"{known} tokens are expected of a round")

@@ -12,10 +12,12 @@ from google.protobuf.message import Message
 from drafter_svc.sequence import DraftedSequence
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.lookup import LookupDrafter
 from tandem.engine.admission import AdmissionLimits
 from tandem.rpc.streams.sequence import ServedSequence, State
 from tandem.rpc.streams.server import MAX_REQUESTS
 from tandem.target.v1 import target_pb2
+from target_svc.drafts import OwnDrafts
 from target_svc.sequence import VerifiedSequence
 from tests.fuzz import seeds
 from tests.fuzz.read.surface import MessageSurface, Violation
@@ -39,6 +41,11 @@ _INFO = common_pb2.ModelInfo(
     max_nodes=seeds.MAX_NODES,
     fingerprint="f",
     incarnation=1,
+)
+
+
+_OWN = target_pb2.TargetDrafts(
+    drafter="lookup", max_gamma=seeds.MAX_GAMMA, max_length=seeds.MAX_LENGTH
 )
 
 
@@ -110,7 +117,7 @@ class Sequences(MessageSurface):
 def said(answer: Any) -> Any:
     """What an answer says, but for times, and for weights, whose rounding may hang on the batch."""
     body = getattr(answer, answer.WhichOneof("result"))
-    for name in ("times", "open_sequences", "incarnation"):
+    for name in ("times", "draft_times", "open_sequences", "incarnation"):
         if name in body.DESCRIPTOR.fields_by_name:
             body.ClearField(name)
     if answer.WhichOneof("result") == "drafted" and body.draft.HasField("rows"):
@@ -119,14 +126,15 @@ def said(answer: Any) -> Any:
 
 
 class VerifySequences(Sequences):
-    """A target's."""
+    """A target's, which also drafts."""
 
     name = "verify"
     seeds = tuple(target_pb2.VerifyRequest(requests=each) for each in seeds.VERIFY_DIALOGUES)
 
     def _engine(self) -> TargetEngine:
         engine = make_target(random_llama(1), places=_PLACES)
-        self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO, seeds.MAX_ROUNDS)
+        own = OwnDrafts(LookupDrafter(3, 64), _OWN, VOCAB_SIZE)
+        self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO, seeds.MAX_ROUNDS, own)
         return engine
 
 

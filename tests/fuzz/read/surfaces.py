@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.read.answers import Draftings, Verdicts
+from tests.fuzz.read.answers import Draftings, RunVerdicts, Verdicts
 from tests.fuzz.read.drafts import Drafts
 from tests.fuzz.read.generations import Generations
 from tests.fuzz.read.sequences import DraftSequences, VerifySequences
@@ -10,6 +10,15 @@ from tests.fuzz.read.sockets import Sockets
 from tests.fuzz.read.surface import Surface
 
 _ALL: tuple[type[Surface], ...] = (
-    *(Drafts, VerifySequences, DraftSequences, Generations, Draftings, Verdicts, Sockets),
+    *(
+        Drafts,
+        VerifySequences,
+        DraftSequences,
+        Generations,
+        Draftings,
+        Verdicts,
+        RunVerdicts,
+        Sockets,
+    ),
 )
 SURFACES = {surface.name: surface for surface in _ALL}
