@@ -94,6 +94,10 @@ class Trio:
         """Wait until no sequence is open."""
         self.wait_open(0)
 
+    def channel(self, name: str) -> grpc.Channel:
+        """To a service, by its name."""
+        return grpc.insecure_channel(self.stack.processes[name].address)
+
     @contextmanager
     def client(self) -> Iterator[orchestrator_pb2_grpc.OrchestratorServiceStub]:
         with grpc.insecure_channel(self.orchestrator.address) as channel:
