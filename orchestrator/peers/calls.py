@@ -314,7 +314,7 @@ class VerifyCall:
         expect("max(drafted.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
         parents = _parents_of(self._call, draft, size)
         times = _checked_times(self._call, verdict.draft_times)
-        return Drafted(token_ids, parents, None, 0, times)
+        return Drafted(token_ids, parents, None, 0, times, asked=size)
 
     def _describe(
         self, call: Span, round_: int, size: DraftSize, drafted: Drafted | None, decided: Decided

@@ -91,7 +91,7 @@ class AdaptiveSize:
         everyone.mix.enter(self._drafting)
         if cut not in self._expected:
             self._expected[cut] = everyone.expected(cut, self._chances)
-        ahead = 1 if self._wanted else _RANK_EVERY
+        ahead = 1 if self._wanted and trial is not None else _RANK_EVERY
         self._choice = SizeChoice(cut, self._expected[cut], min(ahead, left))
         return self._choice
 
@@ -108,6 +108,8 @@ class AdaptiveSize:
         wall = everyone.clock() - self._began_ns
         if drafted is not None:
             self._acceptance.observe(drafted, decided)
+            if drafted.asked not in (None, self._choice.size):
+                return  # it was asked for before this size was chosen
             if size is not None:
                 everyone.forecast(size).add(self._tokens, decided.num_accepted + 1)
         elif size is not None:

@@ -93,6 +93,7 @@ class Drafted:
         payload: the draft with its distributions, for the target, unread.
         payload_bytes: size of the distributions.
         times: the drafter's.
+        asked: the size that was asked for, where the target drafted: perhaps some rounds ago.
     """
 
     token_ids: Sequence[int]
@@ -100,6 +101,7 @@ class Drafted:
     payload: Any
     payload_bytes: int
     times: StageTimes
+    asked: DraftSize | None = None
 
     @property
     def gamma(self) -> int:

@@ -196,3 +196,21 @@ def test_no_text_drafts_for_itself_alone(texts: int) -> None:
     for policy in policies:
         policy.choose(100)
     assert (own.choose(100).size == PLAIN) == (texts == 8)
+
+
+@pytest.mark.parametrize(("asked", "known"), [(4, True), (2, False)])
+def test_a_round_that_was_asked_for_before_teaches_no_time(asked: int, known: bool) -> None:
+    """A target that drafts itself is asked ahead: what it plays may have an earlier size."""
+    now = 0
+    everyone = Adaptation(lambda: 1, lambda: now)
+    text = AdaptiveSize(everyone, sizes(8, 0, 4, None))
+    model = StageTimes(forward_ns=MS)
+    for _ in range(3):
+        choice = text.choose(100)
+        assert choice.size == DraftSize(4)
+        assert choice.rounds > 1
+        now += 5 * MS
+        drafted = Drafted([0] * asked, None, None, 0, model, asked=DraftSize(asked))
+        text.observe(drafted, Decided(1, 1, 0, [0.5] * asked, model))
+    assert (everyone.times.at(0) is not None) == known
+    assert everyone.acceptance.chances(4).first[0] != AcceptanceEstimate().chances(4).first[0]
