@@ -56,6 +56,11 @@ class Models:
     def extend(self, prefix: int, token: int) -> int:
         return prefix * self.vocab_size + token + self.roots
 
+    def root(self, prefix: int) -> int:
+        while prefix >= self.roots:
+            prefix = (prefix - self.roots) // self.vocab_size
+        return prefix
+
     def law(self, length: int) -> Tensor:
         """[R * V ** length] probabilities of each sequence under p alone, root by root."""
         prefixes, law = torch.arange(self.roots), torch.ones(self.roots, dtype=torch.float64)
@@ -101,6 +106,7 @@ class Program:
         edit: changes a whole draft after it was drawn: a lie. It gets the nodes and their rows,
             and returns the indices of the nodes to send. It may only drop or move leaves, so that
             no place is lost.
+        each: the program of each root, in place of this one; their `distinct` is this one's.
     """
 
     name: str
@@ -108,6 +114,17 @@ class Program:
     distinct: bool = False
     claims: bool | None = None
     edit: Callable[[Sequence[Node], Sequence[list[float]]], Sequence[int]] | None = None
+    each: Sequence[Program] = ()
+
+    @classmethod
+    def of_roots(cls, name: str, each: Sequence[Program]) -> Program:
+        """Several programs at once, each in the models of its own root."""
+        (distinct,) = {program.distinct for program in each}
+        return cls(name, lambda _: None, distinct, each=each)
+
+    def at(self, models: Models, prefix: int) -> Program:
+        """The program that draws after a prefix."""
+        return self.each[models.root(prefix)] if self.each else self
 
     @property
     def said(self) -> bool:
@@ -201,7 +218,7 @@ def batch_of(program: Program, models: Models, prefixes: tuple[int, ...]) -> Bat
     """Every draft that a program may draw after each of the prefixes."""
     drafts, start = [], []
     for index, prefix in enumerate(prefixes):
-        behind = drawings(program, models, prefix)
+        behind = drawings(program.at(models, prefix), models, prefix)
         drafts += behind
         start += [index] * len(behind)
     most = max(len(draft.nodes) for draft in drafts)

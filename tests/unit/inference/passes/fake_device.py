@@ -32,9 +32,9 @@ from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import BLOCK
 from tandem.inference.decoder import Decoder
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.passes import torch_llama
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
-from tandem.inference.passes.torch_llama import LlamaPass
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
@@ -124,12 +124,15 @@ def host(
 
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
-        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
+        own = torch_llama.LlamaPass
+        compute = own(model) if own.fits(model) else ModulePass(model)
         pool = KVPool(512, BLOCK if in_one_call else 1)
         backend = Backend("torch", model.dtype, compute, pool, self.device, in_one_call=in_one_call)
         self._backends = Backends(backend)
 
     monkeypatch.setattr(Decoder, "_start", start)
+    # A fake parameter is of another class; without this all models would run as their modules.
+    monkeypatch.setattr(torch_llama, "_plain", lambda part, kind: type(part) is kind)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         yield host
 

@@ -116,11 +116,12 @@ def test_every_pass_stays_on_the_device(
     host: Host, kernel: Kernel, in_one_call: bool, config: PreTrainedConfig, modules: bool
 ) -> None:
     decoder = decoder_on_device(config, modules)
-    draft(decoder, MIXTURES["mixed"], 16)
-    verify(decoder, MIXTURES["mixed"], "block", [3, 1, 2])
+    # What decides of tokens is not the pass's: the tests above have its mixtures.
+    draft(decoder, MIXTURES["greedy"], 16, gamma=2)
+    verify(decoder, MIXTURES["greedy"], "block", [3, 1, 2])
     assert host.devices == {"cuda"}
     # Openings and drafts, of three texts each, in both layers; a call for each text otherwise.
-    assert kernel.calls == (2 * (1 + 3 + 1 + 1) if in_one_call else 0)
+    assert kernel.calls == (2 * (1 + 2 + 1 + 1) if in_one_call else 0)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
