@@ -91,5 +91,5 @@ async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Plac
                 for _, summary in found.values()
             }
             assert len(counts) == 1, (rule.name, seed, counts)
-            if name != "lookup":
+            if METHODS[name].drafter.pure:  # others may have found nothing to draft
                 assert min(counts)[0] > 0
