@@ -39,7 +39,9 @@ class Inside:
 
     async def orchestrator(self, *targets: str, ready: bool = True, **settings: Any) -> Any:
         """The stub of an orchestrator; without drafters, unless the settings name some."""
-        chosen: dict[str, Any] = {"drafters": (), "gamma": 4} | settings
+        # A target that stands still on a busy machine is waited for.
+        patient = {"stage_floor_seconds": 60.0, "draft_seconds": 60.0}
+        chosen: dict[str, Any] = {"drafters": (), "gamma": 4, **patient} | settings
         service = make_orchestrator(OrchestratorSettings(targets=targets, **chosen))
         server = await start(self._stack, service)
         if ready:

@@ -297,7 +297,7 @@ async def test_a_target_that_is_lost_amid_its_drafts_loses_no_token(verifier: st
 
     for fake in targets:
         fake.interfere = die_once(fake)
-    async with orchestrate(*targets, failover_seconds=5.0) as stub:
+    async with orchestrate(*targets, failover_seconds=60.0, stage_floor_seconds=60.0) as stub:
         ids, summary = await text_of(stub, 100, speculation={"gamma": 4, "verifier": verifier})
     assert dead
     assert ids == targets[0].text(100)

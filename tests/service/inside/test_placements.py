@@ -62,6 +62,9 @@ async def recipe(
                 drafters=(address_of(drafter),),
                 targets=(address_of(target),),
                 draft_by="target" if own else "drafters",
+                # A service that stands still on a busy machine is waited for.
+                stage_floor_seconds=60.0,
+                draft_seconds=60.0,
             )
             server = await start(stack, make_orchestrator(settings))
             await server.ready()
