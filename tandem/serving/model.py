@@ -26,7 +26,7 @@ _log = structlog.get_logger(__name__)
 _CPU_CHUNK = 32
 _DEVICE_CHUNK = 512
 # A pass of more rows takes longer in proportion on a CPU: larger bursts would only have their first
-# prompts wait for the last ones (the log of 2026-11-24).
+# prompts wait for the last ones.
 _CHUNKS_ALONE = 4
 
 
