@@ -174,6 +174,7 @@ def request(
     verifier: str = "block",
     temperature: float = 1.0,
     name: str = "",
+    inside: bool = False,
 ) -> None:
     """Write a whole request.
 
@@ -187,6 +188,7 @@ def request(
         verifier: of each round.
         temperature: of its sampling.
         name: its request id; by default made of the trace's.
+        inside: the target says that it drafted itself.
     """
     end = start + request_ms(rounds, costs)
     root = tape.span(
@@ -206,7 +208,7 @@ def request(
     _open(tape, trace, root, start)
     at = start + OPENED_MS
     for number, (gamma, accepted) in enumerate(rounds, 1):
-        _round(tape, trace, root, at, number, gamma, accepted, costs, batch, verifier)
+        _round(tape, trace, root, at, number, gamma, accepted, costs, batch, verifier, inside)
         at += costs.round_ms(gamma)
     tape.span("orchestrator", "close", at, at + CLOSE_MS, root, trace=trace)
 
@@ -255,6 +257,7 @@ def _round(
     costs: Costs,
     batch: int,
     verifier: str,
+    inside: bool,
 ) -> None:
     end = at + costs.round_ms(gamma)
     said: dict[str, Any] = {"tandem__round": number, "tandem__depth": gamma}
@@ -285,6 +288,7 @@ def _round(
         call = tape.span("orchestrator", f"call.{step}", at, back, round_, "CLIENT", trace)
         begin = at + costs.network
         mine = said | (decided if step == "verify" else {}) | {"tandem__batch_size": batch}
+        mine |= {"tandem__inside": True} if inside else {}
         server = tape.span(service, step, begin, begin + lasts, call, "SERVER", trace, **mine)
         _parts(tape, service, step, trace, server, begin, parts, tandem__batch_size=batch)
         at = back

@@ -42,6 +42,7 @@ class Group:
         wall_ns: wall time, in total.
         stages: wall time by stage.
         rounds: number and times of their rounds.
+        inside: whether targets made any of their drafts.
     """
 
     requests: int = 0
@@ -49,6 +50,7 @@ class Group:
     wall_ns: int = 0
     stages: Counter[OwnedStage] = field(default_factory=Counter)
     rounds: Costs = field(default_factory=Costs)
+    inside: bool = False
 
 
 class Basis:
@@ -96,6 +98,10 @@ class Basis:
         greedy = request.root.attributes.get("gen_ai.request.temperature") in (0, 0.0)
         verifier = drafted[0].verifier
         group = self._groups.setdefault(Decoding(verifier, gamma, greedy), Group())
+        group.inside |= any(
+            round_.draft is not None and bool(round_.draft.attributes.get("tandem.inside"))
+            for round_ in drafted
+        )
         group.requests += 1
         group.tokens += request.tokens
         group.wall_ns += request.wall_ns

@@ -61,7 +61,9 @@ class Outlook:
         lengths = sorted({*range(1, LONGEST + 1), basis.way.gamma})
         self.gammas = [self._gamma(rule, gamma) for rule in self._shares for gamma in lengths]
         changes = [*self._other_drafts(), self._faster_drafter(), self._free_network()]
-        changes += [self._draft_ahead(), self._batch()]
+        changes.append(self._batch())
+        if not self._group.inside:  # else who would draft ahead is busy verifying
+            changes.append(self._draft_ahead())
         self.changes = sorted(changes, key=lambda change: -(change.factor or 0.0))
 
     @property

@@ -126,6 +126,14 @@ def test_a_drafter_that_is_never_right_makes_nothing_ahead_worth_its_while(
     assert found.best.change == "gamma 1"
 
 
+def test_a_target_that_drafts_cannot_draft_ahead(tmp_path: Path) -> None:
+    """It is busy verifying meanwhile."""
+    texts = rounds(4, 100, 0.8, seed=3)
+    found = outlook(recorded(tmp_path / "trace.jsonl", 1, texts, inside=True))
+    assert not [change for change in found.changes if "ahead" in change.change]
+    assert found.best is not None
+
+
 def test_more_sequences_need_several_batch_sizes(tmp_path: Path) -> None:
     texts = rounds(4, 50, 0.8, seed=4)
     alone = outlook(recorded(tmp_path / "one.jsonl", 2, texts, batch=1))
