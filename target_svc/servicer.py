@@ -38,6 +38,11 @@ class LoadedTarget(Loaded):
     decoder: Model
     drafts: OwnDrafts | None
 
+    @property
+    def drafts_inside(self) -> bool:
+        """Whether it makes any."""
+        return self.drafts is not None
+
 
 class TargetServicer(
     EngineServicer[TargetSettings, LoadedTarget], target_pb2_grpc.TargetServiceServicer
@@ -65,8 +70,7 @@ class TargetServicer(
             models += drafting
         info.cache_tokens = min(model.positions for model in models)
         engine = engine_over(models, settings, "target-engine")
-        inside = drafts is not None
-        return LoadedTarget(engine, info, models, decoder, drafts, drafts_inside=inside)
+        return LoadedTarget(engine, info, models, decoder, drafts)
 
     async def Verify(self, request_iterator: object, context: _Context) -> None:  # type: ignore[override]
         """See target.proto."""

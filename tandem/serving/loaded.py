@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
@@ -18,13 +18,16 @@ class Loaded:
         engine: runs the sequences.
         info: the handshake's message, but for what changes.
         models: that score, if any do; of several the first one is described.
-        drafts_inside: whether a target also drafts.
     """
 
     engine: Engine
     info: common_pb2.ModelInfo
     models: Sequence[Model]
-    drafts_inside: bool = field(default=False, kw_only=True)
+
+    @property
+    def drafts_inside(self) -> bool:
+        """Whether a target also drafts."""
+        return False
 
     def described(self) -> common_pb2.ModelInfo:
         """The handshake's message, now."""

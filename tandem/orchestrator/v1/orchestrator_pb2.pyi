@@ -501,8 +501,9 @@ class Summary(google.protobuf.message.Message):
     draft_bytes: builtins.int
     """draft_bytes is the size of the drafts' distributions on the wire."""
     drafter_lost: builtins.bool
-    """drafter_lost: drafts were wanted, but the drafter failed, or there was none. The text went on
-    without drafts until another drafter, or the same one, was available.
+    """drafter_lost: drafts were wanted, but the drafter failed, or there was none. The text went on with
+    drafts of its target, or, if that makes none, without drafts until another drafter, or the same
+    one, was available.
     """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
