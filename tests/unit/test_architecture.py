@@ -1,4 +1,4 @@
-"""The rooms (packages) of ARCHITECTURE.md, checked on the imports: which room may import which, and
+"""The packages (rooms) of ARCHITECTURE.md, checked on the imports: which room may import which, and
 how large a room and a file may be."""
 
 from __future__ import annotations
