@@ -53,8 +53,8 @@ class OrchestratorSettings(ServiceSettings):
     )
     draft_by: Literal["auto", "drafters", "target"] = Field(
         "auto",
-        description="who drafts: auto takes drafters as long as there are any, and else what the"
-        " targets draft themselves (their DRAFTS); drafters and target take one of the two only",
+        description="which services draft: auto means drafters as long as there are any, else"
+        " targets (their DRAFTS); drafters and target permit one of the two only",
     )
     token_file: Path | None = Field(
         None,
@@ -82,7 +82,7 @@ class OrchestratorSettings(ServiceSettings):
         gt=0,
         description="age at which a connection to a drafter or target is replaced, so that each"
         " side checks the other's certificate again; texts finish on the old"
-        " connection. One that cannot be replaced takes nothing new from twice this"
+        " connection. One that cannot be replaced takes no new texts from twice this"
         " age on",
     )
     drafter_tls_name: str = Field(

@@ -182,7 +182,7 @@ class ModelSettings(ServiceSettings):
     prefill_chunk: int = Field(
         0,
         ge=0,
-        description="prompt tokens in one forward pass, in the mean; running sequences wait for"
+        description="prompt tokens in one forward pass, on average; running sequences wait for"
         " them. Four times as many while no sequence is running, and for short prompts that come"
         " at once. 0 takes 32 on a CPU and 512 elsewhere",
     )

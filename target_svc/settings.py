@@ -25,12 +25,12 @@ class TargetSettings(ModelSettings):
         ge=1,
         le=1024,
         description="rounds that a caller may request in advance, without drafts or with drafts of"
-        " the target's own; at most as many are computed for a caller that has stopped reading",
+        " the target's own; also the most that are computed for a caller that has stopped reading",
     )
     drafts: str = Field(
         "",
         description="what the target drafts by itself, in its own process: the name of a built-in"
         " recipe or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and"
-        " the like). Empty: it drafts nothing",
+        " so on). Empty: it drafts nothing",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")

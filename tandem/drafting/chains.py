@@ -69,7 +69,7 @@ MOST_CHAINS = 16
 class ChainsRecipe(OfModel):
     """The recipe of `chains`."""
 
-    drafts: ClassVar = "several independent chains by a small decoder, common beginnings as one"
+    drafts: ClassVar = "several independent chains by a small decoder, common beginnings merged"
     drafter: ClassVar = ChainsDrafter
 
     method: Literal["chains"] = "chains"

@@ -105,7 +105,7 @@ class _BuiltIn(BaseModel):
 class ForestRecipe(Recipe):
     """The recipe of `forest`: the recipes of its parts."""
 
-    drafts: ClassVar = "a tree of `MODEL` and a chain of `SECOND_MODEL` behind the same text"
+    drafts: ClassVar = "a tree of `MODEL` and a chain of `SECOND_MODEL` after the same text"
     drafter: ClassVar = ForestDrafter
 
     method: Literal["forest"] = "forest"

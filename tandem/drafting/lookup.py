@@ -57,7 +57,7 @@ def _latest(packed: bytes, length: int) -> int | None:
 class LookupRecipe(Recipe):
     """The recipe of `lookup`."""
 
-    drafts: ClassVar = "what followed the text's last tokens before; no model"
+    drafts: ClassVar = "what followed an earlier occurrence of the text's last tokens; no model"
     drafter: ClassVar = LookupDrafter
 
     method: Literal["lookup"] = "lookup"

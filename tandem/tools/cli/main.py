@@ -21,7 +21,7 @@ app = typer.Typer(
     name="tandem",
     help=(
         "Lossless speculative decoding: a small drafter guesses, the target decides,"
-        " and the text stays exactly the target's own."
+        " and the text follows exactly the target's distribution."
     ),
     epilog="Start with [bold]tandem up[/], then [bold]tandem generate 'def '[/] elsewhere.",
     no_args_is_help=True,

@@ -27,7 +27,11 @@ _TEXTS = "Texts"
 _Texts = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, max=MOST_TEXTS, help="Texts. Default 32.", rich_help_panel=_LOAD
+        metavar="N",
+        min=1,
+        max=MOST_TEXTS,
+        help="Number of texts. Default 32.",
+        rich_help_panel=_LOAD,
     ),
 ]
 _Concurrency = Annotated[
@@ -182,7 +186,7 @@ def bench(
     A round lasts from the request for the draft until the verdict has arrived,
     as timed by the orchestrator; without drafts it is the gap.
     "Beside the models" is a round's time minus its forward passes.
-    Goodput counts the texts that keep the objective.
+    Goodput counts the texts that meet the objective.
     """
     from tandem.tools.cli.bench_run import BenchLoad, run, run_sweep
     from tandem.tools.cli.display.bench import report, report_sweep

@@ -159,8 +159,8 @@ def generate(
 ) -> None:
     """Continue a prompt, and show as it streams which tokens the drafter guessed.
 
-    On a terminal, colours tell accepted tokens from the target's own;
-    into a pipe goes the plain text.
+    On a terminal, colours distinguish accepted tokens from the target's own;
+    a pipe gets the plain text.
     """
     from tandem.common.v1 import common_pb2
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb

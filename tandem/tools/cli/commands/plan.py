@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
     _Cell = Callable[[Sized], str]
 
-_NEED = "What is wanted"
+_NEED = "Demand"
 _FLEET = "Replicas"
 
 _Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE...",
-        help="The JSON of one `tandem bench --json`; or traces, as `tandem trace` takes them.",
+        help="The JSON of one `tandem bench --json`; or traces, as `tandem trace` reads them.",
     ),
 ]
 _Rate = Annotated[
@@ -114,10 +114,10 @@ def plan(
     seed: _Seed = 0,
     json: _Json = False,
 ) -> None:
-    """Say how many replicas hold an objective at a rate, what bounds them and what they cost.
+    """Say how many replicas meet an objective at a rate, what limits them and what they cost.
 
-    Queues are simulated with the times, acceptance and texts that were measured. With
-    --targets, predict what that many replicas do at a --rate or with --clients.
+    Queues are simulated with the measured times, acceptance and texts. With --targets,
+    predict what that many replicas do at a --rate or with --clients.
     """
     from tandem.tools.load.objective import Objective
     from tandem.tools.planning.plan import Prices, planned

@@ -23,8 +23,8 @@ _T = TypeVar("_T")
 trace = typer.Typer(
     name="trace",
     help=(
-        "Read recorded traces: where the time went, what moved between two runs,"
-        " what a change would be worth."
+        "Read recorded traces: where the time went, what differs between two runs,"
+        " what a change would gain."
     ),
     epilog=(
         "Record with [bold]tandem up --trace-dir DIR[/] or [bold]tandem demo[/],"
@@ -163,10 +163,10 @@ def compare(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the bootstrap.")] = 0,
     json: _Json = False,
 ) -> None:
-    """Say what moved between two recordings.
+    """Show what differs between two recordings.
 
-    Intervals are bootstrapped over requests; in 95 of 100 cases all of them hold
-    at once. An interval that contains "no change" shows no difference.
+    Intervals are bootstrapped over requests; in 95 of 100 comparisons all of
+    them contain the true values. One that contains 0 shows no difference.
     """
     from dataclasses import asdict
 
@@ -268,11 +268,11 @@ def what_if(
     ] = None,
     json: _Json = False,
 ) -> None:
-    """Predict what a change would be worth, from recorded times and acceptances.
+    """Predict what a change would gain, from recorded times and acceptances.
 
-    Predictions start from the configuration (verifier, gamma, greedy or not) of
-    most recorded rounds. Times at other gammas are predicted best from a
-    recording that has several.
+    Predictions start from the configuration (verifier, gamma, greedy or not)
+    with the most recorded rounds. Times at other gammas are predicted best from
+    a recording that has several.
     """
     from tandem.tools.traces.prediction.basis import Basis
     from tandem.tools.traces.prediction.whatif import Outlook

@@ -60,8 +60,8 @@ _Dtype = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="auto, float32, bfloat16 or float16. Default auto: float32 on a CPU, else the"
-        " checkpoint's.",
+        help="auto, float32, bfloat16 or float16. Default auto: the checkpoint's on a GPU; on a CPU"
+        " float32 for the target, the fastest for the drafter.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -116,7 +116,7 @@ _DraftSupport = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Most tokens of a drafted distribution; 0 keeps all.",
+        help="Most tokens to keep of a drafted distribution; 0 keeps all.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -197,9 +197,9 @@ def up(
     """Start drafter, target and orchestrator, and serve until Ctrl-C.
 
     Ctrl-C or SIGTERM lets running texts finish; a second Ctrl-C does not.
-    More can be set by TANDEM_DRAFTER_*, TANDEM_TARGET_* and
-    TANDEM_ORCHESTRATOR_* variables; options win over them. This command itself
-    sets LOG_FORMAT and the orchestrator's DRAFTERS and TARGETS.
+    TANDEM_DRAFTER_*, TANDEM_TARGET_* and TANDEM_ORCHESTRATOR_* variables set
+    more; options override them. This command itself sets LOG_FORMAT and the
+    orchestrator's DRAFTERS and TARGETS.
     """
     from tandem.tools.local.draft_length import allow_drafts
     from tandem.tools.local.pair import Pair
