@@ -81,12 +81,12 @@ class Outlook:
         for other in sorted(RULES - {own}) if own in RULES else ():
             recorded = basis.recorded_shares(other)
             if basis.way.greedy:
-                shares[other], sources[other] = shares[own], "at temperature 0 all rules are one"
+                shares[other], sources[other] = shares[own], "at temperature 0 all rules agree"
             elif recorded is not None:
                 shares[other], sources[other] = recorded, "from its own rounds in the recording"
             else:
                 shares[other] = RatioModel(shares[own], own).shares(other)
-                sources[other] = "from a model of how far drafter and target are apart (see docs)"
+                sources[other] = "from a model of how drafter and target differ (docs/traces.md)"
         return shares, sources
 
     def _speed(self, saved_ns: float, rounds: float = 1.0, saved_fixed_ns: float = 0.0) -> float:
@@ -125,7 +125,7 @@ class Outlook:
         best = max(mine, key=lambda row: row.tokens_per_s)
         longest = self.basis.longest_recorded()
         beyond = (
-            f"; places behind {longest} are kept as those before were"
+            f"; positions after {longest} are accepted like those before"
             if best.gamma > longest
             else ""
         )
@@ -145,7 +145,7 @@ class Outlook:
     def _faster_drafter(self) -> PredictedChange:
         saved = self._group.rounds.mean_ns(OwnedStage(DRAFTER, "draft.forward")) / 2
         prefill = self._group.stages[OwnedStage(DRAFTER, "prefill.forward")] / 2
-        assumption = "its passes take half as long, all else and its drafts stay as they are"
+        assumption = "its passes take half as long; its drafts and all else stay the same"
         speed = self._speed(saved, saved_fixed_ns=prefill)
         return self._prediction("a drafter twice as fast", speed, assumption)
 
@@ -159,8 +159,8 @@ class Outlook:
         fixed = sum(stages[stage] for stage in free if not stage.in_round)
         speed = self._speed(sum(map(rounds.mean_ns, free)), saved_fixed_ns=fixed)
         assumption = (
-            "no time between the orchestrator's calls and the services' steps, in which there is"
-            " also gRPC's own work on both sides"
+            "no time between the orchestrator's calls and the services' steps; this time includes"
+            " gRPC's own work on both sides"
         )
         return self._prediction(change, speed, assumption)
 
@@ -171,9 +171,9 @@ class Outlook:
         # The token after a fully kept draft is guessed as well as one more drafted token.
         right = self._shares[way.verifier][way.gamma]
         assumption = (
-            f"{right:.1%} of the guesses are right: all {way.gamma} kept, and the target's next"
-            " token guessed as often as one more drafted token would be kept, the most there can"
-            " be; a wrong guess costs nothing, since the drafter is idle meanwhile"
+            f"{right:.1%} of the guesses are right: all {way.gamma} tokens are accepted, and the"
+            " target's next token is guessed as often as one more drafted token would be accepted,"
+            " an upper bound; a wrong guess costs nothing, since the drafter is idle then"
         )
         speed = self._speed(right * min(draft, verify))
         return self._prediction("drafting ahead during verification", speed, assumption)
@@ -184,7 +184,7 @@ class Outlook:
         for step in ("draft", "verify"):
             curve, now = batch_curve(waits, step), mean_batch(waits, step)
             if curve is None:
-                reason = f"the {step} steps recorded do not differ in batch size"
+                reason = f"all recorded {step} steps have one batch size"
                 return PredictedChange(
                     change, None, None, f"{reason}: record a load of several clients"
                 )
@@ -192,8 +192,8 @@ class Outlook:
         speed = self._speed(-grown)
         factor = speed / self.tokens_per_s
         assumption = (
-            "twice the requests at once; passes take as long as those recorded at such sizes, or"
-            " on a line through them; of one request, and of all together"
+            "twice the requests at once; a pass takes as long as recorded at that size, or as on a"
+            " line through the recorded sizes; factor is for one request, together for all"
         )
         return PredictedChange(change, speed, factor, assumption, together=2 * factor)
 

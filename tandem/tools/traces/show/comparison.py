@@ -68,7 +68,7 @@ def outlook_tables(outlook: Outlook) -> Iterator[Table]:
         column.justify = "right"
     for change in outlook.changes:
         if change.tokens_per_s is None or change.factor is None:
-            changes.add_row(change.change, "-", "-", "", f"not told: {change.assumption}")
+            changes.add_row(change.change, "-", "-", "", f"not predicted: {change.assumption}")
             continue
         together = f"{change.together:.2f}x" if change.together else ""
         speed = (f"{change.tokens_per_s:.1f}", f"{change.factor:.2f}x", together)

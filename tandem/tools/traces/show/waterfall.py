@@ -97,8 +97,8 @@ class Waterfall:
     def lines(self) -> Iterator[Text]:
         """A line for each span: its place in time, and how long the request waited for it."""
         yield Text(
-            f"{'span':<34} {'start':>10} {'ms':>9} {'waited':>9}  {_WAITED_FOR} waited for,"
-            f" {_BESIDE} beside it; a round's inside is drawn to its own scale",
+            f"{'span':<34} {'start':>10} {'ms':>9} {'waited':>9}  {_WAITED_FOR} on the"
+            f" critical path, {_BESIDE} off it; the inside of a round has its own scale",
             style="bold",
         )
         yield from self._lines(self._request.root, 0, self._request.root)
