@@ -14,11 +14,11 @@ the wrong time is FAILED_PRECONDITION. Either ends its own sequence and changes 
 
 Streams and sequences. A stream of Draft or Verify carries the sequences of one caller: a
 message holds the requests, or the answers, of several of them, in any order. A sequence
-lives from its `open` to its `ended`, and in between its requests are answered one by one:
+lasts from its `open` to its `ended`, and in between its requests are answered one by one:
   - The caller numbers its sequences; each number is larger than all before it on the stream.
-    Within a sequence the caller sends the next request after the answer to the last. Two may be
-    sent at any time: `close`, which abandons what is being computed, and to a target a request
-    for more rounds of a run.
+    Within a sequence the caller sends the next request after the answer to the last. Two
+    requests may be sent at any time: `close`, which abandons what is being computed, and to a
+    target a request for more rounds of a run.
   - The last answer of a sequence is `ended`. It answers `close`, or says why the service ended
     the sequence, as the answer to a request or without one. The other sequences of the stream go
     on. A request that arrives after the end is answered by another `ended`: with OK for `close`,

@@ -172,9 +172,10 @@ class DraftStep(google.protobuf.message.Message):
     after the last step, before new_token_ids. A mismatch is FAILED_PRECONDITION.
     """
     gamma: builtins.int
-    """gamma is the longest path to draft, 1..max_gamma, and no more than what remains of
-    max_new_tokens after the new tokens. A drafter may draft fewer, or none, for any reason except
-    the tokens that it would leave out (see Draft). A pure drafter drafts all of them.
+    """gamma is the length of the longest path to draft, 1..max_gamma, and no more than what remains
+    of max_new_tokens after the new tokens. A drafter may draft fewer tokens, or none, for any
+    reason except the tokens that it would leave out (see Draft). A pure drafter drafts all of
+    them.
     """
     max_nodes: builtins.int
     """max_nodes is the budget of this round, for trees: the most tokens to draft in all, at most
@@ -374,9 +375,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
     """shape of its drafts. The verifier of a text must take this shape."""
     pure: builtins.bool
-    """pure promises two things of every draft: after the same tokens always comes the same row,
-    wherever the round began; and the draft has all requested tokens. A verifier with needs_pure
-    takes no other drafts. Examples: docs/recipes.md.
+    """pure promises two things of every draft: its rows depend only on the tokens before them, not on
+    where the round began; and the draft has all requested tokens. A verifier with needs_pure
+    accepts no other drafts. Examples: docs/recipes.md.
     """
     recipe: builtins.str
     """recipe describes the method as JSON: the keys of its recipe file, with models by name only. For

@@ -102,8 +102,8 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
     Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
     Errors, of a sequence (in its `ended`) or of the stream:
-      INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
-                           are no message. Do not retry.
+      INVALID_ARGUMENT     a field is out of range, and the error names it; or the bytes
+                           are not a valid message. Do not retry.
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
       RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in
@@ -151,8 +151,8 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
         Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
-          INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
-                               are no message. Do not retry.
+          INVALID_ARGUMENT     a field is out of range, and the error names it; or the bytes
+                               are not a valid message. Do not retry.
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
           RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in

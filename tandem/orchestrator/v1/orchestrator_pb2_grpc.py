@@ -70,17 +70,17 @@ class OrchestratorServiceServicer:
         while no message has come. After that, resume, here or at another orchestrator of the same
         target: send the same request with its seed, received_token_ids = all ids that came,
         first_round = last received round + 1. The text continues where it broke off and follows the
-        same law. At temperature 0, and with gamma 0 and a given seed, the whole text equals the text
-        without the break (float32). With drafts, other tokens may follow, since the rounds differ. A
-        text of a verifier that is not resumable (greedy_block) cannot be resumed: its tokens alone do
-        not say what the law of the next ones is.
+        same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
+        equals the text without the break (float32). With drafts, other tokens may follow, since the
+        rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
+        tokens alone do not determine the law of the next ones.
         Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
         sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
         Errors:
-        INVALID_ARGUMENT     a field is out of range, and the message names it; or the bytes
-        are no message. Do not retry.
-        UNAUTHENTICATED      no bearer token, or none that is known (TOKEN_FILE). Do not retry.
+        INVALID_ARGUMENT     a field is out of range, and the error names it; or the bytes are not a
+        valid message. Do not retry.
+        UNAUTHENTICATED      no bearer token, or an unknown one (TOKEN_FILE). Do not retry.
         PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
         retry.
         RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one would
@@ -95,16 +95,16 @@ class OrchestratorServiceServicer:
         DEADLINE_EXCEEDED    the deadline passed.
         ABORTED              the client read nothing for the idle limit, or kept the text waiting for
         too long in all: resume.
-        CANCELLED            the client cancelled the call. If it did not, the call reached an
-        orchestrator just as that stopped, and gRPC reset it: retry.
+        CANCELLED            the client cancelled the call; or the call reached an orchestrator just
+        as it stopped, and gRPC reset the call: retry.
         INTERNAL             a bug or a failed engine: the target ended the sequence with any other
         status, or its answer did not match the request; or the drafter's draft
         was shorter than greedy_block needs (the message has both lengths: use
         another verifier). Look for the request_id in the logs.
 
         A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's message, and
-        therefore INTERNAL here; the target's sentence and address appear only in the log. If a drafter
-        fails, hangs or sends a malformed answer, the text goes on without it (except with
+        therefore INTERNAL here; the target's error text and address appear only in the log. If a
+        drafter fails, hangs or sends a malformed answer, the text goes on without it (except with
         greedy_block, see UNAVAILABLE). A malformed distribution, which only the target can detect,
         gives INTERNAL.
         """

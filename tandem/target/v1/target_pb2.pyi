@@ -7,7 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (of drafts that it makes itself, or none)
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (with the target's own drafts, or none)
   -> close                  <- ended (OK)
 """
 
@@ -219,11 +219,11 @@ Global___VerifyStep: typing_extensions.TypeAlias = VerifyStep
 
 @typing.final
 class RunStep(google.protobuf.message.Message):
-    """RunStep asks for several rounds, one after the other. The target computes them by itself: without a
-    draft, or with drafts that it makes itself (GetModelInfoResponse.drafts). Each round is answered by a
-    verdict as soon as it is decided. The caller asks for more rounds while a run is on, so that no round
-    waits for a message. A run ends after its last round, after a round that emits one of
-    end_token_ids, at max_new_tokens, and by `close` between two rounds.
+    """RunStep requests several rounds, one after the other: a run. The target computes them without
+    further messages, without drafts or with drafts of its own (GetModelInfoResponse.drafts). It
+    sends a verdict for each round as soon as the round is decided. The caller requests more rounds
+    during a run, so that no round waits for a message. A run ends after its last round, after a
+    round that emits one of end_token_ids, at max_new_tokens, and by `close` between two rounds.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -234,24 +234,25 @@ class RunStep(google.protobuf.message.Message):
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     round: builtins.int
-    """round numbers the first of the rounds; the others count on from it. Larger than every earlier
-    round of this sequence. 0 adds `rounds` to the last run, whether it is on or its rounds are
-    used up; it has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 while a
-    run is on; 0 without a run before; or the text has ended.
+    """round is the number of the first round; the others follow it. Larger than every earlier round
+    of this sequence. 0 adds `rounds` to the last run, whether it is going on or its rounds are
+    used up; this has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 during
+    a run; 0 without an earlier run; or not 0 after the end of the text.
     """
     position: builtins.int
     """position is the number of tokens that the sequence holds before the first round; 0 if round
     is 0. A mismatch is FAILED_PRECONDITION.
     """
     rounds: builtins.int
-    """rounds to add, at least 1. Together with those that the run still has, at most max_rounds: they
-    bound what is computed for a caller that has stopped reading.
+    """rounds to add, at least 1. Together with the rounds that the run still has, at most max_rounds:
+    this bounds what is computed for a caller that has stopped reading.
     """
     gamma: builtins.int
     """gamma is the most tokens of the longest path that the target drafts in each of these rounds, at
     most drafts.max_gamma; near the end of the text it drafts less by itself. 0: no drafts.
-    INVALID_ARGUMENT: the target drafts nothing; the verifier does not take its drafts; the verifier
-    has another fixed_gamma; or max_length of `drafts` is less than the sequence may need.
+    INVALID_ARGUMENT: the target drafts nothing; the verifier does not accept its drafts; the
+    verifier has fixed_gamma, and open gave another gamma; or max_length of `drafts` is less than
+    the sequence may need.
     """
     max_nodes: builtins.int
     """max_nodes is the most candidates of each draft, at most the one given in open. Needed where
@@ -415,7 +416,7 @@ class Verdict(google.protobuf.message.Message):
     open_sequences: builtins.int
     """open_sequences on the service now, of all its callers."""
     last: builtins.bool
-    """last: the run ends with this round, unless a request for more rounds is on its way. Not set in
+    """last: the run ends with this round, unless a request for more rounds is under way. Not set in
     the answer to `verify`.
     """
     @property
@@ -435,8 +436,8 @@ class Verdict(google.protobuf.message.Message):
 
     @property
     def drafted(self) -> tandem.common.v1.common_pb2.Draft:
-        """drafted is what the target drafted in a round of a run: the candidates and how they hang
-        together, without their distributions. Unset if the round had no draft of its own.
+        """drafted is what the target drafted in a round of a run: the candidates and their tree, without
+        their distributions. Unset if the target drafted nothing.
         """
 
     @property
@@ -538,7 +539,7 @@ class TargetDrafts(google.protobuf.message.Message):
     recipe: builtins.str
     """recipe is the method with its parameters and models, as JSON."""
     fingerprint: builtins.str
-    """fingerprint of the method and its models: targets with the same one draft alike."""
+    """fingerprint of the method and its models: targets with the same fingerprint draft alike."""
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
     """shape of the drafts."""
     pure: builtins.bool

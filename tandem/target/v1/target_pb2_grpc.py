@@ -74,8 +74,8 @@ class TargetServiceServicer:
         Errors, of a sequence (in its `ended`) or of the stream:
         INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
         (token outside its row, a weight of 0, sizes that do not
-        add up), and the message names it; or the bytes are no
-        message. Do not retry.
+        add up), and the error names it; or the bytes are not
+        a valid message. Do not retry.
         FAILED_PRECONDITION  a message before open, a second open, or a round or
         position that does not follow. A bug in the caller.
         RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in

@@ -7,7 +7,7 @@ A stream carries many sequences (common.proto says how). The messages of one seq
   -> open(prompt)           <- opened (with the first token)
   -> step(round 1, a draft) <- verdict (accepted, next token)
   -> step(round 2, ...)     <- verdict
-  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (of drafts that it makes itself, or none)
+  -> run(round 3, 8 rounds) <- verdict, verdict, ...   (with the target's own drafts, or none)
   -> close                  <- ended (OK)
 """
 
@@ -134,8 +134,8 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     Errors, of a sequence (in its `ended`) or of the stream:
       INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
                            (token outside its row, a weight of 0, sizes that do not
-                           add up), and the message names it; or the bytes are no
-                           message. Do not retry.
+                           add up), and the error names it; or the bytes are not
+                           a valid message. Do not retry.
       FAILED_PRECONDITION  a message before open, a second open, or a round or
                            position that does not follow. A bug in the caller.
       RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in
@@ -200,8 +200,8 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         Errors, of a sequence (in its `ended`) or of the stream:
           INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
                                (token outside its row, a weight of 0, sizes that do not
-                               add up), and the message names it; or the bytes are no
-                               message. Do not retry.
+                               add up), and the error names it; or the bytes are not
+                               a valid message. Do not retry.
           FAILED_PRECONDITION  a message before open, a second open, or a round or
                                position that does not follow. A bug in the caller.
           RESOURCE_EXHAUSTED   all slots are taken or the KV cache is full, and nothing became free in
