@@ -153,7 +153,9 @@ class OrchestratorSettings(ServiceSettings):
     )
     open_seconds: float = Field(120.0, gt=0, description="how long a prefill may take")
     draft_seconds: float = Field(
-        10.0, gt=0, description="how long a draft may take; then the text goes on without a drafter"
+        10.0,
+        gt=0,
+        description="how long a draft may take; then the text continues without that drafter",
     )
     verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
     stage_floor_seconds: float = Field(

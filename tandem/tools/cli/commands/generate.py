@@ -45,26 +45,29 @@ _ResumeSeconds = Annotated[
 _Temperature = Annotated[
     float | None,
     typer.Option(
-        metavar="X", help="0 takes the likeliest token. Default 1.", rich_help_panel=_SAMPLING
+        metavar="X", help="0 takes the most likely token. Default 1.", rich_help_panel=_SAMPLING
     ),
 ]
 _TopK = Annotated[
     int | None,
     typer.Option(
-        metavar="K", min=0, help="Keep the K likeliest; 0 keeps all.", rich_help_panel=_SAMPLING
+        metavar="K",
+        min=0,
+        help="Keep the K most likely tokens; 0 keeps all.",
+        rich_help_panel=_SAMPLING,
     ),
 ]
 _TopP = Annotated[
     float | None,
     typer.Option(
-        metavar="P", help="Keep the likeliest, up to this mass.", rich_help_panel=_SAMPLING
+        metavar="P", help="Keep the most likely tokens up to this mass.", rich_help_panel=_SAMPLING
     ),
 ]
 _MinP = Annotated[
     float | None,
     typer.Option(
         metavar="P",
-        help="Drop tokens less likely than this times the likeliest.",
+        help="Drop tokens less likely than this times the most likely one.",
         rich_help_panel=_SAMPLING,
     ),
 ]
