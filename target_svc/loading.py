@@ -12,6 +12,7 @@ from tandem.inference.decoder import Decoder
 from tandem.rpc import messages
 from tandem.serving.drafting import law_of, load_decoders
 from tandem.serving.fingerprint import fingerprint_of
+from tandem.serving.model import passes_of
 from tandem.settings import read_settings
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
@@ -67,6 +68,7 @@ def own_drafts(
         pure=drafter.pure,
         max_gamma=settings.max_gamma,
         max_nodes=min(recipe.largest_tree, info.max_nodes),
+        pass_times=[each for decoder in decoders[:1] for each in passes_of(decoder)],
         max_length=min([info.max_length, *(decoder.max_length for decoder in decoders)]),
     )
     return OwnDrafts(drafter, described, info.vocab_size), decoders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
@@ -59,8 +60,7 @@ class Texts:
         self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
-        # Those that come at once are as many, though the first one has the only slot yet.
-        self._sizes = SizePolicies(lambda: self.active - self.queue.waiting)
+        self._sizes = SizePolicies(self._texts_of_a_target)
         limits = QueueLimits(
             settings.max_waiting, settings.queue_seconds, settings.max_client_requests
         )
@@ -119,6 +119,11 @@ class Texts:
             record.end()
             wall_ms = record.times.elapsed_ns() // 1_000_000
             _log.info("request ended", outcome=record.outcome, wall_ms=wall_ms)
+
+    def _texts_of_a_target(self) -> int:
+        """Those that come at once count at once, though only the first one has a slot yet."""
+        targets = self._pool.counts["target"]()
+        return math.ceil((self.active - self.queue.waiting) / max(targets, 1))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
@@ -213,7 +218,9 @@ class Texts:
                 generation,
                 drafter=drafter,
                 target=target,
-                policy=self._sizes.policy_for(generation, capabilities.pair),
+                policy=self._sizes.policy_for(
+                    generation, capabilities.pair, *capabilities.pass_times
+                ),
                 emission=emission,
                 record=record,
                 own_size=own_size_of(capabilities, generation),

@@ -11,6 +11,7 @@ from orchestrator.text.values import Rule
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
+from tandem.profile import PassTime
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.target.v1 import target_pb2
 
@@ -204,6 +205,8 @@ def noting(address: str) -> Iterator[None]:
         raise
 
 
+# Of a service's; more would only take time.
+_MOST_PASSES = 64
 _LIMITS = ("max_length", "max_gamma", "max_nodes", "max_message_bytes")
 
 
@@ -222,6 +225,7 @@ def own_drafters(
                 max_gamma=own.max_gamma,
                 max_nodes=own.max_nodes,
                 max_length=own.max_length,
+                pass_times=own.pass_times,
             ),
             drafter=own.drafter,
             shape=own.shape,
@@ -260,6 +264,15 @@ class Capabilities:
     recipes: tuple[str, ...] = ()
     by_target: bool = False
     without_drafters: Capabilities | None = None
+
+    @property
+    def pass_times(self) -> Iterator[Sequence[PassTime]]:
+        """What the target's passes take, and the drafter's."""
+        for info in (self.target, self.drafter or common_pb2.ModelInfo()):
+            yield [
+                (each.sequences, each.rows, each.nanoseconds)
+                for each in info.pass_times[:_MOST_PASSES]
+            ]
 
     @property
     def pair(self) -> tuple[Law, str | None]:

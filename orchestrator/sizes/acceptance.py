@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import accumulate
 
 from orchestrator.text.contracts import Decided, Drafted
 
-# A mean over the last 64 observations is steady to 0.04. One over the last six notices a drafter
-# that turned bad, or good again, within four: where the two are further apart than chance
-# makes them (0.3 is three of its standard errors), the quick one is believed, as if of three.
-_STEADY, _QUICK, _APART, _ANEW = 64, 6, 0.3, 3
-# A text is told from the others once it has observed as much as this; it forgets what is older.
-_OTHERS, _OWN = 16, 32
-# Before anything was seen: of the first of all siblings, of the second, and of later ones.
-_PRIOR_FIRST, _PRIOR_LATER = 0.7, (0.1, 0.05)
-# Deeper ones are as the last, and of more siblings none is worth drawing.
-_DEEPEST, _RANKS = 32, 8
+# Before anything is observed: of the first of all siblings, the second, and later ones.
+PRIOR = (0.74, 0.08, 0.035)
+# Drafts that an estimate looks back on: its error is 0.05, and a drafter that turns bad is left
+# within twenty rounds.
+_MEMORY = 12
+# Observations that the prior is worth; and those that the estimate of all texts is worth to a text,
+# or the chance above to that of a depth.
+_PRIOR_WORTH, _OTHERS_WORTH = 1, 8
 
 
 @dataclass(slots=True)
 class Share:
-    """A running mean that notices a change.
+    """A mean of observations, of which older ones count for less."""
 
-    Attributes:
-        value: of the last observations, in [0, 1].
-        count: of observations behind it, at most `steady`.
-        steady: that it looks back on.
-    """
+    total: float = 0.0
+    count: float = 0.0
 
-    value: float
-    count: int = 0
-    steady: int = _STEADY
-    _quick: float = field(init=False)
+    def fade(self, factor: float) -> None:
+        """Have what was observed count for less."""
+        self.total *= factor
+        self.count *= factor
 
-    def __post_init__(self) -> None:
-        self._quick = self.value
+    def add(self, observed: float) -> None:
+        """Take an observation in."""
+        self.total += observed
+        self.count += 1
 
-    def add(self, observed: float) -> bool:
-        """Take an observation in.
-
-        Returns:
-            Whether it has changed since before.
-        """
-        self.count = min(self.count + 1, self.steady)
-        self.value += (observed - self.value) / min(self.count + 1, self.steady)
-        self._quick += (observed - self._quick) / _QUICK
-        if self.count >= _QUICK and abs(self._quick - self.value) > _APART:
-            self.value, self.count = self._quick, _ANEW
-            return True
-        return False
-
-    def forget(self) -> None:
-        """What was observed holds no longer."""
-        self.count = 0
+    def against(self, other: float, worth: float) -> float:
+        """The mean, with another estimate that is worth so many observations."""
+        return (self.total + worth * other) / (self.count + worth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +46,8 @@ class Chances:
     """That a node is kept where its parent is.
 
     Attributes:
-        first: of first siblings, by depth.
-        later: of later ones, by rank.
+        first: of first siblings, by depth from 0.
+        later: of later ones, by rank from 1; the last one is of all further ranks too.
     """
 
     first: Sequence[float]
@@ -70,73 +55,63 @@ class Chances:
 
     def of(self, depth: int, rank: int) -> float:
         """Of a node of a depth, from 1, and a rank, from 0."""
-        if not rank:
-            return self.first[depth - 1]
-        return self.later[rank - 1] if rank <= len(self.later) else 0.0
+        return self.later[min(rank, len(self.later)) - 1] if rank else self.first[depth - 1]
 
 
 class AcceptanceEstimate:
-    """What was seen of drafts: by one text, with what all texts saw behind it.
+    """What was observed of drafts: by one text, with what all texts observed.
 
-    Attributes:
-        shared: by all texts; None for that one itself.
+    Args:
+        everyone: the estimate of all texts; None for that one itself.
     """
 
-    def __init__(self, shared: AcceptanceEstimate | None = None) -> None:
-        self.shared = shared
-        steady = _OWN if shared else _STEADY
-        self._first = [Share(_PRIOR_FIRST, steady=steady) for _ in range(_DEEPEST)]
-        later = [*_PRIOR_LATER, *[_PRIOR_LATER[-1]] * (_RANKS - 1 - len(_PRIOR_LATER))]
-        self._later = [Share(value, steady=steady) for value in later]
-        # Asked for far more often than anything is seen: for which depth, with what behind it.
-        self._known: tuple[int, Chances | None, Chances] | None = None
+    def __init__(self, everyone: AcceptanceEstimate | None = None) -> None:
+        self._everyone = everyone
+        self._first: defaultdict[int, Share] = defaultdict(Share)
+        self._later = [Share() for _ in PRIOR[1:]]
 
     def chances(self, depth: int) -> Chances:
-        """For nodes down to a depth."""
-        behind = None if self.shared is None else self.shared.chances(depth)
-        if self._known is None or self._known[0] != depth or self._known[1] is not behind:
-            self._known = depth, behind, self._weigh(depth, behind)
-        return self._known[2]
-
-    def _weigh(self, depth: int, behind: Chances | None) -> Chances:
-        """What was seen here against what all texts saw."""
-        first: list[float] = []
-        for at in range(depth):
-            own = self._first[min(at, _DEEPEST - 1)]
-            # A depth that is seldom drafted takes the estimate of the depth before it.
-            fill, weight = (first[-1] if first else own.value), max(_QUICK - own.count, 0)
-            if behind is not None:
-                fill, weight = behind.first[at], _OTHERS
-            first.append((weight * fill + own.count * own.value) / (weight + own.count or 1))
-        later: list[float] = []
-        for at, own in enumerate(self._later):
-            fill, weight = (own.value, 1) if behind is None else (behind.later[at], _OTHERS)
-            later.append((weight * fill + own.count * own.value) / (weight + own.count))
+        """Of nodes down to a depth. Of all texts, a depth without observations is as the one above
+        it."""
+        own = [self._first[at] for at in range(depth)]
+        if self._everyone is not None:
+            behind, worth = self._everyone.chances(depth), _OTHERS_WORTH
+            first = [at.against(of, worth) for at, of in zip(own, behind.first, strict=True)]
+        else:
+            behind, worth = Chances((), PRIOR[1:]), _PRIOR_WORTH
+            top = self._first[0].against(PRIOR[0], worth)
+            down = accumulate(own[1:], lambda of, at: at.against(of, _OTHERS_WORTH), initial=top)
+            first = list(down)[:depth]
+        later = [at.against(of, worth) for at, of in zip(self._later, behind.later, strict=True)]
         return Chances(first, later)
 
+    def fade(self) -> None:
+        """What was observed is from long ago: a few drafts count for as much."""
+        for share in (*self._first.values(), *self._later):
+            share.fade(_OTHERS_WORTH / max(share.count, _OTHERS_WORTH))
+
     def observe(self, drafted: Drafted, decided: Decided) -> None:
-        """See what became of a draft, where its context was emitted."""
-        self._known = None
+        """Observe what became of a draft, where its context was emitted."""
+        for share in self._first.values():
+            share.fade(1 - 1 / _MEMORY)
         for depth, node in enumerate(drafted.first_children(decided.place)):
-            if depth == _DEEPEST:
-                break
-            if self._first[depth].add(min(decided.overlaps[node], 1.0)):
-                for deeper in self._first[depth + 1 :]:  # seldom seen now, and as changed
-                    deeper.forget()
-        if drafted.parents is not None:
-            for rank, kept in _ranks(drafted.parents, decided.place):
-                self._later[rank - 1].add(float(kept))
-        if self.shared is not None:
-            self.shared.observe(drafted, decided)
+            self._first[depth].add(min(decided.overlaps[node], 1.0))
+        for rank, kept in later_siblings(drafted.parents, decided.place):
+            share = self._later[min(rank, len(self._later)) - 1]
+            share.fade(1 - 1 / _MEMORY)
+            share.add(kept)
+        if self._everyone is not None:
+            self._everyone.observe(drafted, decided)
 
 
-def _ranks(parents: Sequence[int], place: int) -> list[tuple[int, bool]]:
-    """Of later siblings at the places of a kept path: their rank, and whether they were kept."""
+def later_siblings(parents: Sequence[int] | None, place: int) -> list[tuple[int, bool]]:
+    """Of each that hangs on the way to a place or there: its rank, and whether it was kept."""
     seen: list[tuple[int, bool]] = []
     kept: int | None = None
-    while True:
+    while parents is not None:
         siblings = [node + 1 for node, parent in enumerate(parents) if parent == place]
-        seen += [(rank, siblings[rank] == kept) for rank in range(1, min(len(siblings), _RANKS))]
+        seen += [(rank, siblings[rank] == kept) for rank in range(1, len(siblings))]
         if not place:
-            return seen
+            break
         kept, place = place, parents[place - 1]
+    return seen

@@ -1,183 +1,213 @@
-"""Sizes that follow what they earn: tokens over time at the present load, none among them."""
+"""Sizes by what they are expected to earn: tokens over time, plain decoding among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
-from orchestrator.sizes.acceptance import AcceptanceEstimate
+from orchestrator.sizes.acceptance import AcceptanceEstimate, Chances
 from orchestrator.sizes.goodput import PLAIN, WORTH_IT, expected_tokens
-from orchestrator.sizes.shared import Adaptation
-from orchestrator.sizes.trials import Trial
+from orchestrator.sizes.round_times import SLOW, Mean, RoundTimes, load_of
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected, SizeChoice
+from tandem.profile import Profile
 
-# How a text begins where nothing is known.
-_FIRST = 4
-# Ranking takes far longer than all else of a round here, and little changes from one to the next.
-# Of texts that are decoded plainly few other rounds are looked at: a plain round is short, and in a
-# pass of many texts each waits for what the orchestrator does for the others.
-_RANK_EVERY, _LOOK_EVERY = 8, 4
-# Of several texts there are more rounds than a mean needs.
-_TOLD_EVERY = 4
+# Ranking takes far longer than the rest of a choice, and little changes from round to round.
+_RANK_EVERY = 8
+# While nothing is drafted, one text at a time drafts for so many rounds, which shows whether the
+# drafter is good again. Such samples may cost as large a share of the time.
+_SAMPLE, _SHARE = 4, 0.01
+# Rounds teach what their kind takes where there are as many times fewer of the other kind.
+_MAJORITY = 4
+
+
+class Adaptation:
+    """What all texts of a pair learn together.
+
+    Args:
+        active: how many texts a target has.
+        verify: the target's profile.
+        draft: the drafter's.
+        clock: in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        active: Callable[[], int],
+        verify: Profile,
+        draft: Profile,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self.acceptance = AcceptanceEstimate()
+        self.times = RoundTimes(verify, draft)
+        self.clock = clock
+        self._active = active
+        # Tokens that drafts brought, and what chances said: some rules keep more than that.
+        self._kept, self._promised = (Mean(1.0, _RANK_EVERY, SLOW) for _ in range(2))
+        self._best: dict[tuple[int, Sequence[DraftSize]], DraftSize] = {}  # by load
+        self._turns = 0  # from plain decoding to drafts, or back
+        self._untold = 0  # rounds since all was ranked
+        self._on = [0, 0]  # plain and drafted rounds that are on
+        self._most: bool | None = None  # whether most of them are drafted; since
+        self._since_ns = 0
+        self._saved = 0.0  # rounds of each text, for samples
+
+    @property
+    def texts(self) -> int:
+        """That a target has."""
+        return max(self._active(), 1)
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """When it changes, sizes are ranked anew."""
+        return load_of(self.texts), self._turns
+
+    def expected(self, size: DraftSize, chances: Chances) -> Expected:
+        """Of a round, where all texts have this size."""
+        kept = (expected_tokens(size, chances) - 1) * self._kept.value / self._promised.value
+        return Expected(min(kept, size.gamma) + 1.0, self.times.wall(size, self.texts))
+
+    def best_of(
+        self, sizes: Sequence[DraftSize], chances: Chances, before: DraftSize | None
+    ) -> DraftSize:
+        """The size that earns most; the one of before, unless another earns clearly more."""
+        goodput = {size: self.expected(size, chances).goodput for size in sizes}
+        best = max(goodput, key=goodput.__getitem__)
+        if before in goodput and goodput[best] <= WORTH_IT * goodput[before]:
+            return before
+        return best
+
+    def best_of_all(self, sizes: tuple[DraftSize, ...], anew: bool = False) -> DraftSize:
+        """The size that earns most where all texts have it. Drafts of a text that keeps many slow
+        the others, so that no text decides for itself whether to draft."""
+        key = load_of(self.texts), sizes
+        before = self._best.get(key)
+        if before is not None and not anew:
+            return before
+        chances = self.acceptance.chances(max(size.gamma for size in sizes))
+        best = self._best[key] = self.best_of(sizes, chances, before)
+        self._turns += before is not None and (before == PLAIN) != (best == PLAIN)
+        return best
+
+    def may_sample(self, size: DraftSize) -> bool:
+        """Whether a text may draft for some rounds. It costs what all texts would lose by drafting
+        for as long, shared by them, and a round in which the drafter reads the text."""
+        lost = max(self.times.wall(size, self.texts) / self.times.wall(PLAIN, self.texts) - 1, 0)
+        if self._saved < (1 + _SAMPLE * lost) / self.texts:
+            return False
+        self._saved = 0.0
+        self.acceptance.fade()
+        return True
+
+    def count(self, drafting: bool, rounds: int) -> None:
+        """Rounds begin, or end where the number is negative."""
+        self._on[drafting] += rounds
+        plain, drafted = self._on
+        mixed = _MAJORITY * min(self._on) > max(self._on)
+        most = None if mixed else drafted > plain
+        if most != self._most and plain + drafted:
+            self._most, self._since_ns = most, self.clock()
+
+    def learn(
+        self,
+        size: DraftSize,
+        began_ns: int,
+        drafted: Drafted | None,
+        decided: Decided,
+        sizes: tuple[DraftSize, ...],
+    ) -> None:
+        """Learn what a round took."""
+        texts = self.texts
+        if self._most != (size.gamma > 0) or began_ns < self._since_ns:
+            return
+        known = self.times.add(size, texts, self.clock() - began_ns, drafted, decided)
+        if drafted is None:
+            self._saved += _SHARE / texts
+        self._untold += 1
+        if known and 1 < texts <= self._untold:
+            self._untold = 0
+            self.best_of_all(sizes, anew=True)
+
+    def learn_kept(self, size: DraftSize, chances: Chances, kept: int) -> None:
+        """Learn what a draft brought."""
+        self._kept.add(kept)
+        self._promised.add(expected_tokens(size, chances) - 1)
 
 
 class AdaptiveSize:
     """Chooses a text's sizes.
 
     Args:
-        adaptation: of all texts.
+        everyone: what all texts learn.
         sizes: to choose from.
     """
 
-    def __init__(self, adaptation: Adaptation, sizes: Sequence[DraftSize]) -> None:
-        self._all = adaptation
-        self._sizes = list(sizes)
+    def __init__(self, everyone: Adaptation, sizes: Sequence[DraftSize]) -> None:
+        self._all = everyone
+        self._sizes = tuple(sizes)
         self._deepest = max(size.gamma for size in sizes)
-        self._acceptance = AcceptanceEstimate(adaptation.acceptance)
-        self._best = min(self._sizes, key=lambda size: abs(size.gamma - _FIRST) + bool(size.nodes))
-        # Of the round that is on: the size that it teaches something of, what it should yield, the
-        # trial that it is in, and the one that it is beside.
-        self._size: DraftSize | None = None
-        self._tokens = 0.0
-        self._trial: Trial | None = None
-        self._beside: Trial | None = None
+        self._acceptance = AcceptanceEstimate(everyone.acceptance)
+        self._best: DraftSize | None = None
+        self._rank()
+        self._choice: SizeChoice | None = None  # of the round that is on
         self._began_ns = 0
-        self._chances = self._acceptance.chances(self._deepest)
-        self._expected: dict[DraftSize, Expected | None] = {}
-        self._wanted = False  # whether it is to have a draft
-        self._drafting: bool | None = None  # whether it should get one; None where none is on
-        self._has_drafter = self._drew = False  # as far as is known; in the last round
-        self._ranked = -_RANK_EVERY, -1  # in which round, under which load
-        self._rounds = 0
-        # Plain rounds that repeat the last choice: how many are left, whether one is under way, and
-        # how many have passed.
-        self._same, self._unheard, self._passed = 0, False, 0
-        self._untold = 0  # rounds
-        self._choice = SizeChoice(PLAIN)
+        self._drafting = False  # it is expected to have a draft
+        self._drew: bool | None = None  # in the last round
 
     @property
     def begins_drafting(self) -> bool:
         """Whether drafts are worth it as things stand."""
-        self._rank(self._all.load)
-        self._has_drafter = self._best != PLAIN
-        return self._has_drafter
+        return self._best != PLAIN
 
     def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
-        everyone = self._all
-        self._rounds += 1
-        if self._same and everyone.trials.current is None:
-            self._same -= 1
-            self._unheard = True
-            return self._choice
-        self._same = 0
-        self._leave()
-        load, now = everyone.load, everyone.clock()
-        if self._ranked[0] + _RANK_EVERY <= self._rounds or self._ranked[1] != load:
-            self._rank(load)
-        trial = self._beside = everyone.trials.running(load, everyone.texts, now)
-        joined = trial is not None and trial.size in self._sizes and trial.join(self)
-        self._trial = trial if joined else None
-        size = cut = self._best
-        if self._trial is not None:
-            size = cut = self._trial.size
-            self._chances = self._acceptance.chances(self._deepest)
+        if self._left <= 0 or self._state != self._all.state:
+            self._rank()
+        size, expected = self._best or PLAIN, self._expected
         if size.gamma >= left:
-            cut = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
-        self._size = size if cut is size else None
-        self._tokens = expected_tokens(cut, self._chances)
-        self._began_ns = now
-        self._wanted = cut.gamma > 0
-        self._drafting = self._wanted and self._has_drafter
-        everyone.mix.enter(self._drafting)
-        if cut not in self._expected:
-            self._expected[cut] = everyone.expected(cut, self._chances)
-        ahead = 1 if self._wanted and trial is not None else _RANK_EVERY
-        self._choice = SizeChoice(cut, self._expected[cut], min(ahead, left))
+            size = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
+            expected = self._all.expected(size, self._chances)
+        self._choice = SizeChoice(size, expected, min(self._left, left))
+        self._began_ns = self._all.clock()
+        self._drafting = size.gamma > 0 and self._drew is True
+        self._all.count(self._drafting, 1)
         return self._choice
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
-        self._passed += 1
-        if self._unheard:
-            self._unheard = self._drew = False
-            return
-        everyone, size, rounds, tokens = self._all, self._size, self._passed, self._tokens
-        self._passed = 0
-        self._untold += rounds
-        alike = self._is_alike(drafted)
-        wall = everyone.clock() - self._began_ns
+        assert self._choice is not None
+        size, drew, before = self._choice.size, drafted is not None, self._drew
+        self._drew = drew
+        asked = size if drafted is None else drafted.asked or size  # perhaps some rounds ago
+        # A text's first round of a kind may wait for a drafter that reads the text.
+        if drew == (size.gamma > 0) == before and asked == size:
+            self._all.learn(size, self._began_ns, drafted, decided, self._sizes)
+        if drew == (size.gamma > 0):  # a drafter that is being opened is waited for
+            self._left -= 1
+        self.end()
         if drafted is not None:
+            if asked == size:
+                self._all.learn_kept(size, self._chances, decided.num_accepted)
             self._acceptance.observe(drafted, decided)
-            if drafted.asked not in (None, self._choice.size):
-                return  # it was asked for before this size was chosen
-            if size is not None:
-                everyone.forecast(size).add(self._tokens, decided.num_accepted + 1)
-        elif size is not None:
-            size, tokens = PLAIN, 1.0  # no drafter, or none that is open
-        if size is None:
-            return
-        if drafted is not None or not self._wanted:
-            self._tell(size, wall, drafted, decided, alike)
-        everyone.passed(size, wall, tokens, self._beside, alike, rounds)
-        if self._trial is None:
-            everyone.consider(self._sizes, self._best)
-        if self._beside is None and self._best == PLAIN:
-            self._go_on_plainly()
-
-    def _is_alike(self, drafted: Drafted | None) -> bool:
-        """Whether the round that was on tells what it takes."""
-        drew, self._drew = self._drew, drafted is not None
-        if self._wanted:
-            self._has_drafter = self._drew
-        # A drafter first reads what was emitted without it, the prompt at a text's beginning; and
-        # while it is being opened others may have theirs: few drafts are soon made.
-        follows = drew or not self._drew
-        settled = self._rounds > 1 and self._began_ns >= self._all.trials.settled_ns
-        return self._leave() and follows and settled
-
-    def _tell(
-        self, size: DraftSize, wall_ns: int, drafted: Drafted | None, decided: Decided, alike: bool
-    ) -> None:
-        """Have all texts know what a round took, or now and then one of several."""
-        texts, rounds = self._all.texts, 1
-        if self._beside is not None:
-            told = self._trial is not None and self._trial.measures
-        elif told := self._untold >= min(_TOLD_EVERY, texts):
-            rounds, self._untold = self._untold, 0
-        if alike and told:
-            times = None if drafted is None else drafted.times
-            home, weight = self._trial is None, min(rounds / texts, 1.0)
-            self._all.times.add(
-                self._all.load, size, wall_ns, times, decided.times, home=home, weight=weight
-            )
-
-    def _go_on_plainly(self) -> None:
-        """Have some rounds be as the last one, unless a trial begins."""
-        self._same = min(_RANK_EVERY, max(_LOOK_EVERY, self._all.texts)) - 1
-        self._drafting = False
-        self._all.mix.enter(False)
 
     def end(self) -> None:
-        """The text has ended, perhaps in the middle of a round."""
-        self._leave()
+        """The round that is on has ended, or the text with it."""
+        if self._choice is not None:
+            self._all.count(self._drafting, -1)
+            self._choice = None
 
-    def _leave(self) -> bool:
-        """Whether the round that was on was among its kind; False where none was."""
-        drafting, self._drafting = self._drafting, None
-        return drafting is not None and self._all.mix.leave(drafting, self._began_ns)
-
-    def _rank(self, load: int) -> None:
-        """Find the best size; it is left only for one that is clearly better."""
-        self._ranked = self._rounds, load
-        if self._sizes[0] == PLAIN and not self._all.are_worth_it(self._sizes):
-            self._best, self._expected = PLAIN, {}
-            return
-        chances = self._chances = self._acceptance.chances(self._deepest)
-        self._expected = {size: self._all.expected(size, chances) for size in self._sizes}
-        goodput = {size: of.goodput for size, of in self._expected.items() if of is not None}
-        if not goodput:
-            self._ranked = -_RANK_EVERY, load  # again, as soon as something is known
-        else:
-            best = max(goodput, key=goodput.__getitem__)
-            if goodput[best] > WORTH_IT * goodput[self._best]:
-                self._best = best
+    def _rank(self) -> None:
+        """Find the best size."""
+        everyone, sizes, best = self._all, self._sizes, PLAIN
+        if everyone.texts > 1:
+            best = everyone.best_of_all(sizes)
+            sizes = tuple(size for size in sizes if best == PLAIN or size != PLAIN)
+        self._chances = self._acceptance.chances(self._deepest)
+        if everyone.texts == 1 or best != PLAIN:
+            best = everyone.best_of(sizes, self._chances, self._best)
+        turns = (best == PLAIN) != (self._best == PLAIN)
+        self._left = _SAMPLE if turns else _RANK_EVERY
+        if best == PLAIN and self._deepest and everyone.may_sample(self._sizes[1]):
+            self._acceptance.fade()
+            best, self._left = self._sizes[1], _SAMPLE
+        self._best, self._expected = best, everyone.expected(best, self._chances)
+        self._state = everyone.state

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from orchestrator.sizes.acceptance import Chances
+from orchestrator.sizes.acceptance import PRIOR, Chances
 from orchestrator.text.contracts import DraftSize
 from tandem.drafting.shape import likeliest
 
@@ -19,8 +19,6 @@ WORTH_IT = 1.03
 # Between neighbours the best goodput differs by less than its measurement.
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _WIDTHS = (1, 2, 4)
-# What drafters expect of siblings unless they are told otherwise.
-_SIBLINGS = (0.74, 0.08, 0.035)
 
 
 def sizes(
@@ -55,7 +53,7 @@ def _nodes_of(size: DraftSize) -> tuple[tuple[int, int, int], ...]:
     """Of each node of the likeliest tree: its parent (0 the root), depth and rank; in order."""
     found: list[tuple[int, int, int]] = []
     above = [0]
-    for depth, level in enumerate(likeliest(_SIBLINGS, size.gamma, size.nodes).levels, 1):
+    for depth, level in enumerate(likeliest(PRIOR, size.gamma, size.nodes).levels, 1):
         here: list[int] = []
         ranks: dict[int, int] = {}
         for parent in level:

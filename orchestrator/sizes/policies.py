@@ -8,20 +8,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.fixed import FixedSize
-from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import SizePolicy
 from orchestrator.text.values import Generation
+from tandem.profile import PassTime, Profile
 
 
 class SizePolicies:
     """Makes each text's policy, and keeps what the texts of a pair learn.
 
     Args:
-        active: how many texts are being made.
+        active: how many texts a target has.
     """
 
     def __init__(self, active: Callable[[], int]) -> None:
@@ -29,16 +29,25 @@ class SizePolicies:
         self._pair: object = None
         self._adaptation: Adaptation | None = None
 
-    def policy_for(self, generation: Generation, pair: object) -> SizePolicy:
+    def policy_for(
+        self,
+        generation: Generation,
+        pair: object,
+        verify: Sequence[PassTime] = (),
+        draft: Sequence[PassTime] = (),
+    ) -> SizePolicy:
         """The policy of a text.
 
         Args:
             generation: the validated request.
             pair: the target's law and the drafter's; another pair is learnt anew.
+            verify: what the target's passes take.
+            draft: what the drafter's passes take.
         """
         if len(generation.sizes) == 1:
             (size,) = generation.sizes
             return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
         if self._adaptation is None or self._pair != pair:
-            self._pair, self._adaptation = pair, Adaptation(self._active)
+            self._pair = pair
+            self._adaptation = Adaptation(self._active, Profile(verify), Profile(draft))
         return AdaptiveSize(self._adaptation, generation.sizes)

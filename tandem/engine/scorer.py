@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tandem.profile import PassTime
+
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     import torch
     from torch import Tensor
@@ -65,6 +67,7 @@ class Model(Scorer, Memory, Protocol):
         forward_passes: calls since the start.
         fed_tokens: of all passes.
         improving: a faster pass is still looked for.
+        pass_times: measured passes of new sequences; none before `measure`.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Model(Scorer, Memory, Protocol):
     forward_passes: int
     fed_tokens: int
     improving: bool
+    pass_times: Sequence[PassTime]
 
     @property
     def engine(self) -> str:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice.choose import EngineName, choose_backend
+from tandem.inference.choice.speed import profile_of
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -23,6 +24,7 @@ from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
 from tandem.inference.threads import use_threads
+from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ class Decoder:
         max_length: the most positions that the model was made for.
         eos_token_ids: ids that end a text.
         improving: whether `improve` may still find something faster.
+        pass_times: passes of new sequences as `measure` found them; before it, none.
         forward_passes: model calls so far.
         fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
@@ -67,6 +70,7 @@ class Decoder:
         self.eos_token_ids = _eos_token_ids(model)
         self.forward_passes = 0
         self.fed_tokens = 0
+        self.pass_times: Sequence[PassTime] = ()
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.fingerprint = fingerprint
         self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
@@ -157,7 +161,23 @@ class Decoder:
                 ) from error
         self._backends = Backends(backend, choice.for_trees, trees)
         self._trial = choice.trial
+        self._record = choice.record
         self.improving = choice.trial is not None
+
+    def measure(self) -> None:
+        """Find out what passes take, or remember it from an earlier start. Takes a second; only
+        before the first sequence."""
+        self.pass_times = self._profile_of(self._backends.current)
+
+    def _profile_of(self, backend: Backend) -> list[PassTime]:
+        record, way = self._record, str(backend)
+        if record is not None and (known := record.profile(way)):
+            return known
+        with torch.inference_mode():
+            passes = profile_of(backend, min(self.max_length, backend.pool.positions))
+        if record is not None:
+            record.profiled(way, passes)
+        return passes
 
     def improve(self) -> None:
         """Find the fastest back end for the model; new sequences use it from then on.
@@ -189,6 +209,7 @@ class Decoder:
         if positions * each > free_memory(self.device) // 2:
             raise MemoryError(f"no room for a second KV cache of {positions} tokens")
         faster.pool = faster.pool.resized(positions)
+        self.pass_times = self._profile_of(faster)
         self._backends.succeed(faster)
 
     @property

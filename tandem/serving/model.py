@@ -69,6 +69,7 @@ def load_decoder(
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
     _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)
+    decoder.measure()
     _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
     return decoder
 
@@ -88,6 +89,14 @@ def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -
     admission = Admission(decoders, admission_limits(settings))
     stepper = Stepper(device, lambda: all(one.engine == "openvino" for one in decoders))
     return Engine(name, admission, limits, stepper)
+
+
+def passes_of(decoder: Model) -> list[common_pb2.PassTime]:
+    """What passes of a model take, as a message says it."""
+    return [
+        common_pb2.PassTime(sequences=sequences, rows=rows, nanoseconds=round(nanoseconds))
+        for sequences, rows, nanoseconds in decoder.pass_times
+    ]
 
 
 def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> common_pb2.ModelInfo:
@@ -113,4 +122,5 @@ def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> commo
         fingerprint=fingerprint_of(decoder.fingerprint, *law),
         zone=settings.zone,
         cache_tokens=decoder.positions,
+        pass_times=passes_of(decoder),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
-from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 
 MS = 1_000_000
@@ -31,6 +31,7 @@ class SimulatedServices:
         reading_ms: extra time of a drafter that was not asked in the round before.
         noise: of a round's time, as a share.
         max_gamma: of the pair.
+        profiled: what the services measured at their start, over what is true; 0 for nothing.
         slower: factor by which everything is slower during slow spells.
         spell_ms: mean length of a slow spell, and of the time between two.
     """
@@ -45,6 +46,7 @@ class SimulatedServices:
     reading_ms: float = 0.0
     noise: float = 0.1
     max_gamma: int = 8
+    profiled: float = 1.0
     slower: float = 1.0
     spell_ms: float = 500.0
     seed: int = 0
@@ -55,10 +57,21 @@ class SimulatedServices:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self.active = 1
-        self.all = Adaptation(lambda: self.active, lambda: self.now)
+        verify, draft = map(Profile, self.profiles())
+        self.all = Adaptation(lambda: self.active, verify, draft, lambda: self.now)
         self._recent: dict[int, DraftSize] = {}
         self._pace, self._pace_until = 1.0, 0
         self.busy = 0.0
+
+    def profiles(self) -> Iterator[list[tuple[int, int, float]]]:
+        """What the services measure at their start, the target first."""
+        if not self.profiled:
+            yield from ([], [])
+            return
+        shapes = [(texts, rows) for texts in (1, 4, 16) for rows in (1, 5, 17)]
+        passes = ((t, r, self.verify_ms + (t * r - 1) * self.row_ms) for t, r in shapes)
+        yield [(t, r, ms * MS * self.profiled) for t, r, ms in passes]
+        yield [(t, r, self.draft_ms * MS * self.profiled) for t, r in shapes]
 
     def wall_ms(self, size: DraftSize, others: Sequence[DraftSize] = ()) -> float:
         """Time of a round, if the target's pass also has the rows of the other drafts."""
@@ -158,7 +171,11 @@ class SimulatedServices:
         overlaps = [
             min(max(self._random.gauss(self.acceptance, 0.25), 0.0), 1.0) for _ in range(gamma)
         ]
-        verdict = Decided(kept, kept, 0, overlaps, StageTimes(forward_ns=verify_ns))
+        verdict = Decided(
+            kept, kept, 0, overlaps, StageTimes(forward_ns=verify_ns, batch_size=1 + len(others))
+        )
         if not gamma:
             return None, verdict
-        return Drafted([0] * gamma, None, None, 0, StageTimes(forward_ns=draft_ns)), verdict
+        return Drafted(
+            [0] * gamma, None, None, 0, StageTimes(forward_ns=draft_ns, batch_size=1 + len(others))
+        ), verdict

@@ -133,8 +133,8 @@ def test_speculation_is_pure() -> None:
 def test_scheduling_model_and_serving_are_apart() -> None:
     """Below each other: serving, drafting, engine, inference; none sees one above it."""
     below = {
-        "inference": {"speculation", "errors"},
-        "engine": {"inference", "speculation", "verification", "telemetry", "errors"},
+        "inference": {"speculation", "errors", "profile"},
+        "engine": {"inference", "speculation", "verification", "telemetry", "errors", "profile"},
         "drafting": {"engine", "inference", "speculation", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
     }

@@ -327,6 +327,7 @@ class ModelInfo(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     ZONE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    PASS_TIMES_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
@@ -396,6 +397,12 @@ class ModelInfo(google.protobuf.message.Message):
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """eos_token_ids end a text; a model may have several, or none."""
 
+    @property
+    def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PassTime]:
+        """pass_times are passes of the model that were measured at the start, for whoever chooses how
+        much is drafted. At most 64; none: nothing is known.
+        """
+
     def __init__(
         self,
         *,
@@ -417,11 +424,38 @@ class ModelInfo(google.protobuf.message.Message):
         fingerprint: builtins.str = ...,
         zone: builtins.str = ...,
         incarnation: builtins.int = ...,
+        pass_times: collections.abc.Iterable[Global___PassTime] | None = ...,
         cache_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "incarnation", b"incarnation", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "incarnation", b"incarnation", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
+
+@typing.final
+class PassTime(google.protobuf.message.Message):
+    """PassTime is what one kind of pass takes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEQUENCES_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    NANOSECONDS_FIELD_NUMBER: builtins.int
+    sequences: builtins.int
+    """sequences that share the pass."""
+    rows: builtins.int
+    """rows of each of them: tokens whose successors are computed."""
+    nanoseconds: builtins.int
+    """nanoseconds of the pass."""
+    def __init__(
+        self,
+        *,
+        sequences: builtins.int = ...,
+        rows: builtins.int = ...,
+        nanoseconds: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nanoseconds", b"nanoseconds", "rows", b"rows", "sequences", b"sequences"]) -> None: ...
+
+Global___PassTime: typing_extensions.TypeAlias = PassTime
 
 @typing.final
 class EngineStats(google.protobuf.message.Message):

@@ -42,11 +42,13 @@ class BackendChoice:
         backend: serves from now on; its pool is just large enough for the probe.
         trial: of ways that may be faster; None if nothing is left to try.
         for_trees: a second back end for sequences with branches, if `backend` takes none.
+        record: of this model on this machine; None on a device.
     """
 
     backend: Backend
     trial: BackendTrial | None = None
     for_trees: Backend | None = None
+    record: StartRecord | None = None
 
 
 class BackendTrial:
@@ -128,7 +130,7 @@ def choose_backend(
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
     backend = _made(first, served, record, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return BackendChoice(by_torch(model, trees))
+        return BackendChoice(by_torch(model, trees), record=record)
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
         for_trees = by_torch(sharing_weights(rest), trees)
@@ -137,7 +139,7 @@ def choose_backend(
         trial = BackendTrial(rest, others, record, shapes)
     if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
-    return BackendChoice(backend, trial, for_trees)
+    return BackendChoice(backend, trial, for_trees, record)
 
 
 def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidate]:

@@ -8,12 +8,13 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from tandem.inference.disk_cache import cache_folder, structure_key
+from tandem.profile import PassTime
 
 # A start whose try of OpenVINO did not finish may just have been stopped. This many in a row count
 # as crashes, and OpenVINO is not tried for a day.
@@ -29,6 +30,7 @@ class _Found:
     tried_at: float = 0.0
     best: str = ""
     clear: bool = False
+    profiles: dict[str, list[PassTime]] = field(default_factory=dict)
 
 
 class StartRecord:
@@ -77,14 +79,27 @@ class StartRecord:
 
     def measured(self, best: str, lead: float) -> None:
         """Record the fastest way, and its lead: its speed over the next one's."""
-        self._write(_Found(best=best, clear=lead >= _CLEAR))
+        self._write(_Found(best=best, clear=lead >= _CLEAR, profiles=self._read().profiles))
+
+    def profile(self, way: str) -> list[PassTime]:
+        """What passes of a way take; empty if unknown."""
+        return self._read().profiles.get(way, [])
+
+    def profiled(self, way: str, passes: list[PassTime]) -> None:
+        """Record what passes of a way take."""
+        found = self._read()
+        self._write(replace(found, profiles={**found.profiles, way: passes}))
 
     def _read(self) -> _Found:
         try:
             found = json.loads(self.path.read_text())
             tries, tried_at = int(found["tries"]), float(found["tried_at"])
-            return _Found(tries, tried_at, str(found["best"]), bool(found["clear"]))
-        except (OSError, ValueError, TypeError, KeyError):
+            profiles = {
+                str(way): [(int(each[0]), int(each[1]), float(each[2])) for each in passes]
+                for way, passes in found.get("profiles", {}).items()
+            }
+            return _Found(tries, tried_at, str(found["best"]), bool(found["clear"]), profiles)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
             return _Found()
 
     def _write(self, found: _Found) -> None:

@@ -1,4 +1,4 @@
-"""Compares the speeds of back ends: they compute the same passes in turn."""
+"""Measures back ends: which of several is the fastest, and what the passes of one take."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import structlog
 from tandem.inference.choice.candidates import SPARE
 from tandem.inference.feed import Feed
 from tandem.inference.passes.backend import Backend, some_tokens
+from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
@@ -25,6 +26,8 @@ _CONTEXT = 64
 _MOST_ROWS = 17
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
+# A profile: sequences in a pass, each with as many rows; more sequences only if there is time.
+_SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 0.5
 
 
 def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
@@ -51,6 +54,32 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
     return speeds
 
 
+def profile_of(backend: Backend, longest: int) -> list[PassTime]:
+    """What passes of an idle back end take, each with a short text before it.
+
+    Args:
+        backend: with its pool, of which nothing is reserved.
+        longest: positions of its longest sequence.
+    """
+    context = min(_CONTEXT, longest // 2)
+    shapes = [rows for rows in _ROWS if context + rows <= longest]
+    caches: list[Any] = []
+    found: list[PassTime] = []
+    started = time.perf_counter()
+    for sequences in _SEQUENCES:
+        while len(caches) < sequences and (cache := backend.pool.reserve(context + _MOST_ROWS)):
+            backend.forward([Feed(cache, some_tokens(context), 0)])
+            caches.append(cache)
+        if len(caches) < sequences or time.perf_counter() - started > _PROFILE_SECONDS:
+            break
+        for rows in shapes:
+            spent = [_timed(backend, caches, (rows,), context) for _ in range(1 + _REPEATS)]
+            found.append((sequences, rows, round(1e9 * median(spent[1:]))))
+    for cache in caches:
+        backend.pool.release(cache)
+    return found
+
+
 def _times(
     backends: Sequence[Backend], texts: Sequence[Sequence[Any]], rows: Sequence[int], shares: int
 ) -> list[float]:
@@ -75,13 +104,16 @@ def _begun(backend: Backend, count: int) -> list[Any]:
     return caches
 
 
-def _timed(backend: Backend, caches: Sequence[Any], rows: Sequence[int]) -> float:
+def _timed(
+    backend: Backend, caches: Sequence[Any], rows: Sequence[int], context: int = _CONTEXT
+) -> float:
     """Seconds of passes of some rows of each sequence, which are then forgotten."""
     with backend.busy:  # not timed: waiting for a pass that serves
         started = time.perf_counter()
         for count in rows:
-            backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
+            logits = backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
+        logits[-1:].cpu()  # a device has computed when it can be read
         spent = time.perf_counter() - started
     for cache in caches:
-        cache.rollback(_CONTEXT)
+        cache.rollback(context)
     return spent

@@ -534,6 +534,7 @@ class TargetDrafts(google.protobuf.message.Message):
     MAX_GAMMA_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     MAX_LENGTH_FIELD_NUMBER: builtins.int
+    PASS_TIMES_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the method, such as "model"."""
     recipe: builtins.str
@@ -550,6 +551,10 @@ class TargetDrafts(google.protobuf.message.Message):
     """max_nodes is the most candidates of a draft with branches; 0 if drafts are chains."""
     max_length: builtins.int
     """max_length is the most tokens of a text that can be drafted for."""
+    @property
+    def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[tandem.common.v1.common_pb2.PassTime]:
+        """pass_times of the model that drafts, as in ModelInfo."""
+
     def __init__(
         self,
         *,
@@ -561,8 +566,9 @@ class TargetDrafts(google.protobuf.message.Message):
         max_gamma: builtins.int = ...,
         max_nodes: builtins.int = ...,
         max_length: builtins.int = ...,
+        pass_times: collections.abc.Iterable[tandem.common.v1.common_pb2.PassTime] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pass_times", b"pass_times", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
 
 Global___TargetDrafts: typing_extensions.TypeAlias = TargetDrafts
 

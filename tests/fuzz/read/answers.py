@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.front.grpc_messages import _stages_to
 from orchestrator.peers.calls import DraftCall, VerifyCall
-from orchestrator.sizes.adaptive import AdaptiveSize
+from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import sizes
-from orchestrator.sizes.shared import Adaptation
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.record import TextRecord
+from tandem.profile import Profile
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
 from tandem.telemetry.stages import StageTimes
@@ -122,17 +122,11 @@ def _require_unspoilt(message: Any, drafted: Drafted, decided: Decided) -> None:
         times.start_round()
         times.add_decided(decided.times, drafted.times)
     _stages_to(times)
-    everyone = Adaptation(lambda: 1)
+    everyone = Adaptation(lambda: 1, Profile(), Profile())
     policy = AdaptiveSize(everyone, sizes(3, 0, None, None))
     for _ in range(3):
         policy.choose(100)
         policy.observe(drafted, decided)
-    choice = policy.choose(100)
-    chances = everyone.acceptance.chances(3)
-    known = [
-        expected.tokens
-        for size in (choice.size,)
-        if (expected := everyone.expected(size, chances)) is not None
-    ]
-    if not all(math.isfinite(tokens) for tokens in known):
-        raise Violation(message.SerializeToString(), f"{known} tokens are expected of a round")
+    expected = everyone.expected(policy.choose(100).size, everyone.acceptance.chances(3))
+    if not (math.isfinite(expected.tokens) and 0 < expected.wall_ns < math.inf):
+        raise Violation(message.SerializeToString(), f"{expected} of a round")

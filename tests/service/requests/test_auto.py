@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.sizes import policies
-from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.adaptive import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 

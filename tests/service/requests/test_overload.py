@@ -12,7 +12,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from orchestrator.front.grpc import make_service
-from orchestrator.sizes.shared import Adaptation
+from orchestrator.sizes.adaptive import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.security.files import NamedFile

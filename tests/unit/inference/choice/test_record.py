@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tandem.inference import decoder as decoder_module
 from tandem.inference import disk_cache
 from tandem.inference.choice import choose as choice
 from tandem.inference.choice.choose import choose_backend
 from tandem.inference.choice.record import StartRecord
+from tandem.inference.choice.speed import profile_of
 from tandem.inference.decoder import Decoder
 from tests.support.models.architectures import LLAMA, build
 from tests.support.models.tiny import random_llama
@@ -123,3 +126,41 @@ def test_what_crashed_is_left_to_torch(folder: Path, engine: choice.EngineName) 
     assert decoder.engine == "torch"
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert warning["remove_to_try_again"] == str(found.path)
+
+
+def test_what_passes_take_is_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(random_llama(1), "tiny", at_most=2048)
+    assert not decoder.pass_times
+    decoder.measure()
+    assert {(sequences, rows) for sequences, rows, _ in decoder.pass_times} >= {(1, 1), (1, 5)}
+    assert all(nanoseconds > 0 for _, _, nanoseconds in decoder.pass_times)
+    assert decoder.free_positions == decoder.positions
+    assert not decoder.forward_passes, "no pass that serves"
+    monkeypatch.setattr(decoder_module, "profile_of", None)
+    again = Decoder(random_llama(1), "tiny", at_most=2048)
+    again.measure()
+    assert again.pass_times == decoder.pass_times
+    StartRecord(random_llama(1), torch.get_num_threads(), "torch", False).measured("x", 2.0)
+    again.measure()  # the fastest way is another question
+    assert again.pass_times == decoder.pass_times
+
+
+@pytest.mark.parametrize(("positions", "known"), [(16, set()), (100, {1}), (400, {1, 4})])
+def test_passes_are_measured_as_far_as_the_memory_reaches(positions: int, known: set[int]) -> None:
+    decoder = Decoder(random_llama(1), "tiny", at_most=positions)
+    with torch.inference_mode():
+        passes = profile_of(decoder._backends.current, 64)
+    assert decoder.free_positions == decoder.positions
+    assert {sequences for sequences, _, _ in passes} == known
+
+
+@pytest.mark.parametrize("profiles", ["[]", '{"a": 1}', '{"a": [[1, 2]]}', '{"a": [["x", 1, 1]]}'])
+def test_broken_times_of_passes_are_none(folder: Path, profiles: str) -> None:
+    record = StartRecord(random_llama(1), 1)
+    record.profiled("a", [(1, 1, 5.0)])
+    assert record.profile("a") == [(1, 1, 5.0)]
+    text = record.path.read_text()
+    record.path.write_text(re.sub(r'"profiles": .*\}\}?', f'"profiles": {profiles}}}', text))
+    assert record.profile("a") == []
+    record.measured("a", 2.0)
+    assert record.best == "a"

@@ -1,85 +1,105 @@
-"""The learnt durations of rounds: means that a short disturbance does not move far."""
+"""What rounds are expected to take: by profiles, and by the rounds that happened."""
 
 from __future__ import annotations
 
 import pytest
 
 from orchestrator.sizes.goodput import PLAIN
-from orchestrator.sizes.round_times import RoundTimes
-from orchestrator.text.contracts import DraftSize
+from orchestrator.sizes.round_times import SLOW, RoundTimes
+from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 from tests.support.simulated_services import MS
 
-
-def test_a_single_late_round_changes_nothing() -> None:
-    times = RoundTimes()
-    for _ in range(10):
-        times.add(0, PLAIN, 10 * MS, None, StageTimes(forward_ns=8 * MS))
-    times.add(0, PLAIN, 10_000 * MS, None, StageTimes(forward_ns=8 * MS))
-    at = times.at(0)
-    assert at is not None
-    assert at.wall(PLAIN) < 13 * MS
+VERIFY = Profile([(t, r, (8 + 0.1 * t * r) * MS) for t in (1, 4, 16) for r in (1, 5, 17)])
+DRAFT = Profile([(t, r, 0.5 * MS) for t in (1, 4) for r in (1, 5)])
 
 
-def test_unmeasured_sizes_are_told_from_measured_ones() -> None:
-    times = RoundTimes()
-    drafted = StageTimes(forward_ns=8 * MS)
-    for _ in range(4):
-        times.add(0, DraftSize(4), 20 * MS, drafted, StageTimes(forward_ns=10 * MS))
-    at = times.at(0)
-    assert at is not None
-    assert at.wall(DraftSize(6)) == pytest.approx((20 + 2 * 2 + 2 * 0.2) * MS)
-    # Without drafts, their passes, their rows, and half of what is beside the models.
-    assert at.wall(PLAIN) == pytest.approx((20 - 8 - 0.8 - 1) * MS)
-    assert times.at(5) is at
-    assert (times.seen(0, DraftSize(4)), times.seen(5, DraftSize(4))) == (4, 0)
+def told(
+    times: RoundTimes, size: DraftSize, wall: float, texts: int = 1, slower: float = 1.0
+) -> None:
+    """A round that was measured, in milliseconds; the models took so many times their profile."""
+    verify = StageTimes(
+        forward_ns=round(slower * VERIFY.at(texts, 1 + size.gamma)), batch_size=texts
+    )
+    draft = StageTimes(forward_ns=round(slower * size.gamma * 0.5 * MS), batch_size=texts)
+    drafted = Drafted([0] * size.gamma, None, None, 0, draft) if size.gamma else None
+    for _ in range(texts):
+        times.add(size, texts, wall * MS, drafted, Decided(0, 0, 0, (), verify))
 
 
-def test_what_slows_one_size_slows_them_all() -> None:
-    """Else the size that was left in a bad moment would be remembered by it."""
-    times, ms = RoundTimes(), StageTimes(forward_ns=MS)
-    at = DraftSize(4)
-    for _ in range(10):
-        times.add(0, PLAIN, 10 * MS, None, ms)
-    for wall in (20, 40):
-        for _ in range(200):
-            times.add(0, at, wall * MS, None, ms)
-    known = times.at(0)
-    assert known is not None
-    assert known.wall(at) / known.wall(PLAIN) == pytest.approx(2, rel=0.01)
-    for _ in range(40):  # of a trial, which says what this size takes and nothing of others
-        times.add(0, PLAIN, 10 * MS, None, ms, home=False)
-    assert known.wall(PLAIN) == pytest.approx(10 * MS, rel=0.3)
-    assert known.wall(at) == pytest.approx(40 * MS, rel=0.01)
+def wall(times: RoundTimes, size: DraftSize, texts: int = 1) -> float:
+    return times.wall(size, texts) / MS
 
 
-def test_many_texts_make_no_longer_memory_of_a_moment() -> None:
-    """The first rounds of 32 texts say little of those behind them: what is known of other sizes
-    stays as it was while one that was just begun finds its time."""
-    times, ms, texts = RoundTimes(), StageTimes(forward_ns=MS), 32
+def test_before_the_first_round_the_profiles_are_believed() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    assert wall(times, PLAIN) == pytest.approx(8.1)
+    assert wall(times, DraftSize(4)) == pytest.approx(8.5 + 2)
+    assert wall(times, DraftSize(4), texts=4) == pytest.approx(8 + 2.0 + 2)
+    assert wall(times, DraftSize(4, 8)) == pytest.approx(8.9 + 2)  # rows of a tree are its nodes
+
+
+def test_what_is_beside_the_passes_is_learnt_for_each_kind_and_load() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
     for _ in range(40):
-        times.add(5, PLAIN, 10 * MS, None, ms)
-    for wall in (20, 30, 40, 40, 40, 40):  # a step of all texts, of which each says what it took
-        for _ in range(texts):
-            times.add(5, DraftSize(4), wall * MS, ms, ms, weight=1 / texts)
-    known = times.at(5)
-    assert known is not None
-    assert known.wall(PLAIN) == pytest.approx(10 * MS, rel=0.001)
-    assert known.wall(DraftSize(4)) == pytest.approx(35 * MS, rel=0.05)
-    assert times.seen(5, DraftSize(4)) == pytest.approx(6)
+        told(times, PLAIN, 8.1 + 1)
+        told(times, DraftSize(4), 10.5 + 3)
+    assert wall(times, PLAIN) == pytest.approx(9.1, rel=0.01)
+    assert wall(times, DraftSize(8)) == pytest.approx(8.9 + 4 + 3, rel=0.01)
+    # Another load has what the nearest one has, until it is known.
+    assert wall(times, PLAIN, texts=8) == pytest.approx(8.8 + 1, rel=0.01)
+    for _ in range(40):
+        told(times, PLAIN, 8.8 + 6, texts=8)
+    assert wall(times, PLAIN, texts=8) == pytest.approx(14.8, rel=0.01)
+    assert wall(times, PLAIN) == pytest.approx(9.1, rel=0.01)
 
 
-def test_what_a_draft_takes_is_carried_to_a_load_without_drafts() -> None:
-    """Else the longest drafts would seem to cost nothing there, and all texts would try them."""
-    times, ms = RoundTimes(), StageTimes(forward_ns=8 * MS)
-    times.add(0, DraftSize(4), 20 * MS, ms, ms)
-    times.add(1, DraftSize(4), 30 * MS, StageTimes(forward_ns=12 * MS), ms)
-    times.add(5, PLAIN, 40 * MS, None, ms)
-    known = times.at(5)
-    assert known is not None
-    # Four passes more, and four rows.
-    longer = known.wall(DraftSize(8)) - known.wall(DraftSize(4))
-    assert longer == pytest.approx((4 * 3 + 4 * 0.02 * 8) * MS)
-    for _ in range(4):
-        times.add(5, DraftSize(4), 80 * MS, StageTimes(forward_ns=24 * MS), ms)
-    assert known.draft.value == pytest.approx(6 * MS)  # what is known of others counts no more
+def test_a_machine_that_is_slower_is_so_for_all_sizes() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    for _ in range(100):
+        told(times, DraftSize(4), 3 * 10.5, slower=3)
+    assert wall(times, PLAIN) == pytest.approx(3 * 8.1, rel=0.02)
+    assert wall(times, DraftSize(8)) == pytest.approx(3 * (8.9 + 4), rel=0.02)
+
+
+def test_services_that_measured_nothing_are_known_by_their_rounds() -> None:
+    times = RoundTimes(Profile(), Profile())
+    for _ in range(100):
+        told(times, DraftSize(4), 10.5 + 1)
+    assert wall(times, DraftSize(4)) == pytest.approx(11.5, rel=0.02)
+    assert wall(times, DraftSize(8)) == pytest.approx(14, rel=0.1)
+    without_model = RoundTimes(VERIFY, Profile())
+    assert wall(without_model, DraftSize(4)) == pytest.approx(8.5)
+
+
+def test_a_single_late_round_changes_little() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    for _ in range(10):
+        told(times, PLAIN, 9)
+    told(times, PLAIN, 10_000)
+    assert wall(times, PLAIN) < 11
+
+
+def test_what_is_remembered_of_the_other_kind_is_given_up_slowly() -> None:
+    """Else a kind that was slow in a bad moment would never be used again."""
+    times = RoundTimes(VERIFY, DRAFT)
+    for _ in range(10):
+        told(times, DraftSize(4), 40)
+    for _ in range(SLOW // 8):
+        told(times, PLAIN, 9.1)
+    assert wall(times, DraftSize(4)) > 35
+    for _ in range(6 * SLOW):
+        told(times, PLAIN, 9.1)
+    least = 10.5 + 1  # a plain round's messages
+    assert wall(times, DraftSize(4)) == pytest.approx(least, rel=0.05)
+    for _ in range(4):  # a few rounds say more than what was remembered
+        told(times, DraftSize(4), 40)
+    assert wall(times, DraftSize(4)) > 30
+
+
+def test_a_round_takes_some_time_whatever_was_measured() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    for _ in range(10):
+        told(times, DraftSize(4), 0)
+    assert wall(times, DraftSize(4)) > 5

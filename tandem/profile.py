@@ -1,0 +1,49 @@
+"""What a model's passes take, by how many sequences share a pass and by how many rows each has."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+
+# Sequences in a pass, rows of each, nanoseconds.
+PassTime = tuple[int, int, float]
+# Where nothing is measured: a millisecond, and each further row adds 2 %.
+_NOMINAL: Sequence[PassTime] = ((1, 1, 1e6), (1, 51, 2e6))
+
+
+class Profile:
+    """Interpolates measured passes.
+
+    Attributes:
+        known: whether there are any.
+
+    Args:
+        measured: passes, sorted; those of impossible numbers are left out.
+    """
+
+    def __init__(self, measured: Sequence[PassTime] = ()) -> None:
+        measured = [each for each in measured if min(each) > 0]
+        self.known = bool(measured)
+        self._levels: dict[int, list[tuple[float, float]]] = {}
+        for sequences, rows, nanoseconds in sorted(measured) or _NOMINAL:
+            self._levels.setdefault(sequences, []).append((rows, nanoseconds))
+        self.at = lru_cache(maxsize=1024)(self._at)
+
+    def _at(self, sequences: int, rows: float) -> float:
+        """Nanoseconds of a pass with so many rows of each of so many sequences."""
+        if len(self._levels) == 1:  # rows of one sequence cost nearly what those of several do
+            ((measured, level),) = self._levels.items()
+            return _on_line(level, rows * sequences / measured)
+        return _on_line(
+            [(count, _on_line(level, rows)) for count, level in self._levels.items()], sequences
+        )
+
+
+def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The value at x of a line through points, which goes on beyond them and never falls."""
+    if len(points) == 1:
+        return points[0][1]
+    at = min(max(bisect_left(points, (x,)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[at - 1 : at + 1]
+    return max(y0 + (x - x0) * max((y1 - y0) / (x1 - x0), 0.0), y0 / 2)

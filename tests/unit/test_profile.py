@@ -1,0 +1,38 @@
+"""What passes take between those that were measured, and beyond."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.profile import Profile
+
+
+def test_passes_between_measured_ones() -> None:
+    profile = Profile([(4, 5, 400), (1, 1, 100), (1, 5, 200), (4, 1, 300)])  # in any order
+    assert profile.known
+    assert profile.at(1, 1) == 100
+    assert profile.at(1, 3) == 150
+    assert profile.at(4, 3) == 350
+    assert profile.at(2.5, 3) == 250
+
+
+def test_passes_beyond_measured_ones() -> None:
+    profile = Profile([(1, 1, 100), (1, 5, 200), (4, 1, 300), (4, 5, 400)])
+    assert profile.at(1, 9) == 300
+    assert profile.at(7, 1) == 500
+    # A noisy measurement makes no pass cheaper than a smaller one.
+    assert Profile([(1, 1, 200), (1, 5, 190)]).at(1, 100) == 200
+
+
+def test_rows_of_one_sequence_stand_for_those_of_several() -> None:
+    profile = Profile([(1, 1, 100), (1, 17, 260)])
+    assert profile.at(4, 2) == profile.at(1, 8) == 170
+    assert Profile([(1, 1, 100)]).at(8, 5) == 100
+
+
+@pytest.mark.parametrize("measured", [(), [(0, 1, 5)], [(1, 0, 5)], [(1, 1, 0)], [(1, 1, -3)]])
+def test_without_a_measurement_a_row_more_adds_little(measured: list[tuple[int, int, int]]) -> None:
+    profile = Profile(measured)
+    assert not profile.known
+    assert profile.at(1, 2) / profile.at(1, 1) == pytest.approx(1.02)
+    assert profile.at(0, 0) > 0
