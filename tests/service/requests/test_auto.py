@@ -72,7 +72,7 @@ async def test_a_drafter_that_is_never_right_is_left_alone(
         assert not summary.drafter_lost
         drafted = [round_.gamma for round_ in rounds[1:]]
         assert any(drafted[:30])
-        assert drafted[-75:].count(0) >= 50  # a trial is four rounds
+        assert drafted[-75:].count(0) >= 50  # a sample is four rounds
         # Texts that begin now begin without drafts, too.
         later, _ = await rounds_of(stub, 12)
         assert [round_.gamma for round_ in later].count(0) >= 6

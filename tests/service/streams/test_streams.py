@@ -143,6 +143,8 @@ async def test_who_is_not_the_one_that_is_counted_on_refuses(stack: Stack) -> No
         kind = target_pb2 if stub is stack.target else drafter_pb2
         info = (await stub.GetModelInfo(kind.GetModelInfoRequest())).info
         assert len(info.fingerprint) == 64
+        assert {each.sequences for each in info.pass_times} >= {1, 4}
+        assert all(each.rows and each.nanoseconds for each in info.pass_times)
         talk = Talk(call())
         assert (await talk.ask(opening(fingerprint=info.fingerprint))).HasField("opened")
         code, sentence = await refused(call, opening(fingerprint="0" * 64))

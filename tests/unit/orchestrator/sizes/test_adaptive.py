@@ -83,7 +83,7 @@ def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
     world.run(300)
     later = [size.gamma for size in world.chosen[before:]]
     changes = sum(one != other for one, other in pairwise(later))
-    assert changes <= 30  # and those are trials, there and back
+    assert changes <= 30  # at most
 
 
 def test_what_there_is_to_choose_from() -> None:
