@@ -122,8 +122,7 @@ class Texts:
 
     def _texts_of_a_target(self) -> int:
         """Those that come at once count at once, though only the first one has a slot yet."""
-        targets = self._pool.counts["target"]()
-        return math.ceil((self.active - self.queue.waiting) / max(targets, 1))
+        return math.ceil((self.active - self.queue.waiting) / max(self._pool.target_count, 1))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:

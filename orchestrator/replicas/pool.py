@@ -179,9 +179,14 @@ class ReplicaPool:
     def counts(self) -> dict[str, Callable[[], int]]:
         """How many replicas of a service texts may go to, by its name."""
         return {
-            self._targets.role: lambda: len(self._agreed.targets),
+            self._targets.role: lambda: self.target_count,
             self._drafters.role: lambda: len(self._agreed.drafters),
         }
+
+    @property
+    def target_count(self) -> int:
+        """How many targets texts may go to."""
+        return len(self._agreed.targets)
 
     def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
         """The drafter for a text; None where none serves that has room and has not just failed one.

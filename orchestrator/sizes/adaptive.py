@@ -11,8 +11,9 @@ from orchestrator.sizes.round_times import SLOW, Mean, RoundTimes, load_of
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, Expected, SizeChoice
 from tandem.profile import Profile
 
-# Ranking takes far longer than the rest of a choice, and little changes from round to round.
-_RANK_EVERY = 8
+# Ranking takes far longer than the rest of a choice, and little changes from round to round. Of
+# several texts, fewer rounds say as much.
+_RANK_EVERY, _TELL_EVERY = 8, 4
 # While nothing is drafted, one text at a time drafts for so many rounds, which shows whether the
 # drafter is good again. Such samples may cost as large a share of the time.
 _SAMPLE, _SHARE = 4, 0.01
@@ -28,6 +29,9 @@ class Adaptation:
         verify: the target's profile.
         draft: the drafter's.
         clock: in nanoseconds.
+
+    Attributes:
+        turns: from plain decoding to drafts, or back, of all texts together.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class Adaptation:
         # Tokens that drafts brought, and what chances said: some rules keep more than that.
         self._kept, self._promised = (Mean(1.0, _RANK_EVERY, SLOW) for _ in range(2))
         self._best: dict[tuple[int, Sequence[DraftSize]], DraftSize] = {}  # by load
-        self._turns = 0  # from plain decoding to drafts, or back
+        self.turns = 0
         self._untold = 0  # rounds since all was ranked
         self._on = [0, 0]  # plain and drafted rounds that are on
         self._most: bool | None = None  # whether most of them are drafted; since
@@ -55,11 +59,6 @@ class Adaptation:
     def texts(self) -> int:
         """That a target has."""
         return max(self._active(), 1)
-
-    @property
-    def state(self) -> tuple[int, int]:
-        """When it changes, sizes are ranked anew."""
-        return load_of(self.texts), self._turns
 
     def expected(self, size: DraftSize, chances: Chances) -> Expected:
         """Of a round, where all texts have this size."""
@@ -85,7 +84,7 @@ class Adaptation:
             return before
         chances = self.acceptance.chances(max(size.gamma for size in sizes))
         best = self._best[key] = self.best_of(sizes, chances, before)
-        self._turns += before is not None and (before == PLAIN) != (best == PLAIN)
+        self.turns += before is not None and bool(before.gamma) != bool(best.gamma)
         return best
 
     def may_sample(self, size: DraftSize) -> bool:
@@ -114,16 +113,18 @@ class Adaptation:
         drafted: Drafted | None,
         decided: Decided,
         sizes: tuple[DraftSize, ...],
+        rounds: int,
     ) -> None:
-        """Learn what a round took."""
+        """Learn what a round took, of so many."""
         texts = self.texts
         if self._most != (size.gamma > 0) or began_ns < self._since_ns:
             return
-        known = self.times.add(size, texts, self.clock() - began_ns, drafted, decided)
+        weight, wall = rounds / texts, self.clock() - began_ns
+        known = self.times.add(size, texts, wall, drafted, decided, weight)
         if drafted is None:
-            self._saved += _SHARE / texts
+            self._saved += _SHARE * weight
         self._untold += 1
-        if known and 1 < texts <= self._untold:
+        if known and texts > 1 and self._untold >= min(_RANK_EVERY, texts):
             self._untold = 0
             self.best_of_all(sizes, anew=True)
 
@@ -144,9 +145,12 @@ class AdaptiveSize:
     def __init__(self, everyone: Adaptation, sizes: Sequence[DraftSize]) -> None:
         self._all = everyone
         self._sizes = tuple(sizes)
+        self._drafted = tuple(size for size in sizes if size.gamma)
         self._deepest = max(size.gamma for size in sizes)
         self._acceptance = AcceptanceEstimate(everyone.acceptance)
-        self._best: DraftSize | None = None
+        self._chances = self._acceptance.chances(self._deepest)
+        self._best = PLAIN
+        self._untold = 0  # rounds
         self._rank()
         self._choice: SizeChoice | None = None  # of the round that is on
         self._began_ns = 0
@@ -156,13 +160,13 @@ class AdaptiveSize:
     @property
     def begins_drafting(self) -> bool:
         """Whether drafts are worth it as things stand."""
-        return self._best != PLAIN
+        return self._best.gamma > 0
 
     def choose(self, left: int) -> SizeChoice:
         """The next draft's, with `left` >= 1 tokens still to emit."""
-        if self._left <= 0 or self._state != self._all.state:
+        if self._left <= 0 or self._turns != self._all.turns:
             self._rank()
-        size, expected = self._best or PLAIN, self._expected
+        size, expected = self._best, self._expected
         if size.gamma >= left:
             size = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
             expected = self._all.expected(size, self._chances)
@@ -179,10 +183,12 @@ class AdaptiveSize:
         self._drew = drew
         asked = size if drafted is None else drafted.asked or size  # perhaps some rounds ago
         # A text's first round of a kind may wait for a drafter that reads the text.
-        if drew == (size.gamma > 0) == before and asked == size:
-            self._all.learn(size, self._began_ns, drafted, decided, self._sizes)
         if drew == (size.gamma > 0):  # a drafter that is being opened is waited for
             self._left -= 1
+            self._untold += 1
+            if drew == before and asked == size and self._untold >= self._tell_every:
+                rounds, self._untold = min(self._untold, self._tell_every), 0
+                self._all.learn(size, self._began_ns, drafted, decided, self._sizes, rounds)
         self.end()
         if drafted is not None:
             if asked == size:
@@ -197,17 +203,19 @@ class AdaptiveSize:
 
     def _rank(self) -> None:
         """Find the best size."""
-        everyone, sizes, best = self._all, self._sizes, PLAIN
-        if everyone.texts > 1:
-            best = everyone.best_of_all(sizes)
-            sizes = tuple(size for size in sizes if best == PLAIN or size != PLAIN)
-        self._chances = self._acceptance.chances(self._deepest)
-        if everyone.texts == 1 or best != PLAIN:
-            best = everyone.best_of(sizes, self._chances, self._best)
-        turns = (best == PLAIN) != (self._best == PLAIN)
+        everyone, texts, best = self._all, self._all.texts, PLAIN
+        if texts > 1:
+            best = everyone.best_of_all(self._sizes)
+        if best.gamma or texts == 1:
+            self._chances = self._acceptance.chances(self._deepest)
+            best = everyone.best_of(
+                self._drafted if best.gamma else self._sizes, self._chances, self._best
+            )
+        turns = bool(best.gamma) != bool(self._best.gamma)
         self._left = _SAMPLE if turns else _RANK_EVERY
-        if best == PLAIN and self._deepest and everyone.may_sample(self._sizes[1]):
+        if not best.gamma and self._deepest and everyone.may_sample(self._sizes[1]):
             self._acceptance.fade()
+            self._chances = self._acceptance.chances(self._deepest)
             best, self._left = self._sizes[1], _SAMPLE
         self._best, self._expected = best, everyone.expected(best, self._chances)
-        self._state = everyone.state
+        self._turns, self._tell_every = everyone.turns, min(_TELL_EVERY, texts)

@@ -55,9 +55,15 @@ class RoundTimes:
         return max(passes + self._rest_of(size.gamma > 0, load_of(texts)), passes / 2, 1.0)
 
     def add(
-        self, size: DraftSize, texts: int, wall_ns: float, drafted: Drafted | None, decided: Decided
+        self,
+        size: DraftSize,
+        texts: int,
+        wall_ns: float,
+        drafted: Drafted | None,
+        decided: Decided,
+        weight: float = 1.0,
     ) -> bool:
-        """Take a round of one of the texts in.
+        """Take a round in.
 
         Args:
             size: of its draft.
@@ -65,11 +71,12 @@ class RoundTimes:
             wall_ns: that it took.
             drafted: its draft.
             decided: its verdict.
+            weight: in rounds of each text.
 
         Returns:
             Whether enough such rounds are known to act on.
         """
-        kind, load, weight, verify = size.gamma > 0, load_of(texts), 1 / texts, decided.times
+        kind, load, verify = size.gamma > 0, load_of(texts), decided.times
         took = verify.forward_ns + verify.numbers_ns
         self._verify_factor.add(took / self._verify.at(verify.batch_size, _rows(size)), weight)
         if drafted is not None and kind:
@@ -77,9 +84,10 @@ class RoundTimes:
             took = draft.forward_ns + draft.numbers_ns
             self._draft_factor.add(took / self._drafting(size, draft.batch_size), weight)
         rest = self._rest.setdefault((kind, load), Mean())
+        passes = self._passes(size, texts)
         if rest.count > _FEW:
-            wall_ns = min(wall_ns, _OUTLIER * self.wall(size, texts))
-        rest.add(wall_ns - self._passes(size, texts), weight)
+            wall_ns = min(wall_ns, _OUTLIER * (passes + max(rest.value, 0.0)))
+        rest.add(wall_ns - passes, weight)
         if other := self._rest.get((not kind, load)):
             gap = other.value - self._least_rest(not kind, load)
             other.value -= min(gap, wall_ns) * weight / SLOW
