@@ -50,7 +50,7 @@ class Adaptation:
         self._best: dict[tuple[int, Sequence[DraftSize]], DraftSize] = {}  # by load
         self.turns = 0
         self._untold = 0  # rounds since all was ranked
-        self._on = [0, 0]  # plain and drafted rounds that are on
+        self._on = [0, 0]  # texts with plain and with drafted rounds
         self._most: bool | None = None  # whether most of them are drafted; since
         self._since_ns = 0
         self._saved = 0.0  # rounds of each text, for samples
@@ -88,18 +88,18 @@ class Adaptation:
         return best
 
     def may_sample(self, size: DraftSize) -> bool:
-        """Whether a text may draft for some rounds. It costs what all texts would lose by drafting
-        for as long, shared by them, and a round in which the drafter reads the text."""
+        """Whether a text may draft for some rounds. It is taken to cost as if all texts did: others
+        wait for its passes, and for its drafter, which reads the text first."""
         lost = max(self.times.wall(size, self.texts) / self.times.wall(PLAIN, self.texts) - 1, 0)
-        if self._saved < (1 + _SAMPLE * lost) / self.texts:
+        if self._saved < 1 + _SAMPLE * lost:
             return False
         self._saved = 0.0
         self.acceptance.fade()
         return True
 
-    def count(self, drafting: bool, rounds: int) -> None:
-        """Rounds begin, or end where the number is negative."""
-        self._on[drafting] += rounds
+    def count(self, drafting: bool, texts: int) -> None:
+        """So many texts more have plain, or drafted, rounds."""
+        self._on[drafting] += texts
         plain, drafted = self._on
         mixed = _MAJORITY * min(self._on) > max(self._on)
         most = None if mixed else drafted > plain
@@ -152,10 +152,10 @@ class AdaptiveSize:
         self._best = PLAIN
         self._untold = 0  # rounds
         self._rank()
-        self._choice: SizeChoice | None = None  # of the round that is on
+        self._choice = self._chosen  # of the round that is on
         self._began_ns = 0
-        self._drafting = False  # it is expected to have a draft
         self._drew: bool | None = None  # in the last round
+        self._counted: bool | None = None  # among drafted rounds, or plain ones; None: not at all
 
     @property
     def begins_drafting(self) -> bool:
@@ -166,19 +166,18 @@ class AdaptiveSize:
         """The next draft's, with `left` >= 1 tokens still to emit."""
         if self._left <= 0 or self._turns != self._all.turns:
             self._rank()
-        size, expected = self._best, self._expected
-        if size.gamma >= left:
-            size = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
+        self._choice, size = self._chosen, self._best
+        if left <= max(size.gamma, _RANK_EVERY):
+            if size.gamma >= left:
+                size = DraftSize(left - 1, size.nodes) if left > 1 else PLAIN
             expected = self._all.expected(size, self._chances)
-        self._choice = SizeChoice(size, expected, min(self._left, left))
+            self._choice = SizeChoice(size, expected, min(_RANK_EVERY, left))
+        self._count_as(size.gamma > 0 and self._drew is True)
         self._began_ns = self._all.clock()
-        self._drafting = size.gamma > 0 and self._drew is True
-        self._all.count(self._drafting, 1)
         return self._choice
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """Learn from a round."""
-        assert self._choice is not None
         size, drew, before = self._choice.size, drafted is not None, self._drew
         self._drew = drew
         asked = size if drafted is None else drafted.asked or size  # perhaps some rounds ago
@@ -189,17 +188,23 @@ class AdaptiveSize:
             if drew == before and asked == size and self._untold >= self._tell_every:
                 rounds, self._untold = min(self._untold, self._tell_every), 0
                 self._all.learn(size, self._began_ns, drafted, decided, self._sizes, rounds)
-        self.end()
         if drafted is not None:
             if asked == size:
                 self._all.learn_kept(size, self._chances, decided.num_accepted)
             self._acceptance.observe(drafted, decided)
 
     def end(self) -> None:
-        """The round that is on has ended, or the text with it."""
-        if self._choice is not None:
-            self._all.count(self._drafting, -1)
-            self._choice = None
+        """The text has ended, perhaps in the middle of a round."""
+        self._count_as(None)
+
+    def _count_as(self, drafting: bool | None) -> None:
+        if drafting is self._counted:
+            return
+        if self._counted is not None:
+            self._all.count(self._counted, -1)
+        if drafting is not None:
+            self._all.count(drafting, 1)
+        self._counted = drafting
 
     def _rank(self) -> None:
         """Find the best size."""
@@ -217,5 +222,6 @@ class AdaptiveSize:
             self._acceptance.fade()
             self._chances = self._acceptance.chances(self._deepest)
             best, self._left = self._sizes[1], _SAMPLE
-        self._best, self._expected = best, everyone.expected(best, self._chances)
+        self._best = best
+        self._chosen = SizeChoice(best, everyone.expected(best, self._chances), _RANK_EVERY)
         self._turns, self._tell_every = everyone.turns, min(_TELL_EVERY, texts)

@@ -99,8 +99,10 @@ class Session:
     async def _round(self, choice: SizeChoice) -> tuple[Drafted | None, Decided]:
         """What was drafted, and the verdict; of a size that was chosen, or asked for before."""
         number, length = self._target.round + 1, self._target.length
-        size = choice.size
+        size, rounds = choice.size, min(choice.rounds, self._emission.left)
         if not self._by_target:
+            if size.gamma:
+                rounds = 1  # no more are asked for ahead, so that the draft's turn comes
             # Rounds that were asked for ahead come first.
             size = DraftSize(0) if self._target.ahead else size
             drafted = await self._drafter.draft(number, length, size)
@@ -110,7 +112,7 @@ class Session:
         if self._by_target and self._own_size is not None:
             sizes = self._generation.sizes  # the target itself drafts less at the text's end
             size = self._own_size(sizes[0] if len(sizes) == 1 else size)
-        return await self._target.go_on(min(choice.rounds, self._emission.left), size)
+        return await self._target.go_on(rounds, size)
 
     def _emit(
         self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.sizes import policies
 from orchestrator.sizes.adaptive import Adaptation
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate
 
@@ -76,6 +77,41 @@ async def test_a_drafter_that_is_never_right_is_left_alone(
         # Texts that begin now begin without drafts, too.
         later, _ = await rounds_of(stub, 12)
         assert [round_.gamma for round_ in later].count(0) >= 6
+
+
+class Turning:
+    """Plain rounds, which may be asked for ahead, then drafts."""
+
+    begins_drafting = False
+
+    def __init__(self, plain: int) -> None:
+        self._plain = plain
+
+    def choose(self, left: int) -> SizeChoice:
+        self._plain -= 1
+        size = DraftSize(0 if self._plain >= 0 else min(3, left - 1))
+        return SizeChoice(size, rounds=min(8, left))
+
+    def observe(self, drafted: Drafted | None, decided: Decided) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+async def test_drafts_follow_plain_rounds_that_were_asked_for_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(policies.SizePolicies, "policy_for", lambda *_: Turning(20))
+    drafter, target = FakeDrafter(), FakeTarget(wraps=60)
+    async with orchestrate(drafter, target, gamma="auto") as stub:
+        rounds, _ = await rounds_of(stub, 200)
+    assert [token.id for round_ in rounds for token in round_.tokens] == target.text(200)
+    drafted = [round_.gamma > 0 for round_ in rounds]
+    assert not any(drafted[:20])
+    # Those that were asked for come first, then those for which the drafter is opened.
+    assert sum(drafted) > 20
+    assert max(target.runs) > 1
 
 
 async def test_each_round_says_what_was_expected_of_it() -> None:

@@ -73,7 +73,7 @@ def test_a_drafter_that_turns_bad_is_left_within_twenty_rounds_and_found_again(t
         world.run(20 * texts, texts, length=80)
         bad.append(world.run(150 * texts, texts, length=80) / world.speed(PLAIN, texts))
         world.acceptance = 0.74
-        world.run(150 * texts, texts, length=80)
+        world.run(500 * texts, texts, length=80)
         assert world.run(200 * texts, texts, length=80) >= 0.95 * world.best(texts)
     assert sum(bad) / len(bad) >= 0.94
 
