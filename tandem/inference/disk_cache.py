@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def structure_key(model: PreTrainedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@cache  # reading them takes 10 ms
 def _versions() -> dict[str, str]:
     versions = {}
     for name in _LIBRARIES:
