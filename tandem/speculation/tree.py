@@ -63,26 +63,32 @@ class Tree:
         device: torch.device | str = "cpu",
     ) -> Tree:
         """Lay out a batch; `parents` and `token_ids` have one entry per node of each draft."""
-        batch, most = len(parents), max((len(one) for one in parents), default=0)
-        shapes = [_shape_of(tuple(one)) for one in parents]
+        most = max((len(one) for one in parents), default=0)
+        kinds: dict[tuple[int, ...], int] = {}
+        which = [kinds.setdefault(tuple(one), len(kinds)) for one in parents]
+        shapes = [_shape_of(kind) for kind in kinds]
         widest = max((len(nodes) for shape in shapes for nodes in shape.children), default=0)
+        # Of each kind of shape, then of each draft.
         arrays = {
-            "parents": np.zeros((batch, most), np.int64),
-            "home": np.zeros((batch, most), np.int64),
-            "depth": np.zeros((batch, most + 1), np.int64),
-            "children": np.full((batch, most + 1, widest), -1, np.int64),
-            "order": np.full((batch, most), most, np.int64),
+            "parents": np.zeros((len(kinds), most), np.int64),
+            "depth": np.zeros((len(kinds), most + 1), np.int64),
+            "children": np.full((len(kinds), most + 1, widest), -1, np.int64),
+            "order": np.full((len(kinds), most), most, np.int64),
         }
-        for b, (shape, own, tokens) in enumerate(zip(shapes, parents, token_ids, strict=True)):
-            count = len(own)
-            arrays["parents"][b, :count] = own
-            arrays["home"][b, :count] = _homes(own, tokens)
-            arrays["depth"][b, : count + 1] = shape.depth
-            arrays["order"][b, :count] = shape.order
+        for k, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
+            count = len(kind)
+            arrays["parents"][k, :count] = kind
+            arrays["depth"][k, : count + 1] = shape.depth
+            arrays["order"][k, :count] = shape.order
             for place, nodes in enumerate(shape.children):
-                arrays["children"][b, place, : len(nodes)] = nodes
+                arrays["children"][k, place, : len(nodes)] = nodes
+        arrays = {name: array[which] for name, array in arrays.items()}
+        levels = _levels(arrays["children"], arrays["depth"], device)
+        arrays["home"] = np.zeros((len(parents), most), np.int64)
+        for home, own, tokens in zip(arrays["home"], parents, token_ids, strict=True):
+            home[: len(own)] = _homes(own, tokens)
         tensors = {name: _sent(array, device) for name, array in arrays.items()}
-        return cls(**tensors, levels=_levels(shapes, device))
+        return cls(**tensors, levels=levels)
 
     @property
     def paths(self) -> int:
@@ -144,37 +150,30 @@ def _homes(parents: Sequence[int], token_ids: Sequence[int]) -> list[int]:
     return [first.setdefault(pair, node) for node, pair in enumerate(pairs, 1)]
 
 
-def _levels(shapes: Sequence[_Shape], device: torch.device | str) -> list[list[Siblings]]:
-    """The nodes by the depth of their places, then by rank."""
-    found: list[list[list[tuple[int, int, int]]]] = []
-    for b, shape in enumerate(shapes):
-        for place, nodes in enumerate(shape.children):
-            for rank, node in enumerate(nodes):
-                while len(found) <= shape.depth[place]:
-                    found.append([])
-                level = found[shape.depth[place]]
-                while len(level) <= rank:
-                    level.append([])
-                level[rank].append((b, node, place))
+def _levels(
+    children: npt.NDArray[np.int64], depth: npt.NDArray[np.int64], device: torch.device | str
+) -> list[list[Siblings]]:
+    """The nodes by the depth of their places, then by rank.
+
+    Args:
+        children: [B, N+1, C], see `Tree`.
+        depth: [B, N+1], see `Tree`.
+        device: for the result.
+    """
     levels: list[list[Siblings]] = []
-    for ranks in found:
-        done: list[Siblings] = []
-        slots: dict[tuple[int, int], int] = {}
-        for rank, triples in enumerate(ranks):
-            before = [slots[draft, place] for draft, _, place in triples] if rank else []
-            slots = {(draft, place): slot for slot, (draft, _, place) in enumerate(triples)}
-            earlier = [shapes[draft].children[place][:rank] for draft, _, place in triples]
-            numbers = _sent(np.array(triples, np.int64).T, device)
-            done.append(
-                Siblings(
-                    numbers[0],
-                    numbers[1],
-                    numbers[2],
-                    _sent(np.array(before, np.int64), device),
-                    _sent(np.array(earlier, np.int64).reshape(len(triples), rank), device),
-                )
-            )
-        levels.append(done)
+    for level in range(int(depth.max(initial=0))):
+        ranks: list[Siblings] = []
+        slots = np.zeros(depth.shape, np.int64)
+        for rank in range(children.shape[2]):
+            batch, place = ((depth == level) & (children[:, :, rank] >= 0)).nonzero()
+            if not len(batch):
+                break
+            before = slots[batch, place] if rank else np.zeros(0, np.int64)
+            slots[batch, place] = np.arange(len(batch))
+            own = children[batch, place]
+            parts = (batch, own[:, rank], place, before, own[:, :rank])
+            ranks.append(Siblings(*(_sent(part, device) for part in parts)))
+        levels.append(ranks)
     return levels
 
 

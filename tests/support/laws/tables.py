@@ -21,6 +21,7 @@ VOCAB_SIZE = 3
 # A prompt, and a token that the target drew from its prefill.
 PROMPT = (0, 1)
 Text = tuple[int, ...]
+_ALL_IDS = torch.arange(VOCAB_SIZE)
 
 
 class Memory:
@@ -79,15 +80,15 @@ class Chooser:
         self.weight = 1.0
         self._next = 0
 
-    def choose(self, weights: npt.NDArray[np.int64]) -> int:
-        """A token of a row of integer weights, not all 0."""
-        possible = np.flatnonzero(weights).tolist()
+    def choose(self, weights: Sequence[float]) -> int:
+        """A token of a row of weights, not all 0."""
         if self._next == len(self.chosen):
+            possible = [token for token, weight in enumerate(weights) if weight]
             self.others += [[*self.chosen, token] for token in possible[1:]]
             self.chosen.append(possible[0])
         token = self.chosen[self._next]
         self._next += 1
-        self.weight *= float(weights[token]) / float(weights.sum())
+        self.weight *= weights[token] / sum(weights)
         return token
 
 
@@ -161,15 +162,16 @@ class Answering:
         tokens = np.zeros((len(rows), siblings), np.int64)
         for i, (row, count) in enumerate(zip(rows, ask.counts, strict=True)):
             earlier = [int(one.draws.tokens[one.index]) for one in ask.earlier] if i == 0 else []
-            left = row.copy()
-            left[earlier] = 0
+            left = [0 if token in earlier else w for token, w in enumerate(row.tolist())]
+            taken = earlier
             for rank in range(count):
-                taken = [*earlier, *tokens[i, :rank].tolist()]
                 # If nothing is left of a row, a token that was already taken.
-                tokens[i, rank] = self._chooser.choose(left) if left.any() else taken[0]
+                token = self._chooser.choose(left) if any(left) else taken[0]
+                tokens[i, rank] = token
+                taken = [*taken, token]
                 if ask.distinct:
-                    left[tokens[i, rank]] = 0
-        ids = torch.arange(VOCAB_SIZE).expand(len(rows), -1)
+                    left[token] = 0
+        ids = _ALL_IDS.expand(len(rows), -1)
         drawn = Draws(
             torch.from_numpy(tokens.flatten()), Categorical(ids, torch.from_numpy(rows)), siblings
         )

@@ -91,8 +91,8 @@ class RunAnswering(Answering):
         if key not in self._judged:
             self._judged[key] = self._judge(ask)
         chances, residuals, carries = self._judged[key]
-        place = self._chooser.choose(chances)
-        token = self._chooser.choose(residuals[place])
+        place = self._chooser.choose(chances.tolist())
+        token = self._chooser.choose(residuals[place].tolist())
         return Decision(place, len(draft.path_to(place)), token, [], carries[place][token])
 
     def _judge(self, ask: Decide) -> tuple[Any, Any, Any]:
