@@ -15,6 +15,7 @@ from tandem.speculation.nodes import DraftShape, depth_of
 from tandem.speculation.sampling import Sampling
 from tests.support.models.tiny import (
     DrafterEngine,
+    TargetEngine,
     Text,
     make_drafter,
     make_method,
@@ -55,6 +56,16 @@ def noted(engine: DrafterEngine, monkeypatch: pytest.MonkeyPatch) -> list[Draft]
     return drafts
 
 
+async def of_seeds(
+    count: int, drafter: DrafterEngine, target: TargetEngine, **how: Any
+) -> list[Text]:
+    """Texts beside each other, one a seed."""
+    samplings = [Sampling(seed=seed) for seed in range(count)]
+    return await asyncio.gather(
+        *(speculate(drafter, target, PROMPT, 30, sampling=own, **how) for own in samplings)
+    )
+
+
 @pytest.mark.parametrize("rule", ["token", "block", "spectr", "gbv"])
 async def test_greedy_texts_of_chains_are_the_models_own(
     rule: str, monkeypatch: pytest.MonkeyPatch
@@ -79,13 +90,8 @@ async def test_one_of_several_chains_is_the_chain(rule: str) -> None:
         make_drafter(random_llama(2)),
     )
     async with running(target, drafter, model):
-        for seed in range(5):
-            sampling = Sampling(seed=seed)
-            alone = await speculate(
-                drafter, target, PROMPT, 30, budget=16, rule=rule, sampling=sampling
-            )
-            chain = await speculate(model, target, PROMPT, 30, rule=like, sampling=sampling)
-            assert alone == chain
+        alone = await of_seeds(5, drafter, target, budget=16, rule=rule)
+        assert alone == await of_seeds(5, model, target, rule=like)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +104,7 @@ async def test_chains_share_their_common_beginnings(
     target, drafter = make_target(random_llama(1)), chains_engine(3)
     drafts = noted(drafter, monkeypatch)
     async with running(target, drafter):
-        for seed in range(6):
-            await speculate(
-                drafter, target, PROMPT, 30, gamma=3, budget=nodes, sampling=Sampling(seed=seed)
-            )
+        await of_seeds(6, drafter, target, gamma=3, budget=nodes)
     full = [draft for draft in drafts if draft.depth == depth]
     assert full
     assert {len(draft) for draft in full} == {chains * depth}
@@ -118,10 +121,13 @@ async def test_greedy_texts_are_the_models_own(rule: str) -> None:
     target, drafter = make_target(random_llama(1)), tree_engine()
     async with running(target, drafter):
         plain = await speculate(None, target, PROMPT, 40)
-        for gamma, nodes in ((4, 4), (3, 6), (4, 12)):
-            text = await speculate(
-                drafter, target, PROMPT, 40, gamma=gamma, budget=nodes, rule=rule
+        texts = await asyncio.gather(
+            *(
+                speculate(drafter, target, PROMPT, 40, gamma=gamma, budget=nodes, rule=rule)
+                for gamma, nodes in ((4, 4), (3, 6), (4, 12))
             )
+        )
+        for text in texts:
             assert text.token_ids == plain.token_ids
             assert text.accepted > 0
 
@@ -135,15 +141,8 @@ async def test_a_tree_of_one_branch_is_the_chain(rule: str) -> None:
         make_drafter(random_llama(2)),
     )
     async with running(target, drafter, chains):
-        for seed in range(5):
-            sampling = Sampling(seed=seed)
-            branch, chain = [
-                await speculate(
-                    engine, target, PROMPT, 30, budget=nodes, rule=rule, sampling=sampling
-                )
-                for engine, nodes in ((drafter, 4), (chains, 0))
-            ]
-            assert branch == chain
+        branch = await of_seeds(5, drafter, target, budget=4, rule=rule)
+        assert branch == await of_seeds(5, chains, target, rule=rule)
 
 
 @pytest.mark.parametrize("name", ["tree", "chains", "forest"])
@@ -197,10 +196,7 @@ async def test_siblings_are_distinct_and_deep_enough(monkeypatch: pytest.MonkeyP
     drafts = noted(drafter, monkeypatch)
     target = make_target(random_llama(1))
     async with running(target, drafter):
-        for seed in range(8):
-            await speculate(
-                drafter, target, PROMPT, 30, gamma=3, budget=9, sampling=Sampling(seed=seed)
-            )
+        await of_seeds(8, drafter, target, gamma=3, budget=9)
     assert {len(draft) for draft in drafts} > {9}  # the end of a text leaves less depth
     for draft in drafts:
         assert draft.distinct
