@@ -66,7 +66,8 @@ class Kernel:
         if options["score_mod"] is not None:
             scores = options["score_mod"](scores, none, none, places, positions)
         seen = mask.mask_mod(none, none, places, positions) & read
-        return scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0) @ value
+        # `masked_fill` by a mask that is spread over the heads takes four times as long.
+        return torch.where(seen, scores, -torch.inf).softmax(-1).nan_to_num(0) @ value
 
 
 def _blocks_read(mask: BlockMask, device: torch.device) -> Tensor:
