@@ -48,16 +48,16 @@ _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
-# For what does not depend on the number of layers.
-SHALLOW = LlamaConfig(**{**_SIZES, "num_hidden_layers": 1})
 _HEADS = {"head_dim": 8, "sliding_window": 4}
-GEMMA, MISTRAL = Gemma2Config(**_SIZES, **_HEADS), MistralConfig(**_SIZES, **_HEADS)
+LLAMA, QWEN = LlamaConfig(**_SIZES), Qwen3Config(**_SIZES, head_dim=8)
+MISTRAL = MistralConfig(**_SIZES, **_HEADS)
+# Its layers have a window or none, in turn.
+GEMMA = Gemma2Config(**{**_SIZES, **_HEADS, "num_hidden_layers": 2})
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Sampling(seed=1)
 SHAPED = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, seed=2)
