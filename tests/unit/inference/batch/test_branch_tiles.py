@@ -224,7 +224,7 @@ def test_what_does_not_compile_for_trees_is_one_warning_and_chains_are_one_call(
 def test_what_the_start_compiled_serves_every_batch(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Traced as on a device, by a compiler that only counts."""
+    """Of chains and of trees; traced as on a device, by a compiler that only counts."""
     compiled: list[int] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -234,22 +234,24 @@ def test_what_the_start_compiled_serves_every_batch(
     torch._dynamo.reset()
     counting = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
     monkeypatch.setattr(flex, "flex_attention", counting)
-    decoder = Decoder(build(LLAMA), "tiny", cache_tokens=64 * BLOCK, trees=True)
+    model = build(LLAMA, num_hidden_layers=1)
+    decoder = Decoder(model, "tiny", cache_tokens=64 * BLOCK, trees=True)
     at_start = len(compiled)
+    assert at_start >= 4  # for chains and for trees, one for each size of a tile
     assert decoder._backends.current.branches_in_one_call
     rng = random.Random(5)
     caches = [cache for cache in (decoder.reserve(7 * BLOCK, 1) for _ in range(9)) if cache]
 
     @torch.inference_mode()
     def serve() -> None:
-        for _ in range(30):
+        for trees in (False, True) * 20:
             chosen = rng.sample(caches, rng.randint(2, 9))
-            most = rng.choice((2, FEW, MANY))
+            most = rng.choice((1 + trees, FEW, MANY))
             feeds = []
             for cache in chosen:
                 cache.rollback(rng.randint(0, cache.capacity - most))
                 count = rng.randint(1, most)
-                parents = [rng.randint(0, i) for i in range(rng.randint(0, count))]
+                parents = [rng.randint(0, i) for i in range(trees and rng.randint(0, count))]
                 feeds.append(Feed(cache, [1] * count, 1, parents or None))
             decoder.forward(feeds)
 
