@@ -23,7 +23,7 @@ def loaded(pair: tuple[Path, Path], **settings: Any) -> Any:
     ("settings", "model", "sentence"),
     [
         ({"drafts": "nothing"}, "", "the recipe nothing is neither built in"),
-        ({"drafts": "model"}, "none/there", "none/there"),
+        ({"drafts": "model"}, "is/not/there", "is/not/there"),
         ({"drafts": "tree", "max_nodes": 0}, "", "takes chains alone; raise MAX_NODES"),
     ],
 )
