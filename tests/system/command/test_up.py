@@ -237,18 +237,6 @@ def test_up_with_a_bad_recipe(options: list[str], sentence: str) -> None:
     assert sentence in one_line(run)
 
 
-def test_up_without_a_drafters_model_says_which_service_died(tmp_path: Path) -> None:
-    target = save_random_llama(tmp_path / "target", seed=1)
-    with up(tmp_path, "--target", str(target), "--recipe", "lookup") as running:
-        address = running.wait_ready()
-        assert "drafter_svc" in running.children()
-        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
-        assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
-        os.kill(running.children()["target_svc"], signal.SIGKILL)
-        assert running.popen.wait(START_SECONDS) == 1
-    assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
-
-
 def settings_of(pid: int) -> dict[str, str]:
     """The TANDEM_* variables of a process."""
     lines = Path(f"/proc/{pid}/environ").read_text().split("\0")
@@ -256,10 +244,10 @@ def settings_of(pid: int) -> dict[str, str]:
 
 
 def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Path) -> None:
+    """And a service that dies is named: here the target, of a recipe without a drafter's model."""
     model = save_random_llama(tmp_path / "model", seed=1)
     environment = {
         "TANDEM_TARGET_MODEL": str(model),
-        "TANDEM_DRAFTER_MODEL": "none",
         "TANDEM_TARGET_MAX_LENGTH": "100",
         "TANDEM_TARGET_LISTEN": "localhost:0",
         "TANDEM_ORCHESTRATOR_LISTEN": "127.0.0.1:1",
@@ -268,10 +256,11 @@ def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Pa
         "TANDEM_TARGET_DRAIN_SECONDS": "3",
         "TANDEM_TARGET_LOG_LEVEL": "debug",
     }
-    with up(tmp_path, "--gamma", "0", "--max-length", "90", **environment) as running:
-        running.wait_ready()
+    options = ["--recipe", "lookup", "--gamma", "0", "--max-length", "90"]
+    with up(tmp_path, *options, **environment) as running:
+        address = running.wait_ready()
         children = running.children()
-        assert set(children) == {"target_svc", "orchestrator"}
+        assert set(children) == {"drafter_svc", "target_svc", "orchestrator"}
         target = settings_of(children["target_svc"])
         orchestrator = settings_of(children["orchestrator"])
         for settings, name, value in (
@@ -286,7 +275,21 @@ def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Pa
             (orchestrator, "ORCHESTRATOR_DRAIN_SECONDS", "30"),
         ):
             assert settings[f"TANDEM_{name}"] == value, name
-        # Killed, it cannot stop what it started; that ends all the same.
+        ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
+        assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
+        os.kill(children["target_svc"], signal.SIGKILL)
+        assert running.popen.wait(START_SECONDS) == 1
+    assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
+
+
+def test_up_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    """Not even a target that is starting; its drafter is none."""
+    model = save_random_llama(tmp_path / "model", seed=1)
+    environment = {"TANDEM_TARGET_MODEL": str(model), "TANDEM_DRAFTER_MODEL": "none"}
+    with up(tmp_path, **environment) as running:
+        wait_until(lambda: "target_svc" in running.children())
+        children = running.children()
+        assert set(children) == {"target_svc"}  # a drafter would come first
         os.kill(running.popen.pid, signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in children.values()))
 

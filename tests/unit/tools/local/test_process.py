@@ -54,3 +54,11 @@ def test_a_log_goes_on_and_a_killed_process_says_so(checkout: Path) -> None:
         process.kill()
         assert process.ending() == "was ended by SIGKILL"
     assert (checkout / "log").read_text().count("listening") == 2
+
+
+def test_a_service_whose_parent_is_gone_is_asked_to_end(checkout: Path) -> None:
+    """The system closes the parent's end of the pipe, however the parent ends."""
+    process = started(checkout)
+    assert process._popen.stdin is not None
+    process._popen.stdin.close()
+    assert process._popen.wait(30) == 3
