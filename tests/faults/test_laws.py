@@ -29,7 +29,7 @@ from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 
 TEXTS = {"target": 500, "drafter": 1_000, "orchestrator": 300}
-CONCURRENT = 16
+CONCURRENT = 48
 # A sound service fails one of the four cases in 1,000 runs.
 SMALLEST_P = 0.001 / 4
 # Rounds enough that a second step always comes, with the law's tokens on both sides of the loss.
