@@ -53,6 +53,7 @@ def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Archite
 KINDS = ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "row",
     [
@@ -63,7 +64,6 @@ KINDS = ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
     ],
 )
 def test_openvino_gives_them_too_or_leaves_trees_to_torch(row: Architecture) -> None:
-    pytest.importorskip("openvino")
     model, trees = build(row, **narrow(row)), random_trees(2, 40)
     expected = plain_rows(model, trees)
     decoder = Decoder(model, row.name, cache_tokens=2048, engine="openvino", trees=row.slides)
@@ -94,11 +94,11 @@ def test_bfloat16_differs_by_rounding_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0 < error(found) < 1.2 * error(rounded)
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 @torch.inference_mode()
 def test_chains_and_trees_share_a_batch(engine: Any) -> None:
     """With the logits that each has alone."""
-    pytest.importorskip("openvino")
     model, trees = build(LLAMA), random_trees(4)[:6]
     texts = [[(i * n) % 90 for i in range(3, 40)] for n in (3, 5, 7)]
     expected, chains = plain_rows(model, trees), plain_logits(model, texts)
@@ -124,6 +124,7 @@ def test_chains_and_trees_share_a_batch(engine: Any) -> None:
             assert torch.allclose(end[0], chain[last - 1], atol=TOLERANCE)
 
 
+@pytest.mark.usefixtures("compiled_once")
 @torch.inference_mode()
 def test_several_drawn_tokens_are_a_level_of_a_tree() -> None:
     model = build(LLAMA)

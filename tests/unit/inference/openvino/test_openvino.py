@@ -49,6 +49,7 @@ PROMPT = [0, 1, 2]
 AT_ONCE = 60
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("row", CONVERTED, ids=lambda row: row.model_type)
 def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) -> None:
     assert worst_difference(row, "openvino") < TOLERANCE

@@ -24,6 +24,8 @@ pytest.importorskip("openvino")
 from tandem.inference import disk_cache
 from tandem.inference.openvino import trace as openvino_trace
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
