@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
-import sys
 from itertools import product
 from typing import Any
 
@@ -37,6 +37,8 @@ from tests.support.models.tiny import (
     running,
     speculate,
 )
+from tests.support.processes.fork_server import Forked
+from tests.support.waiting import HANG_SECONDS
 
 pytestmark = pytest.mark.real_time  # the engine has its thread
 
@@ -184,45 +186,19 @@ def law_of(model: PreTrainedModel, prompt: list[int], length: int) -> Any:
     return rows.gather(2, texts[..., None])[..., 0].sum(1).exp().numpy()
 
 
-# What its import does is noted first; then a pass is given up by another thread, as it is when
-# what gives it up runs there, and a signal comes.
-PROGRAM = """
-import gc, os, signal, sys, threading, time
-import torch
-import tandem.inference.choice.candidates
-asked = []
-watched = ("os.fork", "socket.connect", "socket.getaddrinfo", "subprocess.Popen")
-sys.addaudithook(lambda event, _: asked.append(event) if event in watched else None)
-import tandem.inference.openvino.paged_pass
-time.sleep(0.5)
-print(", ".join(asked) or "nothing", flush=True)
-from tandem.inference.decoder import Decoder
-from tests.support.models.architectures import LLAMA, build
-signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-passes = [Decoder(build(LLAMA), "tiny", cache_tokens=64, engine="openvino")]
-def give_up():
-    passes.clear()
-    gc.collect()
-thread = threading.Thread(target=give_up)
-thread.start()
-thread.join()
-os.kill(os.getpid(), signal.SIGTERM)
-"""
-
-
 @pytest.fixture(scope="module")
-def process() -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-X", "faulthandler", "-c", PROGRAM]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def ended() -> tuple[int, str]:
+    """Exit code and output of a process that imports OpenVINO and gives a pass up."""
+    process = Forked(["tests.support.processes.given_up"], dict(os.environ), stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        said = pipe.read().decode()
+    return process.wait(HANG_SECONDS), said
 
 
-def test_nothing_is_sent_and_nothing_forked_by_its_import(
-    process: subprocess.CompletedProcess[str],
-) -> None:
-    assert process.stdout == "nothing\n", process.stderr[-1000:]
+def test_nothing_is_sent_and_nothing_forked_by_its_import(ended: tuple[int, str]) -> None:
+    assert ended[1] == "nothing\n", ended[1][-1000:]
 
 
-def test_a_signal_is_survived_when_a_pass_is_gone(
-    process: subprocess.CompletedProcess[str],
-) -> None:
-    assert process.returncode == 7, process.stderr[-1000:]
+def test_a_signal_is_survived_when_a_pass_is_gone(ended: tuple[int, str]) -> None:
+    assert ended[0] == 7, ended[1][-1000:]
