@@ -35,8 +35,8 @@ class Mean:
 class RoundTimes:
     """A round is the target's pass, the drafter's passes, and the rest: messages, and waiting.
 
-    The passes are corrected by one factor each. The rest is known for each load, and apart for
-    plain and for drafted rounds.
+    Factors correct the passes. The rest is known for each load. Plain and drafted rounds are known
+    apart from each other: what a profile does not know of many rows says nothing of one row.
 
     Args:
         verify: the target's profile.
@@ -45,7 +45,7 @@ class RoundTimes:
 
     def __init__(self, verify: Profile, draft: Profile) -> None:
         self._verify, self._draft = verify, draft
-        self._verify_factor = Mean(1.0)
+        self._verify_factors = Mean(1.0), Mean(1.0)  # of plain rounds, and of drafted ones
         self._draft_factor = Mean(float(draft.known))  # without a model nothing is measured
         self._rest: dict[tuple[bool, int], Mean] = {}
 
@@ -78,7 +78,9 @@ class RoundTimes:
         """
         kind, load, verify = size.gamma > 0, load_of(texts), decided.times
         took = verify.forward_ns + verify.numbers_ns
-        self._verify_factor.add(took / self._verify.at(verify.batch_size, _rows(size)), weight)
+        self._verify_factors[kind].add(
+            took / self._verify.at(verify.batch_size, _rows(size)), weight
+        )
         if drafted is not None and kind:
             draft = drafted.times
             took = draft.forward_ns + draft.numbers_ns
@@ -95,7 +97,9 @@ class RoundTimes:
         return rest.count > _FEW
 
     def _passes(self, size: DraftSize, texts: int) -> float:
-        verifying = self._verify_factor.value * self._verify.at(texts, _rows(size))
+        plain, drafted = self._verify_factors
+        factor = drafted if drafted.count and (size.gamma or not plain.count) else plain
+        verifying = factor.value * self._verify.at(texts, _rows(size))
         if not size.gamma:
             return verifying
         return verifying + self._draft_factor.value * self._drafting(size, texts)

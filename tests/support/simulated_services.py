@@ -32,6 +32,7 @@ class SimulatedServices:
         noise: of a round's time, as a share.
         max_gamma: of the pair.
         profiled: what the services measured at their start, over what is true; 0 for nothing.
+        rows_profiled: the same of what further rows take.
         slower: factor by which everything is slower during slow spells.
         spell_ms: mean length of a slow spell, and of the time between two.
     """
@@ -47,6 +48,7 @@ class SimulatedServices:
     noise: float = 0.1
     max_gamma: int = 8
     profiled: float = 1.0
+    rows_profiled: float = 1.0
     slower: float = 1.0
     spell_ms: float = 500.0
     seed: int = 0
@@ -69,7 +71,8 @@ class SimulatedServices:
             yield from ([], [])
             return
         shapes = [(texts, rows) for texts in (1, 4, 16) for rows in (1, 5, 17)]
-        passes = ((t, r, self.verify_ms + (t * r - 1) * self.row_ms) for t, r in shapes)
+        row = self.row_ms * self.rows_profiled
+        passes = ((t, r, self.verify_ms + (t * r - 1) * row) for t, r in shapes)
         yield [(t, r, ms * MS * self.profiled) for t, r, ms in passes]
         yield [(t, r, self.draft_ms * MS * self.profiled) for t, r in shapes]
 

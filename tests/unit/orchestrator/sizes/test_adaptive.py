@@ -78,6 +78,19 @@ def test_a_drafter_that_turns_bad_is_left_within_twenty_rounds_and_found_again(t
     assert sum(bad) / len(bad) >= 0.94
 
 
+@pytest.mark.parametrize("rows_profiled", [0.5, 2.0])
+@pytest.mark.parametrize("texts", [1, 8])
+def test_a_profile_that_is_wrong_about_rows_costs_little(rows_profiled: float, texts: int) -> None:
+    for acceptance in (0.3, 0.7):
+        made = SimulatedServices(
+            seed=1, rows_profiled=rows_profiled, acceptance=acceptance, row_ms=0.4
+        )
+        made.run(100 * texts, texts, length=80)
+        speed = made.run(300 * max(texts, 4), texts, length=80)
+        assert speed >= 0.9 * made.best(texts)
+        assert speed >= 0.94 * made.speed(PLAIN, texts)
+
+
 def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
     world = SimulatedServices(seed=3, noise=0.05)
     world.run(300)
