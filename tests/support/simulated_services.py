@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizePolicy
 from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 
@@ -115,7 +115,7 @@ class SimulatedServices:
         self.active = texts
         began, before = self.busy, self.tokens
         offered = sizes(self.max_gamma, 0, None, None)
-        policies = [AdaptiveSize(self.all, offered) for _ in range(texts)]
+        policies = [self.begin(offered) for _ in range(texts)]
         waits = [self._wait(policy) for policy in policies]
         drew = [False] * texts
         made = [0] * texts
@@ -129,7 +129,7 @@ class SimulatedServices:
                 made[text] += 1
                 if made[text] == length:
                     policies[text].end()
-                    policies[text], made[text] = AdaptiveSize(self.all, offered), 0
+                    policies[text], made[text] = self.begin(offered), 0
                     waits[text] = self._wait(policies[text])
             size = policies[text].choose(1000).size
             self.chosen.append(size)
@@ -149,7 +149,11 @@ class SimulatedServices:
             policy.end()
         return (self.tokens - before) / max(self.busy - began, 1e-9)
 
-    def _wait(self, policy: AdaptiveSize) -> int:
+    def begin(self, offered: Sequence[DraftSize]) -> SizePolicy:
+        """The policy of a text."""
+        return AdaptiveSize(self.all, offered)
+
+    def _wait(self, policy: SizePolicy) -> int:
         """Rounds of a text in which it wants a draft and its drafter is not ready."""
         return 0 if policy.begins_drafting else self.opening
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.sizes.goodput import PLAIN, expected_tokens, sizes
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
 from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
+from tests.support.rival_sizes import WithProfile, WithSteps
 from tests.support.simulated_services import MS, SimulatedServices
 
 # What samples, the noise of times and sizes that are not offered may cost, of the best fixed size.
@@ -89,6 +91,22 @@ def test_a_profile_that_is_wrong_about_rows_costs_little(rows_profiled: float, t
         speed = made.run(300 * max(texts, 4), texts, length=80)
         assert speed >= 0.9 * made.best(texts)
         assert speed >= 0.94 * made.speed(PLAIN, texts)
+
+
+@pytest.mark.parametrize("rival", [WithSteps, WithProfile])
+@pytest.mark.parametrize("texts", [1, 8])
+def test_it_beats_what_other_engines_do(rival: type[SimulatedServices], texts: int) -> None:
+    """In the mean over all worlds; and in none is it clearly behind."""
+    ratios = []
+    for world in WORLDS.values():
+        speeds = []
+        for kind in (SimulatedServices, rival):
+            made = kind(seed=1, **world)
+            made.run(50 * texts, texts, length=80)
+            speeds.append(made.run(1200, texts, length=80))
+        ratios.append(speeds[0] / speeds[1])
+    assert min(ratios) > 0.96
+    assert geometric_mean(ratios) > 1.01
 
 
 def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
