@@ -117,16 +117,15 @@ class GammaCosts:
 
     def __init__(self, recorded: Mapping[int, Costs], base: int) -> None:
         self._base = base
-        self._recorded = recorded[base]
-        often = {
-            float(gamma): costs
+        self._often = {
+            gamma: costs
             for gamma, costs in recorded.items()
             if gamma == base or (gamma and costs.rounds >= MIN_ROUNDS)
         }
-        self.gammas = sorted(map(int, often))
+        self.gammas = sorted(self._often)
         self._curve = Curve(
-            {gamma: costs.round_ns for gamma, costs in often.items()},
-            {gamma: costs.rounds for gamma, costs in often.items()},
+            {float(gamma): costs.round_ns for gamma, costs in self._often.items()},
+            {float(gamma): costs.rounds for gamma, costs in self._often.items()},
         )
 
     @property
@@ -135,7 +134,8 @@ class GammaCosts:
         if len(self.gammas) > 1:
             gammas = ", ".join(map(str, self.gammas))
             return (
-                f"a round's time at another gamma lies on lines through those recorded at {gammas}"
+                f"a round's time at another gamma lies on lines through those recorded at {gammas};"
+                " a shorter draft saves its drafting at most"
             )
         return (
             f"only gamma {self._base} was recorded: drafting takes gamma times as long, and the"
@@ -144,12 +144,14 @@ class GammaCosts:
 
     def round_ns(self, gamma: int) -> float:
         """Mean time of a round with a draft of this length."""
-        if len(self.gammas) > 1:
+        near = min(max(gamma, self.gammas[0]), self.gammas[-1])
+        if near == gamma:
             return self._curve.at(gamma)
-        grown = gamma / self._base
-        each = [*_PASSES, _DRAWN if self._recorded.mean_ns(_DRAWN) else _REST]
-        per_token = sum(map(self._recorded.mean_ns, each))
-        return self._recorded.round_ns + (grown - 1) * per_token
+        costs = self._often[near]
+        each = [*_PASSES, _DRAWN if costs.mean_ns(_DRAWN) else _REST]
+        passes_alike = self._curve.at(near) + (gamma / near - 1) * sum(map(costs.mean_ns, each))
+        # A line through neighbouring lengths may be steep by chance.
+        return passes_alike if len(self.gammas) == 1 else max(self._curve.at(gamma), passes_alike)
 
 
 def batch_curve(waits: Mapping[tuple[str, int], PassWaits], step: str) -> Curve | None:

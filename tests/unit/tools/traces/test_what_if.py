@@ -62,6 +62,20 @@ def test_another_gamma_is_what_it_then_is(tmp_path: Path) -> None:
         assert tokens_per_s(found, gamma) == pytest.approx(measured(other), rel=0.04)
 
 
+def test_a_steep_line_through_neighbouring_lengths_makes_no_round_too_short(tmp_path: Path) -> None:
+    tape = Tape()
+    at = 0.0
+    for trace in range(1, 41):
+        gamma = (3, 4)[trace % 2]
+        costs = replace(COSTS, verify_pass=COSTS.verify_pass * (1 if gamma == 3 else 3))
+        texts = rounds(gamma, 10, 0.8, seed=trace)
+        request(tape, texts, trace=trace, start=at, costs=costs, verifier="token")
+        at += request_ms(texts, costs)
+    found = outlook(tape.write(tmp_path / "steep.jsonl"), gamma=4)
+    row = next(r for r in found.gammas if r.gamma == 1)
+    assert row.round_ms > COSTS.verify_pass
+
+
 def test_times_at_other_gammas_come_from_rounds_that_have_them(tmp_path: Path) -> None:
     """A target whose pass grows with its rows, recorded at two lengths."""
     tape = Tape()
