@@ -9,14 +9,13 @@ from itertools import accumulate
 
 from orchestrator.text.contracts import Decided, Drafted
 
-# Before anything is observed: of the first of all siblings, the second, and later ones.
+# What counts as one observation: of the first of all siblings, the second, and later ones.
 PRIOR = (0.74, 0.08, 0.035)
 # Drafts that an estimate looks back on: its error is 0.05, and a drafter that turns bad is left
 # within twenty rounds.
 _MEMORY = 12
-# Observations that the prior is worth; and those that the estimate of all texts is worth to a text,
-# or the chance above to that of a depth.
-_PRIOR_WORTH, _OTHERS_WORTH = 1, 8
+# Observations that the estimate of all texts is worth to a text, or the chance above to a depth.
+_OTHERS_WORTH = 8
 
 
 @dataclass(slots=True)
@@ -78,7 +77,7 @@ class AcceptanceEstimate:
             behind, worth = self._everyone.chances(depth), _OTHERS_WORTH
             first = [at.against(of, worth) for at, of in zip(own, behind.first, strict=True)]
         else:
-            behind, worth = Chances((), PRIOR[1:]), _PRIOR_WORTH
+            behind, worth = Chances((), PRIOR[1:]), 1
             top = self._first[0].against(PRIOR[0], worth)
             down = accumulate(own[1:], lambda of, at: at.against(of, _OTHERS_WORTH), initial=top)
             first = list(down)[:depth]
