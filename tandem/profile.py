@@ -9,7 +9,7 @@ from functools import lru_cache
 # Sequences in a pass, rows of each, nanoseconds.
 PassTime = tuple[int, int, float]
 # Where nothing is measured: a millisecond, and each further row adds 2 %.
-_NOMINAL: Sequence[PassTime] = ((1, 1, 1e6), (1, 51, 2e6))
+_NOMINAL = (((1, 1), 1e6), ((1, 51), 2e6))
 
 
 class Profile:
@@ -19,15 +19,17 @@ class Profile:
         known: whether there are any.
 
     Args:
-        measured: passes, sorted; those of impossible numbers are left out.
+        measured: passes, in any order; those of impossible numbers are left out.
     """
 
     def __init__(self, measured: Sequence[PassTime] = ()) -> None:
-        measured = [each for each in measured if min(each) > 0]
-        self.known = bool(measured)
+        passes = {each[:2]: each[2] for each in measured if min(each) > 0}
+        self.known = bool(passes)
         self._levels: dict[int, list[tuple[float, float]]] = {}
-        for sequences, rows, nanoseconds in sorted(measured) or _NOMINAL:
-            self._levels.setdefault(sequences, []).append((rows, nanoseconds))
+        for (sequences, rows), nanoseconds in sorted(passes.items()) or _NOMINAL:
+            level = self._levels.setdefault(sequences, [])
+            # More rows never take less; else it was the measurement.
+            level.append((rows, max(nanoseconds, level[-1][1]) if level else nanoseconds))
         self.at = lru_cache(maxsize=1024)(self._at)
 
     def _at(self, sequences: int, rows: float) -> float:
@@ -41,7 +43,7 @@ class Profile:
 
 
 def _on_line(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The value at x of a line through points, which goes on beyond them and never falls."""
+    """The value at x of a line through points, which goes on beyond the last two."""
     if len(points) == 1:
         return points[0][1]
     at = min(max(bisect_left(points, (x,)), 1), len(points) - 1)

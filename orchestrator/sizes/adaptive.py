@@ -46,7 +46,7 @@ class Adaptation:
         self.clock = clock
         self._active = active
         # Tokens that drafts brought, and what chances said: some rules keep more than that.
-        self._kept, self._promised = (Mean(1.0, _RANK_EVERY, SLOW) for _ in range(2))
+        self._kept, self._promised = (Mean(1.0, 1, SLOW) for _ in range(2))
         self._best: dict[tuple[int, Sequence[DraftSize]], DraftSize] = {}  # by load
         self.turns = 0
         self._untold = 0  # rounds since all was ranked
@@ -117,12 +117,12 @@ class Adaptation:
     ) -> None:
         """Learn what a round took, of so many."""
         texts = self.texts
-        if self._most != (size.gamma > 0) or began_ns < self._since_ns:
-            return
-        weight, wall = rounds / texts, self.clock() - began_ns
-        known = self.times.add(size, texts, wall, drafted, decided, weight)
-        if drafted is None:
-            self._saved += _SHARE * weight
+        known = True
+        if self._most == (size.gamma > 0) and began_ns >= self._since_ns:
+            weight, wall = rounds / texts, self.clock() - began_ns
+            known = self.times.add(size, texts, wall, drafted, decided, weight)
+            if drafted is None:
+                self._saved += _SHARE * weight
         self._untold += 1
         if known and texts > 1 and self._untold >= min(_RANK_EVERY, texts):
             self._untold = 0
@@ -151,6 +151,7 @@ class AdaptiveSize:
         self._chances = self._acceptance.chances(self._deepest)
         self._best = PLAIN
         self._untold = 0  # rounds
+        self._left = 0.0  # rounds until sizes are ranked again
         self._rank()
         self._choice = self._chosen  # of the round that is on
         self._began_ns = 0
@@ -182,8 +183,9 @@ class AdaptiveSize:
         self._drew = drew
         asked = size if drafted is None else drafted.asked or size  # perhaps some rounds ago
         # A text's first round of a kind may wait for a drafter that reads the text.
-        if drew == (size.gamma > 0):  # a drafter that is being opened is waited for
-            self._left -= 1
+        # A drafter that is being opened is waited for, but not for ever.
+        self._left -= 1 if drew == (size.gamma > 0) else 1 / _RANK_EVERY
+        if drew == (size.gamma > 0):
             self._untold += 1
             if drew == before and asked == size and self._untold >= self._tell_every:
                 rounds, self._untold = min(self._untold, self._tell_every), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from orchestrator.text.contracts import Decided, Drafted, DraftSize
@@ -30,6 +31,17 @@ class Mean:
         """Take an observation in, which counts for as much."""
         self.count = min(self.count + weight, self.memory)
         self.value += (observed - self.value) * weight / self.count
+
+    def add_share(self, observed: float, weight: float) -> None:
+        """The same of what is never far beyond its mean."""
+        if self.count >= _FEW and self.value > 0:
+            observed = min(observed, _OUTLIER * self.value)
+        self.add(observed, weight)
+
+    def fade(self, towards: float, share: float, most: float = math.inf) -> None:
+        """Give up a share of what is known, at most so much; a few new rounds then say more."""
+        self.value -= min((self.value - towards) * share, most)
+        self.count = min(self.count, _FEW)
 
 
 class RoundTimes:
@@ -78,22 +90,23 @@ class RoundTimes:
         """
         kind, load, verify = size.gamma > 0, load_of(texts), decided.times
         took = verify.forward_ns + verify.numbers_ns
-        self._verify_factors[kind].add(
-            took / self._verify.at(verify.batch_size, _rows(size)), weight
-        )
+        factor = self._verify_factors[kind]
+        factor.add_share(took / self._verify.at(verify.batch_size, _rows(size)), weight)
         if drafted is not None and kind:
             draft = drafted.times
             took = draft.forward_ns + draft.numbers_ns
-            self._draft_factor.add(took / self._drafting(size, draft.batch_size), weight)
+            self._draft_factor.add_share(took / self._drafting(size, draft.batch_size), weight)
         rest = self._rest.setdefault((kind, load), Mean())
         passes = self._passes(size, texts)
         if rest.count > _FEW:
             wall_ns = min(wall_ns, _OUTLIER * (passes + max(rest.value, 0.0)))
         rest.add(wall_ns - passes, weight)
-        if other := self._rest.get((not kind, load)):
-            gap = other.value - self._least_rest(not kind, load)
-            other.value -= min(gap, wall_ns) * weight / SLOW
-            other.count = min(other.count, _FEW)
+        share = weight / SLOW
+        if other := self._nearest(not kind, load):
+            other.fade(self._least_rest(not kind, load), share, share * wall_ns)
+        self._verify_factors[not kind].fade(factor.value, share)
+        if not kind:
+            self._draft_factor.fade(float(self._draft.known), share)
         return rest.count > _FEW
 
     def _passes(self, size: DraftSize, texts: int) -> float:
@@ -108,14 +121,17 @@ class RoundTimes:
         return size.gamma * self._draft.at(texts, max(size.nodes / size.gamma, 1.0))
 
     def _rest_of(self, drafted: bool, load: int) -> float:
-        """Of the nearest load that is known; else the least that it can be."""
+        known = self._nearest(drafted, load)
+        return self._least_rest(drafted, load) if known is None else known.value
+
+    def _nearest(self, drafted: bool, load: int) -> Mean | None:
+        """What is known of the nearest load."""
         known = [at for kind, at in self._rest if kind == drafted]
-        if not known:
-            return self._least_rest(drafted, load)
-        return self._rest[drafted, min(known, key=lambda at: abs(at - load))].value
+        near = min(known, key=lambda at: abs(at - load), default=None)
+        return None if near is None else self._rest[drafted, near]
 
     def _least_rest(self, drafted: bool, load: int) -> float:
-        """Of plain rounds nothing; drafted ones have a plain one's messages, and more."""
+        """To hope for: of plain rounds nothing; of drafted ones a plain round's messages."""
         plain = self._rest.get((False, load))
         return max(plain.value, 0.0) if drafted and plain else 0.0
 

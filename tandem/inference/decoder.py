@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice.choose import EngineName, choose_backend
-from tandem.inference.choice.speed import profile_of
+from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -38,7 +38,7 @@ class Decoder:
         max_length: the most positions that the model was made for.
         eos_token_ids: ids that end a text.
         improving: whether `improve` may still find something faster.
-        pass_times: passes of new sequences as `measure` found them; before it, none.
+        pass_times: passes of the first back end as `measure` found them; before it, none.
         forward_passes: model calls so far.
         fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
@@ -164,20 +164,26 @@ class Decoder:
         self._record = choice.record
         self.improving = choice.trial is not None
 
-    def measure(self) -> None:
+    def measure(self, longest: int) -> None:
         """Find out what passes take, or remember it from an earlier start. Takes a second; only
-        before the first sequence."""
-        self.pass_times = self._profile_of(self._backends.current)
+        before the first sequence. Where it fails, nothing is known.
 
-    def _profile_of(self, backend: Backend) -> list[PassTime]:
-        record, way = self._record, str(backend)
-        if record is not None and (known := record.profile(way)):
-            return known
-        with torch.inference_mode():
-            passes = profile_of(backend, min(self.max_length, backend.pool.positions))
-        if record is not None:
-            record.profiled(way, passes)
-        return passes
+        Args:
+            longest: positions of the longest sequence.
+        """
+        backend, record = self._backends.current, self._record
+        self.pass_times = record.profile(str(backend)) if record is not None else ()
+        if self.pass_times:
+            return
+        try:
+            with torch.inference_mode():
+                self.pass_times = profile_of(backend, min(longest, self.max_length))
+        except Exception as error:
+            _log.warning("passes are not measured", reason=first_line(error))
+            return
+        # A start beside others, or with a small cache, is measured again.
+        if record is not None and is_whole(self.pass_times):
+            record.profiled(str(backend), list(self.pass_times))
 
     def improve(self) -> None:
         """Find the fastest back end for the model; new sequences use it from then on.
@@ -209,7 +215,6 @@ class Decoder:
         if positions * each > free_memory(self.device) // 2:
             raise MemoryError(f"no room for a second KV cache of {positions} tokens")
         faster.pool = faster.pool.resized(positions)
-        self.pass_times = self._profile_of(faster)
         self._backends.succeed(faster)
 
     @property

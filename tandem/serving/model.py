@@ -69,7 +69,7 @@ def load_decoder(
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
     _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)
-    decoder.measure()
+    decoder.measure(longest)
     _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
     return decoder
 

@@ -22,6 +22,12 @@ def test_passes_beyond_measured_ones() -> None:
     assert profile.at(7, 1) == 500
     # A noisy measurement makes no pass cheaper than a smaller one.
     assert Profile([(1, 1, 200), (1, 5, 190)]).at(1, 100) == 200
+    noisy = Profile([(1, 1, 10), (1, 5, 8), (1, 17, 20)])
+    assert noisy.at(1, 5) == 10 < noisy.at(1, 6)
+
+
+def test_a_pass_that_is_told_twice() -> None:
+    assert Profile([(1, 1, 5.0), (1, 1, 6.0), (4, 1, 7.0)]).at(1, 1) == 6
 
 
 def test_rows_of_one_sequence_stand_for_those_of_several() -> None:

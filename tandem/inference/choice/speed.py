@@ -26,8 +26,9 @@ _CONTEXT = 64
 _MOST_ROWS = 17
 _WARM_UP, _MIN_REPEATS, _MAX_REPEATS = 2, 3, 21
 _MEASURING_SECONDS = 0.6
-# A profile: sequences in a pass, each with as many rows; more sequences only if there is time.
-_SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 0.5
+# A profile: sequences in a pass, each with as many rows; more sequences only if there is
+# time. A small model on a CPU takes half of it; a large one is loaded for far longer.
+_SEQUENCES, _ROWS, _REPEATS, _PROFILE_SECONDS = (1, 4, 16), (1, 5, 17), 3, 2.0
 
 
 def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[float]:
@@ -60,24 +61,39 @@ def profile_of(backend: Backend, longest: int) -> list[PassTime]:
     Args:
         backend: with its pool, of which nothing is reserved.
         longest: positions of its longest sequence.
+
+    Returns:
+        For each number of sequences the same numbers of rows; the best of three times.
     """
     context = min(_CONTEXT, longest // 2)
     shapes = [rows for rows in _ROWS if context + rows <= longest]
     caches: list[Any] = []
     found: list[PassTime] = []
-    started = time.perf_counter()
-    for sequences in _SEQUENCES:
-        while len(caches) < sequences and (cache := backend.pool.reserve(context + _MOST_ROWS)):
-            backend.forward([Feed(cache, some_tokens(context), 0)])
-            caches.append(cache)
-        if len(caches) < sequences or time.perf_counter() - started > _PROFILE_SECONDS:
-            break
-        for rows in shapes:
-            spent = [_timed(backend, caches, (rows,), context) for _ in range(1 + _REPEATS)]
-            found.append((sequences, rows, round(1e9 * median(spent[1:]))))
-    for cache in caches:
-        backend.pool.release(cache)
-    return found
+    until = time.perf_counter() + _PROFILE_SECONDS
+    try:
+        for sequences in _SEQUENCES:
+            level: list[PassTime] = []
+            while len(caches) < sequences:
+                cache = backend.pool.reserve(context + _MOST_ROWS)
+                if cache is None or (found and time.perf_counter() > until):
+                    return found
+                caches.append(cache)
+                backend.forward([Feed(cache, some_tokens(context), 0)])
+            for rows in shapes:
+                if found and time.perf_counter() > until:
+                    return found  # all levels have the same rows
+                spent = [_timed(backend, caches, (rows,), context) for _ in range(1 + _REPEATS)]
+                level.append((sequences, rows, round(1e9 * min(spent[1:]))))
+            found += level
+        return found
+    finally:
+        for cache in caches:
+            backend.pool.release(cache)
+
+
+def is_whole(passes: Sequence[PassTime]) -> bool:
+    """Whether nothing is missing in a profile."""
+    return len(passes) == len(_SEQUENCES) * len(_ROWS)
 
 
 def _times(

@@ -131,17 +131,17 @@ def test_what_crashed_is_left_to_torch(folder: Path, engine: choice.EngineName) 
 def test_what_passes_take_is_measured_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(random_llama(1), "tiny", at_most=2048)
     assert not decoder.pass_times
-    decoder.measure()
+    decoder.measure(4096)
     assert {(sequences, rows) for sequences, rows, _ in decoder.pass_times} >= {(1, 1), (1, 5)}
     assert all(nanoseconds > 0 for _, _, nanoseconds in decoder.pass_times)
     assert decoder.free_positions == decoder.positions
     assert not decoder.forward_passes, "no pass that serves"
     monkeypatch.setattr(decoder_module, "profile_of", None)
     again = Decoder(random_llama(1), "tiny", at_most=2048)
-    again.measure()
+    again.measure(4096)
     assert again.pass_times == decoder.pass_times
     StartRecord(random_llama(1), torch.get_num_threads(), "torch", False).measured("x", 2.0)
-    again.measure()  # the fastest way is another question
+    again.measure(4096)  # the fastest way is another question
     assert again.pass_times == decoder.pass_times
 
 

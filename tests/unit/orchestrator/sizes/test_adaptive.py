@@ -50,7 +50,7 @@ def test_a_profile_that_is_wrong_or_missing_is_corrected(profiled: float, texts:
         made = SimulatedServices(seed=1, profiled=profiled, **world)
         made.run(50 * texts, texts, length=80)
         speed = made.run(150 * max(texts, 4), texts, length=80)
-        assert speed >= NEARLY * made.best(texts)
+        assert speed >= 0.9 * made.best(texts)
 
 
 def test_it_drafts_less_the_more_a_row_costs() -> None:
@@ -274,6 +274,27 @@ def test_texts_whose_drafters_are_being_opened_teach_nothing_of_times() -> None:
     for _ in range(3):
         step(texts, clock, 50, 0.9)
     assert everyone.times.wall(DraftSize(4), 8) > 2 * before[0]
+
+
+def test_texts_without_drafters_do_not_keep_the_others_drafting() -> None:
+    _, texts, clock = together(8)
+    chosen = [DraftSize(4)]
+    for at in range(120):
+        wall = 3 if any(size.gamma for size in chosen) else 1
+        chosen = step(texts, clock, wall, 0.8 if at < 60 else 0.02, drafting=4)
+        assert at != 59 or all(size.gamma for size in chosen)
+    assert sum(size.gamma > 0 for size in chosen) <= 1
+
+
+def test_a_drafter_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    _, (text,), clock = together(1)
+    assert text.begins_drafting
+    wanted = [True]
+    for _ in range(3000):
+        here = len(wanted) < 30
+        chosen = step([text], clock, 4 if here and wanted[-1] else 1, 0.02, drafting=int(here))
+        wanted.append(chosen[0].gamma > 0)
+    assert sum(wanted) < 500
 
 
 def test_a_text_that_fails_in_a_round_leaves_no_round_behind() -> None:

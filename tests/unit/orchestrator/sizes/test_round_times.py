@@ -81,6 +81,29 @@ def test_a_single_late_round_changes_little() -> None:
     assert wall(times, PLAIN) < 11
 
 
+def test_a_stall_of_a_service_is_soon_forgotten() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    for size, took in ((PLAIN, 9.1), (DraftSize(4), 12)):
+        for _ in range(40):
+            told(times, size, took)
+    told(times, DraftSize(4), 1000, slower=100)
+    assert wall(times, DraftSize(4)) < 14
+    for _ in range(40):
+        told(times, DraftSize(4), 40, slower=3)
+    for _ in range(5 * SLOW):
+        told(times, PLAIN, 9.1)
+    assert wall(times, DraftSize(4)) < 14
+
+
+def test_another_load_gives_up_what_is_known_too() -> None:
+    times = RoundTimes(VERIFY, DRAFT)
+    for _ in range(40):
+        told(times, DraftSize(4), 200)
+    for _ in range(SLOW):
+        told(times, PLAIN, 10, texts=8)
+    assert wall(times, DraftSize(4), texts=8) < 200 - 0.5 * 10
+
+
 def test_what_is_remembered_of_the_other_kind_is_given_up_slowly() -> None:
     """Else a kind that was slow in a bad moment would never be used again."""
     times = RoundTimes(VERIFY, DRAFT)
