@@ -45,15 +45,16 @@ class Adaptation:
         self.times = RoundTimes(verify, draft)
         self.clock = clock
         self._active = active
-        # Tokens that drafts brought, and what chances said: some rules keep more than that.
-        self._kept, self._promised = (Mean(1.0, 1, SLOW) for _ in range(2))
+        # Tokens that drafts brought, and what chances said: some rules keep a tenth more than that.
+        # A text's first drafts say nothing of it yet.
+        self._kept, self._promised = (Mean(1.0, SLOW / 8, SLOW) for _ in range(2))
         self._best: dict[tuple[int, Sequence[DraftSize]], DraftSize] = {}  # by load
         self.turns = 0
         self._untold = 0  # rounds since all was ranked
         self._on = [0, 0]  # texts with plain and with drafted rounds
         self._most: bool | None = None  # whether most of them are drafted; since
         self._since_ns = 0
-        self._saved = 0.0  # rounds of each text, for samples
+        self._saved = float(_RANK_EVERY)  # rounds of each text, for samples: one comes at once
 
     @property
     def texts(self) -> int:

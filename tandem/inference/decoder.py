@@ -181,6 +181,8 @@ class Decoder:
         except Exception as error:
             _log.warning("passes are not measured", reason=first_line(error))
             return
+        times = {f"{count}x{rows}": round(ns / 1e6, 2) for count, rows, ns in self.pass_times}
+        _log.info("passes in ms, by sequences and rows of each", **times)
         # A start beside others, or with a small cache, is measured again.
         if record is not None and is_whole(self.pass_times):
             record.profiled(str(backend), list(self.pass_times))

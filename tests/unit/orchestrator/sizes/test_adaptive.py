@@ -225,6 +225,18 @@ def finish(text: AdaptiveSize, size: DraftSize, overlap: float) -> float:
     return expected
 
 
+def test_a_few_unlucky_drafts_are_no_reason_to_stop() -> None:
+    _, (text,), clock = together(1)
+    for _ in range(4):
+        size = text.choose(1000).size
+        clock.now += 3 * MS
+        draft = Drafted([0] * size.gamma, None, None, 0, StageTimes(forward_ns=MS // 2))
+        text.observe(draft, Decided(0, 0, 0, [0.7] * size.gamma, MODEL))
+    for _ in range(12):
+        assert text.choose(1000).size.gamma
+        finish(text, text.choose(1000).size, 0.7)
+
+
 def test_drafts_begin_at_once_where_the_profiles_say_that_they_pay() -> None:
     _, texts, _ = together(1)
     assert texts[0].begins_drafting
@@ -280,7 +292,7 @@ def test_texts_without_drafters_do_not_keep_the_others_drafting() -> None:
     _, texts, clock = together(8)
     chosen = [DraftSize(4)]
     for at in range(120):
-        wall = 3 if any(size.gamma for size in chosen) else 1
+        wall = 1 + 2 * sum(size.gamma > 0 for size in chosen) / 8
         chosen = step(texts, clock, wall, 0.8 if at < 60 else 0.02, drafting=4)
         assert at != 59 or all(size.gamma for size in chosen)
     assert sum(size.gamma > 0 for size in chosen) <= 1
