@@ -6,6 +6,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import PLAIN, sizes
@@ -14,6 +15,25 @@ from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 
 MS = 1_000_000
+# What services may be like, in terms of `SimulatedServices`.
+WORLDS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "cheap drafts": {"draft_ms": 0.25},
+    "dear drafts": {"draft_ms": 3.0},
+    "a good drafter": {"acceptance": 0.9},
+    "a middling one": {"acceptance": 0.4, "draft_ms": 2.0},
+    "a bad one": {"acceptance": 0.05},
+    # Who drafts has others wait: texts that are fastest without, all of them together.
+    "a crowd": {"draft_ms": 1.2, "verify_ms": 2.5, "hop_ms": 0.4, "crowd": 0.15},
+    "a mild crowd": {"draft_ms": 0.8, "verify_ms": 4.0, "hop_ms": 0.4, "crowd": 0.05},
+    "slow spells": {"slower": 2.0},
+    "slow openings": {"opening": 10, "reading_ms": 10.0},
+    "those of a bad drafter": {"acceptance": 0.1, "opening": 10, "reading_ms": 10.0},
+    "noisy times": {"noise": 0.3},
+    "dear rows": {"row_ms": 0.5},
+    "nearly a tie": {"acceptance": 0.3, "draft_ms": 1.0},
+    "long drafts": {"max_gamma": 16, "acceptance": 0.95},
+}
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from statistics import geometric_mean
-from typing import Any
 
 import pytest
 
@@ -17,19 +16,12 @@ from tandem.profile import Profile
 from tandem.telemetry.stages import StageTimes
 from tests.support.rival_sizes import WithProfile, WithSteps
 from tests.support.simulated_services import MS, SimulatedServices
+from tests.support.simulated_services import WORLDS as ALL_WORLDS
 
 # What samples, the noise of times and sizes that are not offered may cost, of the best fixed size.
 NEARLY, NEARLY_PLAIN = 0.94, 0.97
-WORLDS: dict[str, dict[str, Any]] = {
-    "usual": {},
-    "cheap drafts": {"draft_ms": 0.25},
-    "dear drafts": {"draft_ms": 3.0},
-    "a good drafter": {"acceptance": 0.9},
-    "a middling one": {"acceptance": 0.4, "draft_ms": 2.0},
-    "a bad one": {"acceptance": 0.05},
-    # Who drafts has others wait: texts that are fastest without, all of them together.
-    "a crowd": {"draft_ms": 1.2, "verify_ms": 2.5, "hop_ms": 0.4, "crowd": 0.15},
-}
+# `python -m tests.sizes` has the others too.
+WORLDS = dict(list(ALL_WORLDS.items())[:7])
 
 
 @pytest.mark.parametrize("texts", [1, 8, 32])
