@@ -17,6 +17,7 @@ class Profile:
 
     Attributes:
         known: whether there are any.
+        per_row: nanoseconds that one more row adds to a large pass; more than 0.
 
     Args:
         measured: passes, in any order; those of impossible numbers are left out.
@@ -30,6 +31,13 @@ class Profile:
             level = self._levels.setdefault(sequences, [])
             # More rows never take less; else it was the measurement.
             level.append((rows, max(nanoseconds, level[-1][1]) if level else nanoseconds))
+        total = {
+            sequences * rows: nanoseconds
+            for sequences, level in self._levels.items()
+            for rows, nanoseconds in level
+        }
+        least, most = min(total), max(total)
+        self.per_row = max(total[most] - total[least], 1.0) / max(most - least, 1.0)
         self.at = lru_cache(maxsize=1024)(self._at)
 
     def _at(self, sequences: int, rows: float) -> float:

@@ -183,8 +183,9 @@ class ModelSettings(ServiceSettings):
         0,
         ge=0,
         description="prompt tokens in one forward pass, on average; running sequences wait for"
-        " them. Four times as many while no sequence is running, and for short prompts that come"
-        " at once. 0 takes 32 on a CPU and 512 elsewhere",
+        " them. 0 takes as many as make the pass 1.75 times as long, by what passes took at the"
+        " start, at most TOKEN_BUDGET; and more while no sequence is running, or for short prompts"
+        " that come at once",
     )
     graph_rows: int = Field(
         256,

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.asks import Draw, Take
 from tandem.engine.job import Job
+from tandem.profile import Profile
+
+# Of the time of the pass that prompts share with running sequences. On a CPU, where each row costs
+# the same, the slowest rounds of eight texts take 1.8 times as long beside a long prompt; with
+# twice the share it is 2.8 (benchmarks/endurance/interference.py).
+_SHARE = 0.75
+# Where nobody waits, prompts share passes until their rows take so many times as long as what a
+# pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
+_ROWS_ALONE = 10
+# A chunk that is known to fit into a device's memory beside the weights.
+_LARGEST_ALONE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +27,33 @@ class BatchLimits:
 
     Attributes:
         token_budget: new tokens of running sequences.
-        prefill_chunk: prompt tokens beside them, in the mean of several steps.
-        chunk_alone: prompt tokens where no sequence is running, if more; and as many may be saved
-            by steps that had fewer than a chunk, for prompts that one step completes.
+        prefill_chunk: prompt tokens, in the mean of several steps; 0 follows the profile.
         gather: how long it may wait for others that should come, as a share of the last step.
+        profile: of the model that computes the prompts.
     """
 
     token_budget: int = 512
-    prefill_chunk: int = 512
-    chunk_alone: int = 0
+    prefill_chunk: int = 0
     gather: float = 0.0
+    profile: Profile = field(default_factory=Profile)
+
+    def chunk_beside(self, running: Sequence[Job[Any]]) -> int:
+        """Prompt tokens in the step of running sequences, in the mean of several steps."""
+        if self.prefill_chunk:
+            return self.prefill_chunk
+        sequences = max(len(running), 1)
+        rows = max(sum(job.tokens for job in running), 1)
+        together = self.profile.at(sequences, rows / sequences)
+        return min(max(round(_SHARE * together / self.profile.per_row), 1), self.token_budget)
+
+    @property
+    def chunk_alone(self) -> int:
+        """Prompt tokens in a step where no sequence is running. As many may be saved by steps that
+        had fewer than a chunk, for prompts that one step completes."""
+        if self.prefill_chunk:
+            return self.prefill_chunk
+        rows = round(_ROWS_ALONE * self.profile.at(1, 1) / self.profile.per_row)
+        return min(max(rows, 1), _LARGEST_ALONE)
 
 
 def select(
@@ -57,9 +85,8 @@ def select(
             selected.append(job)
     if not opening:
         return selected
-    chunk = limits.prefill_chunk
-    if open_sequences <= len(opening):  # nobody's round has to wait
-        chunk = max(chunk, limits.chunk_alone)
+    alone = open_sequences <= len(opening)  # nobody's round has to wait
+    chunk = limits.chunk_alone if alone else limits.chunk_beside(selected)
     return selected + _share_chunk(opening, chunk, max(chunk, saved))
 
 
@@ -73,9 +100,9 @@ def saved_behind(step: Sequence[Job[Any]], saved: int, limits: BatchLimits) -> i
         limits: on it.
     """
     taken = sum(job.chunk for job in step if job.opening)
-    delays = any(not job.opening for job in step)
-    earned = limits.prefill_chunk - taken * delays
-    return min(max(saved + earned, 0), max(limits.prefill_chunk, limits.chunk_alone))
+    running = [job for job in step if not job.opening]
+    earned = limits.chunk_beside(running) - taken * bool(running)
+    return min(max(saved + earned, 0), limits.chunk_alone)
 
 
 def _share_chunk(opening: Sequence[Job[Any]], chunk: int, most: int) -> list[Job[Any]]:

@@ -13,6 +13,7 @@ from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
+from tandem.profile import Profile
 from tandem.inference.decoder import Decoder
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -20,14 +21,6 @@ from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB, ModelSettings
 
 _log = structlog.get_logger(__name__)
-
-# With 32, the slowest rounds of eight texts take 1.8 times as long beside a long prompt on a
-# CPU; with 64 it is 2.8 (benchmarks/endurance/interference.py).
-_CPU_CHUNK = 32
-_DEVICE_CHUNK = 512
-# A pass of more rows takes longer in proportion on a CPU: larger bursts would only have their first
-# prompts wait for the last ones.
-_CHUNKS_ALONE = 4
 
 
 def load_decoder(
@@ -82,12 +75,10 @@ def max_length(decoder: Model, settings: ModelSettings) -> int:
 def engine_over(decoders: Sequence[Model], settings: ModelSettings, name: str) -> Engine:
     """An engine that scores with decoders of one device, not started. Each sequence gets a part
     of every one's KV cache, or of none."""
-    device = decoders[0].device
-    usual = _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
-    chunk = settings.prefill_chunk or usual
-    limits = BatchLimits(settings.token_budget, chunk, _CHUNKS_ALONE * chunk, settings.gather)
+    profile = Profile(decoders[0].pass_times)
+    limits = BatchLimits(settings.token_budget, settings.prefill_chunk, settings.gather, profile)
     admission = Admission(decoders, admission_limits(settings))
-    stepper = Stepper(device, lambda: all(one.engine == "openvino" for one in decoders))
+    stepper = Stepper(decoders[0].device, lambda: all(one.engine == "openvino" for one in decoders))
     return Engine(name, admission, limits, stepper)
 
 

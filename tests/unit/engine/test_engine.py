@@ -17,6 +17,7 @@ from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Feed
+from tandem.profile import Profile
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
 from tests.support.models.engines import (
@@ -119,19 +120,20 @@ async def test_a_long_prompt_holds_nobody_up_by_more_than_a_chunk(
 
 
 async def test_a_prompt_takes_more_at_once_where_nobody_has_to_wait() -> None:
-    limits = BatchLimits(token_budget=512, prefill_chunk=CHUNK, chunk_alone=2 * CHUNK)
-    engine = target_engine(budget=limits)
+    # A row takes a nanosecond, and a pass 21 of them in any case: 3/4 of that is a chunk.
+    profile = Profile([(1, 1, 4 / 3 * CHUNK), (1, 17, 4 / 3 * CHUNK + 16)])
+    engine = target_engine(budget=BatchLimits(profile=profile))
     fed: list[int] = []
     watch(engine, lambda feeds: fed.append(max(len(feed.token_ids) for feed in feeds)))
-    prompt = prompt_of(10 * CHUNK)
+    prompt = prompt_of(20 * CHUNK)
     async with running(engine):
         await speculate(None, engine, prompt, 1)
-        assert fed == [2 * CHUNK] * 5
+        assert fed == [213, 20 * CHUNK - 213]
         fed.clear()
         other = target_sequence([1])
         await engine.begin(other, 0, 10)
         await speculate(None, engine, prompt, 1)
-        assert fed == [1, *[CHUNK] * 10]
+        assert fed == [1, *[CHUNK] * 20]
         engine.release(other)
 
 

@@ -10,9 +10,12 @@ from tandem.engine.asks import Draw, Score, Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.schedule import BatchLimits, saved_behind, select
 from tandem.inference.feed import Feed
+from tandem.profile import Profile
 
 CHUNK = 32
-LIMITS = BatchLimits(token_budget=512, prefill_chunk=CHUNK, chunk_alone=8 * CHUNK)
+# A row takes 3 us, and a pass 128 us in any case.
+_PASSES = [(1, 1, 128e3), (16, 1, 128e3), (16, 17, 128e3 + 271 * 3e3)]
+LIMITS = BatchLimits(profile=Profile(_PASSES))
 
 
 def _asks(ask: Any) -> Steps[None]:
@@ -30,8 +33,8 @@ def prompt(tokens: int) -> Job[Any]:
     return job_of(_asks(Take(None, Feed(None, [1] * tokens, 1))))  # type: ignore[arg-type]
 
 
-def running() -> Job[Any]:
-    return job_of(_asks(Score(None, Feed(None, [1], 1))))  # type: ignore[arg-type]
+def running(rows: int = 1) -> Job[Any]:
+    return job_of(_asks(Score(None, Feed(None, [1] * rows, rows))))  # type: ignore[arg-type]
 
 
 class Load:
@@ -114,7 +117,25 @@ def test_where_nobody_runs_a_prompt_takes_as_much_as_may_be_saved() -> None:
     load = Load(0)
     load.come(1000)
     load.until_done()
-    assert load.chunks == [256, 256, 256, 232]
+    assert LIMITS.chunk_alone == 427, "its rows take ten times as long as the pass in any case"
+    assert load.chunks == [427, 427, 146]
+
+
+@pytest.mark.parametrize(("sequences", "rows", "chunk"), [(1, 1, 16), (1, 5, 19), (8, 5, 45)])
+def test_a_chunk_is_a_share_of_the_pass_that_it_delays(
+    sequences: int, rows: int, chunk: int
+) -> None:
+    """Passes of a CPU: 5 ms, and a quarter of one for each row behind the first."""
+    passes = [(1, 1, 5e6), (1, 17, 9e6), (16, 1, 8.75e6), (16, 17, 72.75e6)]
+    limits = BatchLimits(profile=Profile(passes))
+    beside = [running(rows) for _ in range(sequences)]
+    assert limits.chunk_beside(beside) == pytest.approx(chunk, abs=1)
+    assert BatchLimits(prefill_chunk=7, profile=limits.profile).chunk_beside(beside) == 7
+
+
+def test_a_chunk_is_bounded_where_rows_cost_nothing() -> None:
+    limits = BatchLimits(token_budget=300, profile=Profile([(1, 1, 8e6), (16, 17, 8e6)]))
+    assert (limits.chunk_beside([running()]), limits.chunk_alone) == (300, 2048)
 
 
 def draw_of(scorer: Any) -> Draw:
