@@ -49,7 +49,7 @@ _ASSISTED = "assisted"
 # Most tokens that assisted generation drafts with its default settings.
 _DEFAULT_GAMMA = 20
 _ENGINES = (
-    replace(SERVICES, rules=("token", "block", "greedy_block")),
+    replace(SERVICES, rules=("token", "block", "greedy_block"), options=("--streamed",)),
     replace(TRANSFORMERS, rules=(_ASSISTED,), own=((DEFAULTS, _DEFAULT_GAMMA),)),
 )
 BLOCK = f"{SERVICES.name} block"

@@ -1,4 +1,7 @@
-"""Tandem's services, called over gRPC as by any client: three, or two with `--inside`."""
+"""Tandem's services, called over gRPC as by any client: three, or two with `--inside`.
+
+A text comes in one answer, as the other engines give it; with `--streamed`, round by round.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,12 @@ class TandemServices:
 
     Args:
         inside: whether the target drafts, instead of a drafter.
+        streamed: whether texts come round by round.
     """
 
-    def __init__(self, inside: bool = False) -> None:
+    def __init__(self, inside: bool = False, streamed: bool = False) -> None:
         self._inside = inside
+        self._streamed = streamed
         self._open = ExitStack()
         self.timelines: list[dict[str, Any]] = []
 
@@ -52,8 +57,13 @@ class TandemServices:
         return {name: version(name) for name in ("tandem-llm", "torch", "openvino")}
 
     def generate(self, generate: Generate) -> list[list[int]]:
-        """One stream per text, all at once."""
-        return self._loop.run(self._texts(generate))
+        """One call per text, all at once."""
+        return self._loop.run((self._texts if self._streamed else self._whole)(generate))
+
+    async def _whole(self, generate: Generate) -> list[list[int]]:
+        asked = [_asked(generate, number) for number in range(len(generate.prompts))]
+        replies = await asyncio.gather(*(self._generator.whole(each) for each in asked))
+        return [list(reply.token_ids) for reply in replies]
 
     async def _texts(self, generate: Generate) -> list[list[int]]:
         texts: list[list[int]] = [[] for _ in generate.prompts]
@@ -84,4 +94,4 @@ def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
 
 
 if __name__ == "__main__":
-    serve(TandemServices(inside="--inside" in sys.argv))
+    serve(TandemServices(inside="--inside" in sys.argv, streamed="--streamed" in sys.argv))

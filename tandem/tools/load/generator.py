@@ -89,6 +89,19 @@ class LoadGenerator:
         due = asked if intended_s is None else intended_s
         return Timeline(due, asked, tuple(arrivals), time.perf_counter(), error, summary, retry)
 
+    async def whole(self, generation: pb.Generation) -> pb.CompleteResponse:
+        """One text in one answer.
+
+        Raises:
+            grpc.aio.AioRpcError: the call failed.
+        """
+        reply: pb.CompleteResponse = await self._stub.Complete(
+            pb.CompleteRequest(generation=generation),
+            timeout=self._timeout_s,
+            metadata=self._place.metadata,
+        )
+        return reply
+
     async def closed_loop(
         self,
         generations: Sequence[pb.Generation],
