@@ -213,6 +213,9 @@ class Texts:
                 lose_drafter,
                 peers.let_drafter_go,
             )
+            own_size = own_size_of(capabilities, generation)
+            # A rule that needs every draft cannot turn to the target's drafts later.
+            alone = bool(needed_by) and own_size is not None and not self._pool.drafter_count
             session = Session(
                 generation,
                 drafter=drafter,
@@ -222,8 +225,8 @@ class Texts:
                 ),
                 emission=emission,
                 record=record,
-                own_size=own_size_of(capabilities, generation),
-                by_target=capabilities.by_target,
+                own_size=own_size,
+                by_target=capabilities.by_target or alone,
                 spell=validator.codec.spell if settings.trace_text else None,
             )
             if emission.finish_reason is None:
@@ -271,6 +274,8 @@ def own_size_of(
     this text."""
     own = capabilities if capabilities.by_target else capabilities.without_drafters
     if own is None or own.drafter is None or generation.rule.name not in own.rules:
+        return None
+    if generation.rule.fixed_gamma and generation.sizes[0].gamma > own.max_gamma:
         return None
     tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
     return own.own_size if tokens <= own.drafter.max_length else None

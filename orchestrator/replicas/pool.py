@@ -180,13 +180,18 @@ class ReplicaPool:
         """How many replicas of a service texts may go to, by its name."""
         return {
             self._targets.role: lambda: self.target_count,
-            self._drafters.role: lambda: len(self._agreed.drafters),
+            self._drafters.role: lambda: self.drafter_count,
         }
 
     @property
     def target_count(self) -> int:
         """How many targets texts may go to."""
         return len(self._agreed.targets)
+
+    @property
+    def drafter_count(self) -> int:
+        """How many drafters texts may go to."""
+        return len(self._agreed.drafters)
 
     def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
         """The drafter for a text; None where none serves that has room and has not just failed one.

@@ -13,8 +13,8 @@ from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
-from tandem.profile import Profile
 from tandem.inference.decoder import Decoder
+from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.servicer import admission_limits

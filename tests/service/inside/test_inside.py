@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tandem.common.v1 import common_pb2
@@ -27,6 +28,8 @@ from tests.support.wire.steps import INVALID, WRONG_STATE, open_verify, status_o
 from tests.support.wire.talk import Talk
 
 __all__ = ["exporter"]
+
+DRAFTERS = "tandem.drafter.v1.DrafterService"
 
 
 def run_step(**changes: Any) -> target_pb2.SequenceRequest:
@@ -195,6 +198,31 @@ async def test_a_text_whose_drafter_is_lost_goes_on_with_its_targets_drafts() ->
     assert summary.drafter_lost
     assert sum(target.runs) > 0
     assert all(gamma > 0 for gamma in summary.gammas[1:-1])
+
+
+async def test_a_rule_that_needs_every_draft_has_its_targets_where_no_drafter_is_left() -> None:
+    drafter, target = FakeDrafter(), drafting_fake()
+    assert target.drafts is not None
+    target.drafts.pure = True
+    async with orchestrate(drafter, target) as stub:
+        await text_of(stub, speculation={"verifier": "greedy_block", "gamma": 3})
+        assert (drafter.opened, target.runs) == (1, [])
+        await drafter.health.set(DRAFTERS, health_pb2.HealthCheckResponse.NOT_SERVING)
+
+        async def drafted() -> bool:
+            """As soon as the orchestrator knows that there is no drafter."""
+            try:
+                ids, summary = await text_of(
+                    stub, speculation={"verifier": "greedy_block", "gamma": 3}
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                    raise
+                return False
+            assert ids == target.text(30)
+            return bool(summary.drafted_tokens and target.runs)
+
+        await until(drafted)
 
 
 async def test_targets_of_trees_do_not_take_over_from_a_drafter_of_chains() -> None:
