@@ -28,10 +28,10 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 
-TEXTS = {"target": 500, "drafter": 1_000, "orchestrator": 300}
+TEXTS = {"target": 500, "drafter": 1_000, "drafting target": 500, "orchestrator": 300}
 CONCURRENT = 48
-# A sound service fails one of the four cases in 1,000 runs.
-SMALLEST_P = 0.001 / 4
+# A sound service fails one of the six cases in 1,000 runs.
+SMALLEST_P = 0.001 / 6
 # Rounds enough that a second step always comes, with the law's tokens on both sides of the loss.
 TOKENS = 8
 GAMMA = 3
@@ -40,9 +40,10 @@ Stub = Any
 
 
 class Deaths:
-    """Kills one answer of each text: its opening's, its first step's or its second's.
+    """Kills one answer of each text: its opening's, its first round's or its second's.
 
-    What was computed for it is lost with it, as where a process dies before it has answered.
+    What was computed for it, and all that a run computes behind it, is lost with it, as where a
+    process dies before it has answered.
 
     Attributes:
         texts: request ids of those that have had it.
@@ -53,29 +54,64 @@ class Deaths:
         self._answers: dict[str, int] = {}
         for name in ("_open", "_step"):
             patch.setattr(sequence, name, self._mortal(getattr(sequence, name)))
+        if sequence is VerifiedSequence:
+            patch.setattr(sequence, "_run", self._mortal_run(sequence._run))
+            patch.setattr(sequence, "_say_round", self._mortal_round(sequence._say_round))
+
+    def _dies(self, sequence: Any) -> bool:
+        """Whether a text's next answer is the one that is lost."""
+        text = sequence.request_id
+        if not text.isdecimal() or text in self.texts:
+            return False
+        number = self._answers[text] = self._answers.get(text, -1) + 1
+        if number != int(text) % 3:
+            return False
+        self.texts.add(text)
+        return True
 
     def _mortal(self, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def answered(sequence: Any, message: Any, traced: Any) -> Any:
             reply = await answer(sequence, message, traced)
-            text = sequence.request_id
-            if text.isdecimal() and text not in self.texts:
-                number = self._answers[text] = self._answers.get(text, -1) + 1
-                if number == int(text) % 3:
-                    self.texts.add(text)
-                    raise Unavailable("killed")
+            if reply is not None and self._dies(sequence):
+                raise Unavailable("killed")
             return reply
 
         return answered
 
+    def _mortal_run(self, run: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def ran(sequence: Any, *asked: Any) -> None:
+            task = sequence.running_in = asyncio.current_task()
+            assert task is not None
+            try:
+                await run(sequence, *asked)
+            except asyncio.CancelledError:
+                if sequence.running_in is task:  # it is not killed, but given up
+                    raise
+                task.uncancel()
+                raise Unavailable("killed") from None
+
+        return ran
+
+    def _mortal_round(self, say: Callable[..., None]) -> Callable[..., None]:
+        def said(sequence: Any, *round_: Any) -> None:
+            if sequence.running_in is not None and self._dies(sequence):
+                sequence.running_in.cancel()
+                sequence.running_in = None
+            if sequence.running_in is not None:
+                say(sequence, *round_)
+
+        return said
+
 
 @asynccontextmanager
-async def served(pair: tuple[Path, Path]) -> AsyncIterator[Stub]:
-    """Two drafters, two targets and an orchestrator in this process."""
+async def served(pair: tuple[Path, Path], inside: bool = False) -> AsyncIterator[Stub]:
+    """Two targets and an orchestrator in this process; and two drafters, unless targets draft."""
     drafter, target = map(str, pair)
     async with AsyncExitStack() as stack:
         own = DrafterSettings(model=drafter, draft_support=0, draft_mass=1.0)
-        drafters = [await start(stack, make_drafter(own)) for _ in range(2)]
-        targets = [await start(stack, make_target(TargetSettings(model=target))) for _ in range(2)]
+        drafters = [await start(stack, make_drafter(own)) for _ in range(0 if inside else 2)]
+        chosen = TargetSettings(model=target, drafts="model" if inside else "")
+        targets = [await start(stack, make_target(chosen)) for _ in range(2)]
         settings = OrchestratorSettings(
             drafters=tuple(map(address_of, drafters)), targets=tuple(map(address_of, targets))
         )
@@ -135,6 +171,8 @@ async def counted(
         ("target", "block"),
         pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
         pytest.param("drafter", "block", marks=pytest.mark.campaign),
+        pytest.param("drafting target", "block", marks=pytest.mark.campaign),
+        pytest.param("drafting target", "greedy_block", marks=pytest.mark.campaign),
     ],
 )
 async def test_the_law_holds_where_each_text_loses_one(
@@ -142,12 +180,16 @@ async def test_the_law_holds_where_each_text_loses_one(
 ) -> None:
     # What fails each text is held off ever longer: here it is to go on failing them.
     monkeypatch.setattr("orchestrator.replicas.breaker._AGAIN_SECONDS", 0.0)
-    texts = TEXTS[victim] if verifier == "block" else 500
-    deaths = Deaths(monkeypatch, {"target": VerifiedSequence, "drafter": DraftedSequence}[victim])
-    async with served(random_pair) as stub:
+    texts, inside = TEXTS[victim], victim == "drafting target"
+    deaths = Deaths(monkeypatch, DraftedSequence if victim == "drafter" else VerifiedSequence)
+    if inside:  # the recipe's settings are a drafter's
+        own = {"MODEL": random_pair[0], "DRAFT_SUPPORT": 0, "DRAFT_MASS": 1.0}
+        for name, value in own.items():
+            monkeypatch.setenv(f"TANDEM_DRAFTER_{name}", str(value))
+    async with served(random_pair, inside) as stub:
         counts = await counted(stub, verifier, texts)
     # A text may find no drafter at all where those before it have just failed both.
-    assert len(deaths.texts) > (texts - 1 if victim == "target" else 0.9 * texts)
+    assert len(deaths.texts) > (0.9 * texts if victim == "drafter" else texts - 1)
     assert chi_square_p_value(counts, target_law(random_pair[1])) > SMALLEST_P
 
 
