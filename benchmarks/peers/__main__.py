@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -163,6 +164,8 @@ def main() -> None:
     plan, console = plan_of(options), Console(record=True, width=_WIDTH)
     dtype = options.dtype or target_dtype()
     load_before = os.getloadavg()
+    # A run that is ended ends its workers, of which all but one are stopped.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with telling() as say:
         outcome = run(plan, tuple(options.engines), dtype, say)
     show(plan, outcome, console)
