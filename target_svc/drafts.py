@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Lap, Steps
+from tandem.engine.asks import Decision, DeviceVerdict, Lap, Steps, ToHost
+from tandem.engine.draws import not_finite
+from tandem.engine.scorer import Scorer
+from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
-from target_svc.round import TargetSequence
+from target_svc.round import TargetSequence, verify
 
 
 @dataclass(frozen=True)
@@ -20,25 +25,33 @@ class OwnDrafts:
         drafter: the method.
         info: what the handshake says of it.
         vocab_size: of the target.
+        on_device: whether chains stay on the device until they are decided: target and drafter
+            share one that works by itself, and a round waits for it once. On a CPU nothing is
+            copied, and the rules' kernels take drafts of the host.
     """
 
     drafter: Drafter
     info: target_pb2.TargetDrafts
     vocab_size: int
+    on_device: bool = False
 
-    def draft(
-        self, sequence: TargetSequence, round_: int, gamma: int, nodes: int
-    ) -> Steps[tuple[Draft, StageTimes]]:
-        """Draft behind what was emitted; the draft, and where its time went.
+    def round(
+        self, scorer: Scorer, sequence: TargetSequence, round_: int, gamma: int, nodes: int
+    ) -> Steps[tuple[Decision, StageTimes]]:
+        """Draft behind what was emitted, and verify; the verdict, and where the draft's time went.
 
         The drafter takes the text in when the first draft is wanted: a text whose drafts come from
         elsewhere costs it no pass.
 
         Args:
+            scorer: the target's model.
             sequence: with at least two tokens.
-            round_: keys the numbers of the draws.
+            round_: keys the numbers.
             gamma: most tokens of the longest path, at least 1.
             nodes: most tokens of a tree; 0 for none beside gamma.
+
+        Raises:
+            EngineFailure: a distribution of either model was not finite.
         """
         news = sequence.untold
         assert news is not None  # it is kept where there is a drafter
@@ -50,6 +63,46 @@ class OwnDrafts:
             own.caches = sequence.caches[1:]
             sequence.drafting = own
             yield from self.drafter.open(own)
-        draft = yield from self.drafter.go_on(own, round_, news, gamma, nodes)
+        method = self.drafter.go_on(own, round_, news, gamma, nodes)
+        drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
-        return draft, times
+        decision = yield from verify(scorer, sequence, round_, drafted)
+        if drafted is not decision.draft:
+            _end(method, decision.draft)
+        if sequence.rule.fixed_gamma and len(decision.draft) < gamma:
+            # It ends before a row that was not finite, and the rule is exact at full length alone.
+            raise not_finite("drafter")
+        return decision, times
+
+
+def _to_chain(method: Steps[Draft]) -> Steps[Draft | Sequence[Drawn]]:
+    """A method's steps up to its draft; or, where that is a chain, up to the ask to bring it to the
+    host, for whose answer the method then waits.
+
+    A tree is brought to the host: which nodes it has follows from what was drawn.
+    """
+    answer: Any = None
+    while True:
+        try:
+            ask = method.send(answer)
+        except StopIteration as ended:
+            draft: Draft = ended.value
+            return draft
+        if isinstance(ask, ToHost) and ask.places is None:
+            assert not isinstance(ask.answers, DeviceVerdict)  # methods decide nothing
+            return ask.answers
+        answer = yield ask
+
+
+def _end(method: Steps[Draft], draft: Draft) -> None:
+    """Answer a method's last ask.
+
+    Raises:
+        RuntimeError: it goes on, or drafts something else than was decided.
+    """
+    try:
+        method.send(draft)
+    except StopIteration as ended:
+        if ended.value is draft:
+            return
+    raise RuntimeError("a drafting method must end with the chain that it brings to the host")

@@ -71,4 +71,5 @@ def own_drafts(
         pass_times=[each for decoder in decoders[:1] for each in passes_of(decoder)],
         max_length=min([info.max_length, *(decoder.max_length for decoder in decoders)]),
     )
-    return OwnDrafts(drafter, described, info.vocab_size), decoders
+    beside = target.device.type != "cpu" and all(one.device == target.device for one in decoders)
+    return OwnDrafts(drafter, described, info.vocab_size, on_device=beside), decoders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from tandem.engine.asks import (
     ToHost,
 )
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
@@ -93,29 +94,39 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     return (yield from _decide(sequence, round_, Draft.certain(()), scored))
 
 
-def verify(scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft) -> Steps[Decision]:
+def verify(
+    scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft | Sequence[Drawn]
+) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
     A token that comes twice at one place is computed once.
+
+    Args:
+        scorer: the target's model.
+        sequence: that it continues.
+        round_: keys the numbers.
+        draft: on the host; or a chain on the scorer's device, which comes to the host with the
+            verdict.
     """
-    rows = draft.row_of_places()
     parents: list[int] | None = None
-    token_ids = draft.token_ids
-    if draft.parents is not None:
+    tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
+    if isinstance(draft, Draft) and draft.parents is not None:
+        rows = draft.row_of_places()
         fed = [node for node, home in enumerate(draft.homes()) if home == node + 1]
-        token_ids = [draft.token_ids[node] for node in fed]
+        tokens = [draft.token_ids[node] for node in fed]
         parents = [rows[draft.parents[node]] for node in fed]
-    fed_ids = [sequence.last_token, *token_ids]
-    feed = Feed(cache_of(sequence), fed_ids, len(fed_ids), parents)
+    feed = Feed(cache_of(sequence), [sequence.last_token, *tokens], len(tokens) + 1, parents)
     scored = yield Score(scorer, feed)
     return (yield from _decide(sequence, round_, draft, scored))
 
 
-def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored) -> Steps[Decision]:
+def _decide(
+    sequence: TargetSequence, round_: int, drafted: Draft | Sequence[Drawn], scored: Scored
+) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
         sequence.rule,
-        draft,
+        drafted,
         scored,
         sequence.sampling,
         sequence.carry,
@@ -124,7 +135,7 @@ def _decide(sequence: TargetSequence, round_: int, draft: Draft, scored: Scored)
         round_,
     )
     decision: Decision = yield ToHost(decided)
-    cache = cache_of(sequence)
+    draft, cache = decision.draft, cache_of(sequence)
     if draft.parents is None:
         cache.rollback(sequence.length + decision.num_accepted)
     else:

@@ -58,9 +58,8 @@ class RunRound:
 
     Attributes:
         round: its number.
-        draft: that the target made; empty where it made none.
-        draft_times: where the time of that went; None where there was none.
-        decision: its verdict.
+        draft_times: where the time of its draft went; None where there was none.
+        decision: its verdict, with the draft.
         length: tokens that the sequence holds behind it.
         last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
             case.
@@ -68,7 +67,6 @@ class RunRound:
     """
 
     round: int
-    draft: Draft
     draft_times: StageTimes | None
     decision: Decision
     length: int
@@ -90,16 +88,19 @@ def run(
     ended = False
     while credit.left and not ended:
         round_, size = credit.take()
-        draft, draft_times = Draft.certain(()), None
+        draft_times = None
         if gamma := _fitting(sequence, size.gamma):
             assert drafts is not None  # or no such round is granted
-            draft, draft_times = yield from drafts.draft(sequence, round_, gamma, size.nodes)
-        decision = yield from verify(scorer, sequence, round_, draft)
-        emitted = draft.emitted(decision.place, decision.next_token)
+            decision, draft_times = yield from drafts.round(
+                scorer, sequence, round_, gamma, size.nodes
+            )
+        else:
+            decision = yield from verify(scorer, sequence, round_, Draft.certain(()))
+        emitted = decision.draft.emitted(decision.place, decision.next_token)
         ended = sequence.length >= sequence.end
         ended = ended or not sequence.end_token_ids.isdisjoint(emitted)
         last = ended or not credit.left
-        yield Report(RunRound(round_, draft, draft_times, decision, sequence.length, last, ended))
+        yield Report(RunRound(round_, draft_times, decision, sequence.length, last, ended))
 
 
 def _fitting(sequence: TargetSequence, gamma: int) -> int:

@@ -279,8 +279,8 @@ class VerifiedSequence(
         verdict = self._verdict(done.round, done.length, done.decision, times)
         verdict.last = done.last
         if done.draft_times is not None:
-            verdict.drafted.token_ids.extend(done.draft.token_ids)
-            verdict.drafted.parents.extend(done.draft.parents or ())
+            verdict.drafted.token_ids.extend(done.decision.draft.token_ids)
+            verdict.drafted.parents.extend(done.decision.draft.parents or ())
             verdict.draft_times.CopyFrom(messages.times_to(done.draft_times))
         self.say(target_pb2.SequenceResponse(verdict=verdict))
 

@@ -94,7 +94,8 @@ class Drafter(ABC):
 
         The draft depends on nothing but the sequence, its seed, the round and the size asked for. A
         chain has at most min(gamma, budget) tokens: exactly as many where the method is `pure`,
-        else fewer or none if the method has no more to say.
+        else fewer or none if the method has no more to say. To bring a chain to the host (`ToHost`)
+        is a method's last ask, and the answer its result: it may be decided before it is brought.
 
         Args:
             sequence: that it continues.

@@ -115,7 +115,7 @@ class Decide:
 
     Attributes:
         rule: that decides, and takes such drafts.
-        draft: may be empty.
+        draft: may be empty; or a chain that is on the device, where `scored` is.
         scored: a row for the last emitted token, and one for each drafted one that is no twin.
         sampling: of the request.
         carry: the rule's state.
@@ -125,7 +125,7 @@ class Decide:
     """
 
     rule: Verifier[Any]
-    draft: Draft
+    draft: Draft | Sequence[Drawn]
     scored: Scored
     sampling: Sampling
     carry: Any
@@ -148,7 +148,7 @@ class ToHost:
     Attributes:
         answers: what to bring.
         places: that the draws hang at, which makes them a tree and the answer `DrawnTree`; None
-            for a chain.
+            for a chain. That of a chain is a method's last ask, and the answer is its draft.
         distinct: siblings were drawn without replacement.
     """
 
@@ -193,7 +193,7 @@ class Verdicts:
     Attributes:
         rule: of them all.
         carries: the rule's state of each, on the device.
-        numbers: [B, N] float64, all that goes to the host.
+        numbers: [B, N] float64, which go to the host.
         carried: how many of the N, the last ones, are the rule's state.
     """
 
@@ -205,11 +205,11 @@ class Verdicts:
 
 @dataclass(slots=True, eq=False)
 class DeviceVerdict:
-    """A job's verdict on its draft: place `index` of a step's."""
+    """A job's verdict on its draft, which may be on the device too: place `index` of a step's."""
 
     verdicts: Verdicts
     index: int
-    draft: Draft
+    draft: Draft | Sequence[Drawn]
 
 
 @dataclass(slots=True, eq=False)
@@ -217,6 +217,7 @@ class Decision:
     """A verdict on the host.
 
     Attributes:
+        draft: that it is about.
         place: of the last kept node; 0 where none was kept.
         num_accepted: drafted tokens kept, the place's depth.
         next_token: the correction or bonus.
@@ -225,6 +226,7 @@ class Decision:
         levels: the same as it travels.
     """
 
+    draft: Draft
     place: int
     num_accepted: int
     next_token: int

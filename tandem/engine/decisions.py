@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
-from tandem.engine.draws import copy_to_host
-from tandem.errors import InvalidRequest
+from tandem.engine.draws import chains_of, draws_of, not_finite, rows_of, to_host
+from tandem.errors import EngineFailure, InvalidRequest
+from tandem.inference.feed import Drawn
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
@@ -20,12 +22,15 @@ from tandem.verification.kernels.chains import decide_all, decide_trees
 # Of `Verdicts.numbers`: the place of the last kept node, next token, a number that is finite if all
 # rows are. Then come the overlaps, then the rule's state.
 _HEAD = 3
+_NO_DRAFT = Draft.certain(())
 
 
 def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     """A verdict for each ask, or what is wrong with its draft."""
     answers: list[DeviceVerdict | InvalidRequest | None] = [None] * len(asks)
-    wrong = faults([ask.draft for ask in asks], asks[0].scored.logits.shape[1])
+    # Chains on the device were drawn here: only drafts that came to the host can be wrong.
+    drafts = [ask.draft if isinstance(ask.draft, Draft) else _NO_DRAFT for ask in asks]
+    wrong = faults(drafts, asks[0].scored.logits.shape[1])
     for place, sentence in wrong.items():
         answers[place] = InvalidRequest(sentence)
     sound = [place for place in range(len(asks)) if place not in wrong]
@@ -33,13 +38,12 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
         _foresee([asks[place] for place in sound])
     probs_of = _probabilities([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
-    # Chains are decided apart from trees, by what is made for them.
-    groups: dict[tuple[int, str, bool, int], list[int]] = {}
+    # Chains are decided apart from trees, by what is made for them; and where they are.
+    groups: dict[tuple[int, str, bool, bool, int], list[int]] = {}
     for place in sound:
-        ask = asks[place]
-        size = len(ask.draft).bit_length()
-        key = (id(ask.scored.logits), ask.rule.name, ask.draft.is_chain, size)
-        groups.setdefault(key, []).append(place)
+        ask, size = asks[place], len(asks[place].draft).bit_length()
+        kind = isinstance(ask.draft, Draft), drafts[place].is_chain
+        groups.setdefault((id(ask.scored.logits), ask.rule.name, *kind, size), []).append(place)
     for (logits, *_), places in groups.items():
         probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
@@ -74,7 +78,9 @@ def _probabilities(asks: Sequence[Decide]) -> dict[int, tuple[Tensor, dict[int, 
             places = [
                 r for a in group for r in range(a.scored.first, a.scored.first + a.scored.count)
             ]
-            logits = logits.index_select(0, torch.tensor(places).to(logits.device))
+            logits = logits.index_select(
+                0, torch.tensor(places).to(logits.device, non_blocking=True)
+            )
         starts, first = {}, 0
         for ask in group:
             starts[id(ask)] = first
@@ -92,24 +98,17 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
         probs: [R, V] processed distributions.
         starts: each ask's first row of `probs`.
     """
-    rule, lengths = asks[0].rule, [len(ask.draft) for ask in asks]
-    gamma = max(lengths)
-    drafts = [ask.draft for ask in asks]
-    fusable = not probs.is_cuda and probs.dtype == torch.float32
-    tree_kernel = None if drafts[0].is_chain else rule.tree_kernel
-    if fusable and tree_kernel is not None:
-        own = _uniforms(asks, gamma)
-        numbers = torch.from_numpy(decide_trees(tree_kernel, probs.numpy(), starts, drafts, own))
-        return Verdicts(rule, [None] * len(asks), numbers, 0)
-    kernel = rule.kernel if drafts[0].is_chain else None
-    if fusable and kernel is not None:
-        own = _uniforms(asks, gamma)
-        states = rule.pack([ask.carry for ask in asks], gamma).numpy()
-        numbers = torch.from_numpy(decide_all(kernel, probs.numpy(), starts, drafts, own, states))
-        packed = numbers[:, _HEAD + gamma :]
-        return Verdicts(rule, rule.unpack(packed), numbers, packed.shape[1])
-    target_probs = _stack(probs, starts, drafts, gamma)
-    proposal = Proposal.from_drafts(drafts, probs.device)
+    rule, gamma = asks[0].rule, max(len(ask.draft) for ask in asks)
+    known = [ask.draft for ask in asks if isinstance(ask.draft, Draft)]
+    if known and not probs.is_cuda and probs.dtype == torch.float32:
+        fused = _fused(asks, known, probs, starts)
+        if fused is not None:
+            return fused
+    if known:
+        proposal = Proposal.from_drafts(known, probs.device)
+    else:
+        proposal = _proposal([ask.draft for ask in asks if not isinstance(ask.draft, Draft)])
+    target_probs = _stack(probs, starts, [_rows_of_places(ask.draft) for ask in asks])
     uniforms = torch.from_numpy(_uniforms(asks, gamma)).to(probs.device, non_blocking=True)
     verdict = rule.verify(proposal, target_probs, uniforms, [ask.carry for ask in asks])
     packed = rule.pack(verdict.carry, gamma)
@@ -125,18 +124,76 @@ def _verdicts(asks: Sequence[Decide], probs: Tensor, starts: Sequence[int]) -> V
     return Verdicts(rule, verdict.carry, numbers, packed.shape[1])
 
 
-def _stack(probs: Tensor, starts: Sequence[int], drafts: Sequence[Draft], most: int) -> Tensor:
-    """[B, N+1, V] from rows [R, V]: one for each place; zeros behind a shorter draft's last one."""
-    batch, first = len(starts), starts[0]
-    if all(
-        draft.is_chain and len(draft) == most and start == first + b * (most + 1)
-        for b, (draft, start) in enumerate(zip(drafts, starts, strict=True))
-    ):
-        return probs[first : first + batch * (most + 1)].view(batch, most + 1, -1)
+def _fused(
+    asks: Sequence[Decide], drafts: Sequence[Draft], probs: Tensor, starts: Sequence[int]
+) -> Verdicts | None:
+    """The verdicts by a kernel of the rule, for a CPU; None where it has none for such drafts.
+
+    Args:
+        asks: as for `_verdicts`.
+        drafts: theirs.
+        probs: as for `_verdicts`, float32.
+        starts: as for `_verdicts`.
+    """
+    rule, gamma = asks[0].rule, max(len(draft) for draft in drafts)
+    if drafts[0].is_chain:
+        if rule.kernel is None:
+            return None
+        own = _uniforms(asks, gamma)
+        states = rule.pack([ask.carry for ask in asks], gamma).numpy()
+        found = decide_all(rule.kernel, probs.numpy(), starts, drafts, own, states)
+        numbers = torch.from_numpy(found)
+        packed = numbers[:, _HEAD + gamma :]
+        return Verdicts(rule, rule.unpack(packed), numbers, packed.shape[1])
+    if rule.tree_kernel is None:
+        return None
+    own = _uniforms(asks, gamma)
+    numbers = torch.from_numpy(decide_trees(rule.tree_kernel, probs.numpy(), starts, drafts, own))
+    return Verdicts(rule, [None] * len(asks), numbers, 0)
+
+
+def _proposal(chains: Sequence[Sequence[Drawn]]) -> Proposal:
+    """Chains that are on the device, as a batch there."""
+    drawn = draws_of(chains)
+    rows = rows_of(chains, drawn)
+    most = max(len(own) for own in rows)
+    index = np.array([own + [-1] * (most - len(own)) for own in rows])
+    draws = list(drawn.values())
+    there = torch.from_numpy(index).to(draws[0].tokens.device, non_blocking=True)
+    tokens = torch.cat([each.tokens[:: each.siblings] for each in draws])[there]
+    ids = _below_each_other([each.rows.ids for each in draws])[there]
+    weights = _below_each_other([each.rows.weights for each in draws])[there]
+    return Proposal.from_chains(tokens, ids, weights * (there >= 0)[..., None])
+
+
+def _below_each_other(rows: Sequence[Tensor]) -> Tensor:
+    """Rows [*, K] of several K, padded with zeros to the widest."""
+    widest = max(each.shape[1] for each in rows)
+    return torch.cat([torch.nn.functional.pad(each, (0, widest - each.shape[1])) for each in rows])
+
+
+def _rows_of_places(draft: Draft | Sequence[Drawn]) -> Sequence[int]:
+    """For each place, its row in the pass over the last token and the draft."""
+    return draft.row_of_places() if isinstance(draft, Draft) else range(len(draft) + 1)
+
+
+def _stack(probs: Tensor, starts: Sequence[int], rows: Sequence[Sequence[int]]) -> Tensor:
+    """[B, N+1, V] from rows [R, V]: one for each place; zeros behind a shorter draft's last one.
+
+    Args:
+        probs: [R, V].
+        starts: each draft's first row.
+        rows: for each place of each draft, its row behind that one.
+    """
+    batch, most, first = len(rows), max(len(own) for own in rows), starts[0]
     index = [
-        [start + row for row in draft.row_of_places()] + [len(probs)] * (most - len(draft))
-        for draft, start in zip(drafts, starts, strict=True)
+        [start + row for row in own] + [len(probs)] * (most - len(own))
+        for start, own in zip(starts, rows, strict=True)
     ]
+    # Chains of one length that follow each other are there already.
+    end = first + batch * most
+    if end <= len(probs) and list(chain.from_iterable(index)) == list(range(first, end)):
+        return probs[first:end].view(batch, most, -1)
     padded = torch.nn.functional.pad(probs, (0, 0, 0, 1))
     return padded[torch.tensor(index).to(probs.device, non_blocking=True)]
 
@@ -151,20 +208,38 @@ def _uniforms(asks: Sequence[Decide], gamma: int) -> np.ndarray:
     return values
 
 
-def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | None]:
-    """Each verdict on the host; None where a distribution was not finite."""
-    batches = {id(d.verdicts): d.verdicts for d in decided}
-    arrays = copy_to_host([verdicts.numbers for verdicts in batches.values()])
-    rows_of = {key: array.tolist() for key, array in zip(batches, arrays, strict=True)}
-    return [_decision(d, rows_of[id(d.verdicts)][d.index]) for d in decided]
+def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFailure]:
+    """Each verdict on the host, and by the same copy the chains that are not there yet.
+
+    A failure where a distribution of the drafter, or of the target, was not finite.
+    """
+    batches = {id(each.verdicts): each.verdicts for each in decided}
+    chains = [each.draft for each in decided if not isinstance(each.draft, Draft)]
+    drawn = draws_of(chains)
+    there, arrays = to_host(drawn, [verdicts.numbers for verdicts in batches.values()])
+    drafts = iter(chains_of(chains, drawn, there))
+    numbers = {key: array.tolist() for key, array in zip(batches, arrays, strict=True)}
+    return [
+        _decision(
+            each,
+            each.draft if isinstance(each.draft, Draft) else next(drafts),
+            numbers[id(each.verdicts)][each.index],
+        )
+        for each in decided
+    ]
 
 
-def _decision(decided: DeviceVerdict, row: list[float]) -> Decision | None:
+def _decision(
+    decided: DeviceVerdict, draft: Draft | None, row: list[float]
+) -> Decision | EngineFailure:
+    if draft is None:
+        return not_finite("drafter")
     place, token, check = row[:_HEAD]
     if not np.isfinite(check):
-        return None
-    verdicts, draft = decided.verdicts, decided.draft
+        return not_finite("target")
+    verdicts = decided.verdicts
     return Decision(
+        draft,
         int(place),
         len(draft.path_to(int(place))),
         int(token),

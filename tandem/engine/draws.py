@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.asks import DeviceVerdict, Draw, DrawnTree, ReadTokens, ToHost
+from tandem.errors import EngineFailure
 from tandem.inference.feed import Drawn, Draws
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
@@ -25,6 +26,11 @@ def copy_to_host(tensors: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
     if any(tensor.is_cuda for tensor in tensors):
         torch.cuda.current_stream(tensors[0].device).synchronize()
     return [copy.numpy() for copy in copies]
+
+
+def not_finite(role: str) -> EngineFailure:
+    """What a job fails with whose drafter, or target, computes no distribution."""
+    return EngineFailure(f"the {role} computed a distribution that is not finite")
 
 
 # Of a kernel that multiplies weights' sums by 32 bits at a time.
@@ -186,16 +192,10 @@ def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:
     Args:
         hosts: asks for draws.
     """
-    drawn: dict[int, Draws] = {}
-    for host in hosts:
-        for one in _drawn(host):
-            drawn.setdefault(id(one.draws), one.draws)
-    arrays = iter(
-        copy_to_host([t for d in drawn.values() for t in (d.tokens, d.rows.ids, d.rows.weights)])
-    )
-    there = {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}
-    chains = [host for host in hosts if host.places is None]
-    found = iter(_chains([_drawn(host) for host in chains], drawn, there) if chains else ())
+    drawn = draws_of([_drawn(host) for host in hosts])
+    there, _ = to_host(drawn)
+    chains = [_drawn(host) for host in hosts if host.places is None]
+    found = iter(chains_of(chains, drawn, there))
     return [next(found) if host.places is None else tree_of(host, there) for host in hosts]
 
 
@@ -204,21 +204,49 @@ def _drawn(host: ToHost) -> Sequence[Drawn]:
     return host.answers
 
 
-def _chains(
-    chains: Sequence[Sequence[Drawn]], drawn: dict[int, Draws], there: dict[int, Arrays]
-) -> list[Draft | None]:
-    """Chains of single draws."""
+def draws_of(chains: Sequence[Sequence[Drawn]]) -> dict[int, Draws]:
+    """What the steps drew that chains, or trees, are made of, by its identity."""
+    return {id(one.draws): one.draws for chain in chains for one in chain}
+
+
+def rows_of(chains: Sequence[Sequence[Drawn]], drawn: Mapping[int, Draws]) -> list[list[int]]:
+    """Each chain's rows, among the rows of all draws."""
     firsts, count = {}, 0
     for key, draws in drawn.items():
         firsts[key] = count
         count += len(draws.tokens) // draws.siblings
-    rows = [
-        firsts[id(one.draws)] + one.index // one.draws.siblings for chain in chains for one in chain
+    return [
+        [firsts[id(one.draws)] + one.index // one.draws.siblings for one in chain]
+        for chain in chains
     ]
+
+
+def to_host(
+    drawn: Mapping[int, Draws], others: Sequence[Tensor] = ()
+) -> tuple[dict[int, Arrays], list[npt.NDArray[Any]]]:
+    """Draws and other tensors as arrays, by one copy."""
+    parts = [part for d in drawn.values() for part in (d.tokens, d.rows.ids, d.rows.weights)]
+    arrays = iter(copy_to_host([*parts, *others]))
+    return {key: (next(arrays), next(arrays), next(arrays)) for key in drawn}, list(arrays)
+
+
+def chains_of(
+    chains: Sequence[Sequence[Drawn]], drawn: Mapping[int, Draws], there: Mapping[int, Arrays]
+) -> list[Draft | None]:
+    """Chains of single draws as drafts; None where the first distribution was not finite.
+
+    Args:
+        chains: may be none.
+        drawn: all draws.
+        there: the same on the host.
+    """
+    if not chains:
+        return []
+    rows = [row for own in rows_of(chains, drawn) for row in own]
     columns = [arrays[0].reshape(-1, drawn[key].siblings)[:, 0] for key, arrays in there.items()]
     tokens = np.concatenate(columns)
     ids, weights = (_joined([arrays[part] for arrays in there.values()]) for part in (1, 2))
-    if rows != list(range(count)):
+    if rows != list(range(len(tokens))):
         tokens, ids, weights = tokens[rows], ids[rows], weights[rows]
     return list(Draft.batch(tokens, ids, weights, [len(chain) for chain in chains]))
 

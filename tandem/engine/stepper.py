@@ -11,10 +11,8 @@ from torch import Tensor
 
 from tandem.engine.asks import (
     Decide,
-    Decision,
     DeviceVerdict,
     Draw,
-    DrawnTree,
     ReadTokens,
     Report,
     Score,
@@ -25,12 +23,10 @@ from tandem.engine.asks import (
 )
 from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
-from tandem.engine.draws import drafts_of, draw, tokens_of
+from tandem.engine.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.job import Job
 from tandem.engine.scorer import Scorer
-from tandem.errors import EngineFailure
 from tandem.inference.feed import Feed
-from tandem.speculation.draft import Draft
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
 from tandem.telemetry.tracing.steps import PassRecord
@@ -205,14 +201,9 @@ def _bring_home(asking: Sequence[tuple[Job[Any], ToHost]]) -> None:
         else:
             drawn.append((job, ask))
     if drawn:
-        _answer([job for job, _ in drawn], drafts_of([ask for _, ask in drawn]), "drafter")
+        for (job, _), draft in zip(drawn, drafts_of([ask for _, ask in drawn]), strict=True):
+            job.resume(not_finite("drafter") if draft is None else draft)
     if decided:
-        _answer([job for job, _ in decided], decisions_of([one for _, one in decided]), "target")
-
-
-def _answer(jobs: _Jobs, answers: Sequence[Draft | DrawnTree | Decision | None], role: str) -> None:
-    for job, answer in zip(jobs, answers, strict=True):
-        if answer is None:
-            job.resume(EngineFailure(f"the {role} computed a distribution that is not finite"))
-        else:
-            job.resume(answer)
+        found = decisions_of([verdict for _, verdict in decided])
+        for (job, _), decision in zip(decided, found, strict=True):
+            job.resume(decision)

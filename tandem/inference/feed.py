@@ -54,19 +54,19 @@ class Feed:
 
     Attributes:
         cache: grows by the tokens.
-        token_ids: at least one; or one or several drawn tokens that are on the device only.
+        token_ids: at least one; drawn ones are on the device only.
         rows: number of last tokens whose logits are wanted; may be 0.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
     """
 
     cache: SequenceCache
-    token_ids: Sequence[int] | Drawn | Sequence[Drawn]
+    token_ids: Sequence[int | Drawn] | Drawn
     rows: int
     parents: Sequence[int] | None = None
 
 
-def listed(token_ids: Sequence[int] | Drawn | Sequence[Drawn]) -> Sequence[int | Drawn]:
+def listed(token_ids: Sequence[int | Drawn] | Drawn) -> Sequence[int | Drawn]:
     """The tokens of a feed, one by one."""
     return (token_ids,) if isinstance(token_ids, Drawn) else token_ids
 

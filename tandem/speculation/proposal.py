@@ -124,6 +124,24 @@ class Proposal:
         branches = _branches(drafts, most, device)
         return cls(numbers[0], numbers[1], numbers[2], numbers[3], branches=branches)
 
+    @classmethod
+    def from_chains(cls, tokens: Tensor, ids: Tensor, weights: Tensor) -> Proposal:
+        """Batch chains by their padded rows on any device, without waiting for it.
+
+        A chain ends before its first row without any weight, as in `Draft.batch`: it is padding, or
+        its logits were not finite.
+
+        Args:
+            tokens: [B, N] int64, drawn from the rows.
+            ids: [B, N, K] int64, distinct in each row.
+            weights: [B, N, K] int64, 0 for padding.
+        """
+        totals = weights.sum(-1)
+        drafted = (totals > 0).long().cumprod(1)
+        # The same quotients of the same integers as in `from_drafts`.
+        probs = weights.double() / totals.clamp(min=1).double()[..., None] * drafted[..., None]
+        return cls(tokens * drafted, drafted.sum(1), ids, probs)
+
     @property
     def place_depth(self) -> Tensor | None:
         """[B, N+1] depth of each place; None if depth and place are equal (chains)."""

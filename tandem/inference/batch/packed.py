@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tandem.inference.batch.segment import Segment
 from tandem.inference.batch.tiles import BranchTiles, Tiles
-from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.feed import Drawn, Feed, listed
 
 
 @dataclass(slots=True)
@@ -190,30 +190,32 @@ class PackedBatch:
 def tokens_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
     """[T] token ids of all feeds; those on the host are sent in one transfer."""
     known: list[int] = []
-    drawn: dict[int, tuple[Draws, list[int], list[int]]] = {}
+    slots: list[int] = []
+    indices: list[int] = []
+    drawn: dict[int, tuple[Tensor, int]] = {}  # each step's tokens, and where they begin among all
+    count = 0
     for feed in feeds:
-        token_ids = feed.token_ids
-        if isinstance(token_ids, Drawn):
-            token_ids = (token_ids,)
-        elif not (feed.parents or isinstance(token_ids[0], Drawn)):
+        token_ids = listed(feed.token_ids)
+        # Drawn tokens are branch rows or a feed's last ones: a text is not looked through for them.
+        if not (feed.parents or isinstance(token_ids[-1], Drawn)):
             known += cast("Sequence[int]", token_ids)
             continue
         for token_id in token_ids:
             if isinstance(token_id, Drawn):
-                draws, slots, indices = drawn.setdefault(
-                    id(token_id.draws), (token_id.draws, [], [])
-                )
+                tokens = token_id.draws.tokens
+                if id(tokens) not in drawn:
+                    drawn[id(tokens)] = tokens, count
+                    count += len(tokens)
                 slots.append(len(known))
-                indices.append(token_id.index)
+                indices.append(drawn[id(tokens)][1] + token_id.index)
                 known.append(0)
             else:
                 known.append(token_id)
-    if len(drawn) == 1:
-        ((draws, slots, indices),) = drawn.values()
-        if indices == list(range(len(draws.tokens))) and len(known) == len(indices):
-            return draws.tokens
+    if len(drawn) == 1 and len(known) == count and indices == list(range(count)):
+        return next(iter(drawn.values()))[0]
     packed = torch.tensor(known, dtype=torch.int64).to(device, non_blocking=True)
-    for draws, slots, indices in drawn.values():
+    if drawn:
         chosen = torch.tensor((slots, indices), dtype=torch.int64).to(device, non_blocking=True)
-        packed.index_copy_(0, chosen[0], draws.tokens.index_select(0, chosen[1]))
+        there = torch.cat([tokens for tokens, _ in drawn.values()])
+        packed.index_copy_(0, chosen[0], there.index_select(0, chosen[1]))
     return packed

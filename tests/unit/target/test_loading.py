@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tandem.errors import StartupError
 from tandem.inference.kv import size
+from tandem.serving.drafting import load_decoders
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
 from tests.support.models.tiny import save_random_llama
@@ -68,3 +70,26 @@ def test_both_have_room_for_the_same_texts(
     target, drafter = found.models
     assert target.positions == drafter.positions == found.info.cache_tokens == 128
     assert found.drafts.info.max_length == 64
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "stay"),
+    [("cpu", "cpu", False), ("cuda:0", "cuda:0", True), ("cuda:0", "cuda:1", False)],
+)
+def test_chains_stay_on_a_device_that_both_models_share(
+    random_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    drafter: str,
+    stay: bool,
+) -> None:
+    def placed(*args: Any, **kwargs: Any) -> Any:
+        decoders = load_decoders(*args, **kwargs)
+        kwargs["beside"].device = torch.device(target)
+        for decoder in decoders:
+            decoder.device = torch.device(drafter)
+        return decoders
+
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
+    monkeypatch.setattr("target_svc.loading.load_decoders", placed)
+    assert loaded(random_pair, drafts="model").drafts.on_device == stay

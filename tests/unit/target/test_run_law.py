@@ -16,7 +16,9 @@ import torch
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.methods import METHODS
+from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Ask, Decide, Decision, Lap, Report, Score, Steps, ToHost, Truncation
+from tandem.engine.draws import drafts_of
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
@@ -85,7 +87,7 @@ class RunAnswering(Answering):
 
     def _decided(self, ask: Decide) -> Any:
         """A place by the rule's chances, and a token by what it leaves there."""
-        draft = ask.draft
+        draft = _on_host(ask)
         rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
         key = tuple(self._scored), tuple(draft.places()), rows, repr(ask.carry)
         if key not in self._judged:
@@ -93,11 +95,12 @@ class RunAnswering(Answering):
         chances, residuals, carries = self._judged[key]
         place = self._chooser.choose(chances.tolist())
         token = self._chooser.choose(residuals[place].tolist())
-        return Decision(place, len(draft.path_to(place)), token, [], carries[place][token])
+        carry = carries[place][token]
+        return Decision(draft, place, len(draft.path_to(place)), token, [], carry)
 
     def _judge(self, ask: Decide) -> tuple[Any, Any, Any]:
         """The chance of each place; of each token there; and the rule's state behind each."""
-        draft, laws = ask.draft, [self._law(text) for text in self._scored]
+        draft, laws = _on_host(ask), [self._law(text) for text in self._scored]
         p = torch.from_numpy(np.stack([laws[row] for row in draft.row_of_places()]))[None]
         proposal = Proposal.from_drafts([draft])
         judged = ask.rule.judged(proposal, p, [ask.carry])
@@ -114,6 +117,15 @@ class RunAnswering(Answering):
         row = self._target.row(text[len(PROMPT) :]).astype(np.float64)
         law: npt.NDArray[np.float64] = row / row.sum()
         return law
+
+
+def _on_host(ask: Decide) -> Draft:
+    """What is decided, which may be a chain that the drafter has not brought to the host yet."""
+    if isinstance(ask.draft, Draft):
+        return ask.draft
+    (draft,) = drafts_of([ToHost(ask.draft)])
+    assert isinstance(draft, Draft)
+    return draft
 
 
 @dataclass(frozen=True)
@@ -148,16 +160,19 @@ class RunLaw:
         name: of the method that drafts inside.
         rule: that decides.
         sizes: of the rounds, in turn; the last one's goes on.
+        on_device: whether chains stay where they were drawn until they are decided.
     """
 
-    def __init__(self, name: str, rule: str, sizes: Sequence[RunSize]) -> None:
+    def __init__(
+        self, name: str, rule: str, sizes: Sequence[RunSize], *, on_device: bool = False
+    ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         recipe = built_in(name, RecipeSettings(**keys))
         longest = LENGTH + GAMMA
         self._target = Table(longest, SEED, zeros=True)
         scorers = [Table(longest, SEED + 1 + i, zeros=True) for i in range(len(recipe.checkpoints))]
         drafter = recipe.make(scorers, Truncation(1.0, 0))
-        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE)
+        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device)
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]
         # A rule with a fixed gamma has its law to the very end of the text.
@@ -184,8 +199,9 @@ class RunLaw:
             credit.grant(1, size)
             answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
             (done,) = answering.reported
-            self.deepest = max(self.deepest, done.draft.depth)
-            news = done.draft.emitted(done.decision.place, done.decision.next_token)
+            draft = done.decision.draft
+            self.deepest = max(self.deepest, draft.depth)
+            news = draft.emitted(done.decision.place, done.decision.next_token)
             return State((*state.text, *news), sequence)
 
         return runs(play)
@@ -219,31 +235,32 @@ class RunLaw:
         return chance
 
 
-def cases() -> list[tuple[str, str]]:
+def cases() -> list[tuple[str, str, bool]]:
     return [
-        (name, rule.name)
+        (name, rule.name, on_device)
         for name, recipe in METHODS.items()
         for rule in rules_for(recipe.drafter)
         if rule.name in ("block", "token") or rule.fixed_gamma
+        for on_device in ((False, True) if name == "model" else (False,))
     ]
 
 
-@pytest.mark.parametrize(("name", "rule"), cases())
-def test_a_run_leaves_the_law_as_it_is(name: str, rule: str) -> None:
+@pytest.mark.parametrize(("name", "rule", "on_device"), cases())
+def test_a_run_leaves_the_law_as_it_is(name: str, rule: str, on_device: bool) -> None:
     sizes = SIZES[:1] if VERIFIERS[rule].fixed_gamma else SIZES
-    law = RunLaw(name, rule, sizes)
+    law = RunLaw(name, rule, sizes, on_device=on_device)
     assert law.error() < TOLERANCE
     assert law.deepest == GAMMA if name == "model" else law.deepest >= 1
 
 
 def test_a_draft_that_is_left_out_for_its_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = OwnDrafts.draft
+    own = ModelDrafter.draft
 
-    def choosy(*args: Any) -> Steps[tuple[Draft, StageTimes]]:
-        draft, times = yield from own(*args)
-        return (Draft.certain(()) if draft.token_ids[0] == 0 else draft), times
+    def choosy(*args: Any) -> Steps[Draft]:
+        draft = yield from own(*args)
+        return Draft.certain(()) if draft.token_ids[0] == 0 else draft
 
-    monkeypatch.setattr(OwnDrafts, "draft", choosy)
+    monkeypatch.setattr(ModelDrafter, "draft", choosy)
     assert RunLaw("model", "token", SIZES).error() > SEEN
 
 

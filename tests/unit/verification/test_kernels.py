@@ -11,7 +11,7 @@ import torch
 from numba import int64
 
 from tandem.engine import decisions
-from tandem.engine.asks import Decide, Scored
+from tandem.engine.asks import Decide, Decision, Scored
 from tandem.engine.decisions import decide, decisions_of
 from tandem.speculation import kernel as kernel_module
 from tandem.speculation.categorical import Categorical
@@ -240,7 +240,7 @@ def test_the_engine_decides_alike_with_and_without(
             numbers = accepting, following
             asks.append(Decide(rule, draft, scored, sampling, carries[seed], *numbers, round_))
         answers: Any = decide(asks)
-        decisions = [one for one in decisions_of(answers) if one is not None]
+        decisions = [one for one in decisions_of(answers) if isinstance(one, Decision)]
         carries[:] = [one.carry for one in decisions]
         return [(d.num_accepted, d.next_token, d.overlaps, d.levels) for d in decisions]
 

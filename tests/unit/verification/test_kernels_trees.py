@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.engine import decisions
-from tandem.engine.asks import Decide, Scored
+from tandem.engine.asks import Decide, Decision, Scored
 from tandem.engine.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -210,7 +210,7 @@ def test_the_engine_decides_alike_with_and_without(
             sampling = Sampling(temperature=0.9, top_k=30, seed=seed)
             asks.append(Decide(rule, draft, scored, sampling, None, accepting, following, round_))
         answers: Any = decide(asks)
-        return [one for one in decisions_of(answers) if one is not None]
+        return [one for one in decisions_of(answers) if isinstance(one, Decision)]
 
     calls = 0
 

@@ -23,7 +23,7 @@ from transformers import (
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
-from tandem.engine import decisions, draws
+from tandem.engine import draws
 from tandem.engine import stepper as steppers
 from tandem.engine.asks import Take, Truncation
 from tandem.engine.job import Job
@@ -38,9 +38,13 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.sampling import Sampling
+from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
+from target_svc import run as runs
+from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
+from target_svc.run import Credit, RunSize
 from tests.support.devices.flex import Kernel
 
 VOCAB_SIZE = 600  # beyond the first look of top-p
@@ -119,8 +123,7 @@ def host(
 ) -> Iterator[Host]:
     """A device that is not there, and what comes from it."""
     host = Host()
-    for module in (draws, decisions):
-        monkeypatch.setattr(module, "copy_to_host", host.take)
+    monkeypatch.setattr(draws, "copy_to_host", host.take)
 
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
@@ -166,6 +169,8 @@ def run(stepper: Stepper, sequences: Sequence[Any], make: Callable[[Any], Any]) 
                 job.chunk = job.ask.left
         # Fake tensors know no inference mode.
         inspect.unwrap(Stepper.step)(stepper, pending)
+        for job in pending:
+            job.take_reports()
     for job in jobs:
         if job.error is not None:
             raise job.error
@@ -191,6 +196,47 @@ def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: 
 
     for drafted in run(stepper, sequences, begin):
         assert len(drafted.token_ids) == gamma
+
+
+def draft_inside(
+    decoders: tuple[Decoder, Decoder],
+    samplings: Sequence[Sampling],
+    rule: str,
+    rounds_: int,
+    *,
+    on_device: bool,
+) -> None:
+    """Open, then compute rounds whose drafts the target makes itself; all are decided alike.
+
+    Args:
+        decoders: the target's and the drafter's.
+        samplings: of each sequence.
+        rule: that decides.
+        rounds_: to compute.
+        on_device: see `OwnDrafts`.
+    """
+    target, small = decoders
+    method = ModelDrafter(small, Truncation(0.99, 16))
+    own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device)
+    sequences = [
+        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule], end=60)
+        for i, sampling in enumerate(samplings)
+    ]
+    for sequence in sequences:
+        sequence.caches += [decoder.reserve(80) for decoder in decoders]
+    stepper = Stepper(target.device)
+    run(stepper, sequences, lambda one: rounds.open_(target, one, 0))
+    lengths = [sequence.length for sequence in sequences]
+    for sequence in sequences:
+        sequence.untold = [1] * sequence.length
+
+    def begin(sequence: TargetSequence) -> Any:
+        credit = Credit(0)
+        credit.grant(rounds_, RunSize(3))
+        return runs.run(target, sequence, credit, own)
+
+    run(stepper, sequences, begin)
+    assert [one.length for one in sequences] == [length + 2 * rounds_ for length in lengths]
 
 
 def a_draft(gamma: int) -> Draft:

@@ -41,6 +41,7 @@ from tests.unit.inference.passes.fake_device import (
     clock,
     decoder_on_device,
     draft,
+    draft_inside,
     host,
     in_one_call,
     kernel,
@@ -100,6 +101,25 @@ def test_a_verification_waits_for_the_device_once(
     verify(decoder, MIXTURES[mixture], rule, gammas)
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
     assert clock.waits == 2  # with these
+
+
+# A draft that comes to the host before it is scored is waited for too.
+@pytest.mark.parametrize(
+    ("rule", "mixture", "on_device", "waits"),
+    [
+        ("block", "mixed", True, 1),
+        ("greedy_block", "mixed", True, 1),
+        ("block", "greedy", True, 1),
+        ("block", "greedy", False, 2),
+    ],
+)
+def test_a_round_with_a_draft_inside_waits_for_the_device_once(
+    host: Host, clock: Stamps, rule: str, mixture: str, on_device: bool, waits: int
+) -> None:
+    decoders = decoder_on_device(LLAMA), decoder_on_device(copy.deepcopy(LLAMA))
+    draft_inside(decoders, MIXTURES[mixture], rule, 2, on_device=on_device)
+    assert (host.arrivals, host.devices) == (1 + 2 * waits, {"cuda"})  # the opening's token is one
+    assert clock.waits == 1 + 2  # behind each verdict, with it
 
 
 def passes(*configs: PreTrainedConfig) -> list[ParameterSet]:
