@@ -15,8 +15,9 @@ from tandem.rpc.status import notes_of
 _log = structlog.get_logger(__name__)
 
 
-# Rounds that are asked for ahead take about as long; so few of them keep the target busy while the
-# next ones are asked for.
+# Where a stop string may end the text, rounds that are asked for ahead take about as long: so few of
+# them keep the target busy while the next ones are asked for, and little is computed behind the
+# end. Any other end is known to the target, and a close ends a run between two rounds.
 _AHEAD_NS = 30e6
 _LEAST_AHEAD = 2
 _PLAIN = DraftSize(0)
@@ -163,8 +164,9 @@ class TargetWithFailover:
 
     def _ask_ahead(self, rounds: int, size: DraftSize) -> None:
         """Ask for rounds before those that were asked for are spent."""
-        most = max(round(_AHEAD_NS / self._round_ns), _LEAST_AHEAD)
-        wanted = min(most, rounds, self._max_rounds)
+        wanted = min(rounds, self._max_rounds)
+        if self._generation.stopping.strings:
+            wanted = min(wanted, max(round(_AHEAD_NS / self._round_ns), _LEAST_AHEAD))
         if self.ahead > wanted // 2:
             return
         first = (0, 0) if self.ahead else (self.round + 1, self.length)

@@ -42,13 +42,15 @@ class Peers:
         return self.fake
 
 
-async def rounds(fake: Fake, count: int, promised: int = 1000, most: int = 32) -> int:
+async def rounds(
+    fake: Fake, count: int, promised: int = 1000, most: int = 32, strings: tuple[str, ...] = ()
+) -> int:
     """Play so many; how many were asked for and not heard."""
     generation = Generation(
         "text",
         (1, 2, 3),
         Sampling(seed=1),
-        Stopping(1000),
+        Stopping(1000, strings=strings),
         "block",
         Rule("block"),
         0,
@@ -65,18 +67,28 @@ async def rounds(fake: Fake, count: int, promised: int = 1000, most: int = 32) -
 
 
 @pytest.mark.parametrize(("round_ms", "ahead"), [(1, 30), (10, 3), (100, 2), (0.1, 32)])
-async def test_as_many_are_asked_for_as_take_thirty_milliseconds(
+async def test_before_a_stop_string_as_many_are_asked_for_as_take_thirty_milliseconds(
     round_ms: float, ahead: int
 ) -> None:
     """And never so few that the target waits for the next request."""
     fake = Fake(round_ms)
-    left = await rounds(fake, 200)
+    left = await rounds(fake, 200, strings=("end",))
     assert 1 <= left <= ahead
     assert max(count for _, _, count in fake.asked) <= ahead
     assert sum(count for _, _, count in fake.asked) == 200 + left
     first, *others = fake.asked
     assert first[:2] == (1, 4)
     assert {other[:2] for other in others} == {(0, 0)}, "the run never ended"
+
+
+async def test_where_only_the_target_ends_a_text_half_a_run_is_asked_for_at_once() -> None:
+    """Of rounds of a second too: nothing can be computed in vain."""
+    fake = Fake(1000)
+    left = await rounds(fake, 200)
+    assert 16 <= left <= 32
+    first, *others = [count for _, _, count in fake.asked]
+    assert (first, set(others)) == (32, {16})
+    assert first + sum(others) == 200 + left
 
 
 @pytest.mark.parametrize("bound", [{"promised": 1}, {"most": 1}, {"most": 0}])
