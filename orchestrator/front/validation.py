@@ -72,7 +72,8 @@ class Validator:
         if request.first_round and not rule.resumable:
             raise InvalidRequest(
                 f"first_round: a {verifier} text cannot be resumed, since what its last rounds"
-                " owe to the law is not in its tokens; start anew or use block"
+                " owe to the law is not in its tokens; start anew or use block; or, if none of its"
+                " rounds drafted, give gamma 0"
             )
         self._check_stopping(request)
         with record.stage("tokenize"):

@@ -63,6 +63,14 @@ async def test_a_stop_string_across_the_break_ends_the_text(cut: int) -> None:
         assert rest.text == "".join(texts[cut:])
 
 
+async def test_a_text_that_never_drafted_owes_its_rule_nothing() -> None:
+    """It was too long for the drafter, say: with gamma 0 it goes on under any rule."""
+    plain = {"verifier": "greedy_block", "gamma": 0}
+    async with orchestrate(FakeDrafter(), FakeTarget()) as stub:
+        reply = await stub.Complete(received(12, speculation=plain))
+        assert list(reply.token_ids) == FakeTarget().text(20)[12:]
+
+
 async def test_a_text_that_is_over_already_has_its_summary_alone() -> None:
     """Its last round came, and its summary did not."""
     target = FakeTarget(eos_token_ids=[5])
@@ -87,7 +95,7 @@ async def test_a_text_that_is_over_already_has_its_summary_alone() -> None:
         ({"received_token_ids": [1] * 21}, "received_token_ids may hold 20 ids"),
         ({"received_token_ids": [100]}, "received_token_ids holds id 100"),
         ({"received_token_ids": [2, 5, 6]}, "the text ends with token 2 of them"),
-        ({"speculation": {"verifier": "greedy_block", "gamma": 2}}, "cannot be resumed"),
+        ({"speculation": {"verifier": "greedy_block", "gamma": 2}}, "cannot be resumed.*give gamma 0"),
     ],
 )
 async def test_what_cannot_have_come_is_refused(changes: dict[str, Any], sentence: str) -> None:

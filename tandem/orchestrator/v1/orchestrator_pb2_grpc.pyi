@@ -125,7 +125,8 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
     equals the text without the break (float32). With drafts, other tokens may follow, since the
     rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-    tokens alone do not determine the law of the next ones.
+    tokens alone do not determine the law of the next ones. If gamma was 0 in every received round,
+    it owes nothing: resume it with gamma 0.
     Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
     sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
@@ -211,7 +212,8 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
         equals the text without the break (float32). With drafts, other tokens may follow, since the
         rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-        tokens alone do not determine the law of the next ones.
+        tokens alone do not determine the law of the next ones. If gamma was 0 in every received round,
+        it owes nothing: resume it with gamma 0.
         Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
         sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
