@@ -184,7 +184,7 @@ class Texts:
                 validator.codec.stream(generation.prompt_ids, generation.stopping.strings),
                 record.counts,
             )
-            emission.resume(generation.received_ids)
+            await emission.resume(generation.received_ids)
             ends = () if generation.stopping.ignore_eos else tuple(model.eos_token_ids)
             target = TargetWithFailover(
                 generation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 
 from orchestrator.text.contracts import Decided, Drafted, Expected
@@ -9,6 +10,9 @@ from orchestrator.text.measures import TextCounts
 from orchestrator.text.stop_strings import TextStream
 from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round, Stopping
 from tandem.errors import InvalidRequest
+
+# Of a resumed text, in one turn of the event loop: two milliseconds of decoding.
+_TOKENS_A_TURN = 500
 
 
 class Emission:
@@ -48,13 +52,16 @@ class Emission:
         """Tokens that may still be emitted."""
         return self._stopping.max_new_tokens - self._received - self._counts.new_tokens
 
-    def resume(self, received: Sequence[int]) -> None:
-        """Begin behind tokens that the client has, with the text that they released.
+    async def resume(self, received: Sequence[int]) -> None:
+        """Begin behind tokens that the client has, with the text that they released. Other texts
+        have their turns meanwhile.
 
         Raises:
             InvalidRequest: one of them ends the text, and is not the last.
         """
         for place, token in enumerate(received, 1):
+            if not place % _TOKENS_A_TURN:
+                await asyncio.sleep(0)
             self._release(token)
             if self.finish_reason is not None and place < len(received):
                 raise InvalidRequest(

@@ -95,7 +95,10 @@ async def test_a_text_that_is_over_already_has_its_summary_alone() -> None:
         ({"received_token_ids": [1] * 21}, "received_token_ids may hold 20 ids"),
         ({"received_token_ids": [100]}, "received_token_ids holds id 100"),
         ({"received_token_ids": [2, 5, 6]}, "the text ends with token 2 of them"),
-        ({"speculation": {"verifier": "greedy_block", "gamma": 2}}, "cannot be resumed.*give gamma 0"),
+        (
+            {"speculation": {"verifier": "greedy_block", "gamma": 2}},
+            "cannot be resumed.*give gamma 0",
+        ),
     ],
 )
 async def test_what_cannot_have_come_is_refused(changes: dict[str, Any], sentence: str) -> None:
