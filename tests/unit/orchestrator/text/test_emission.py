@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import cast
 
 from orchestrator.text.emission import Emission
@@ -39,5 +40,5 @@ async def test_a_long_text_that_is_resumed_leaves_others_their_turns() -> None:
     beside = asyncio.create_task(other())
     await emission.resume([7] * 128_000)
     await beside
-    assert max(after - before for before, after in zip(turns, turns[1:], strict=False)) <= 500
+    assert max(after - before for before, after in pairwise(turns)) <= 500
     assert emission.left == 72_000

@@ -92,7 +92,7 @@ async def test_where_only_the_target_ends_a_text_half_a_run_is_asked_for_at_once
 
 
 @pytest.mark.parametrize("bound", [{"promised": 1}, {"most": 1}, {"most": 0}])
-async def test_no_more_are_asked_for_than_are_wanted(bound: dict[str, int]) -> None:
+async def test_no_more_are_asked_for_than_are_wanted(bound: dict[str, Any]) -> None:
     """A round alone is a step like another."""
     fake = Fake(1)
     assert await rounds(fake, 7, **bound) == 0
