@@ -18,7 +18,8 @@ from tandem.rpc import messages
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
-MAX_FIRST_ROUND = 2**63
+# So that no round's number is beyond what a span's attribute holds, a signed 64-bit integer.
+MAX_FIRST_ROUND = 2**62
 # The draft length of rules that need the same one each round, where none is given.
 FIXED_GAMMA = 4
 

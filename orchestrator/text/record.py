@@ -15,6 +15,7 @@ from orchestrator.text.metrics import RequestMetrics
 from orchestrator.text.values import FinishReason, Round
 from tandem.errors import TandemError
 from tandem.rpc.status import code_of
+from tandem.telemetry.harmless import harmless
 from tandem.telemetry.logs import bind_span
 from tandem.telemetry.tracing.ids import SpanIds
 from tandem.telemetry.tracing.spans import SHORTEST_NS, Span, head
@@ -178,24 +179,29 @@ class TextRecord:
     def begin(self, prompt_tokens: int) -> None:
         """The request is valid, and its text begins."""
         if self._metrics is not None:
-            self._metrics.begin(prompt_tokens)
+            with harmless:
+                self._metrics.begin(prompt_tokens)
 
     def lose_drafter(self) -> None:
         """The text goes on without its drafter, or ends."""
         if self._metrics is not None:
-            self._metrics.lose_drafter()
+            with harmless:
+                self._metrics.lose_drafter()
 
     def commit(self, round_: Round) -> None:
         """A round was committed, and counted."""
-        if self._metrics is None:
-            return
+        if self._metrics is not None:
+            with harmless:
+                self._tell_metrics(self._metrics, round_)
+
+    def _tell_metrics(self, metrics: RequestMetrics, round_: Round) -> None:
         if self.times.prefill_tokens > self._prefill_tokens:
             self._prefill_tokens = self.times.prefill_tokens
-            self._metrics.prefill()
+            metrics.prefill()
             return
         draft_bytes = self.counts.draft_bytes - self._draft_bytes
         self._draft_bytes = self.counts.draft_bytes
-        self._metrics.round(round_, self.counts.accepted[-1], draft_bytes)
+        metrics.round(round_, self.counts.accepted[-1], draft_bytes)
 
     def deliver(self) -> None:
         """A round is with the client."""
@@ -227,5 +233,6 @@ class TextRecord:
         """The request is over, once and for all."""
         if self._metrics is not None:
             context, status, reason = self.spans.context, self._status, self._finish_reason
-            self._metrics.end(self._model, status, reason, self.times, self.counts, context)
+            with harmless:
+                self._metrics.end(self._model, status, reason, self.times, self.counts, context)
         self.spans.end()

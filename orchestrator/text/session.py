@@ -25,6 +25,7 @@ from orchestrator.text.emission import Emission
 from orchestrator.text.record import TextRecord
 from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Round
+from tandem.telemetry.harmless import harmless
 
 
 class Session:
@@ -152,6 +153,7 @@ class Session:
     def _describe_text(self, drafted: Drafted | None, decided: Decided) -> None:
         if self._spell is None:
             return
-        tokens = drafted.kept_first(decided.place) if drafted else []
-        *texts, following = self._spell([*tokens, decided.next_token]) or [""]
-        self._spans.describe({"tandem.text.drafted": texts, "tandem.text.next": following})
+        with harmless:
+            tokens = drafted.kept_first(decided.place) if drafted else []
+            *texts, following = self._spell([*tokens, decided.next_token]) or [""]
+            self._spans.describe({"tandem.text.drafted": texts, "tandem.text.next": following})

@@ -21,6 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from tandem.errors import TandemError, cut
+from tandem.telemetry.harmless import harmless
 from tandem.telemetry.tracing.ids import SpanIds
 
 # Named like OpenTelemetry's own loggers, whose lines are rate-limited.
@@ -164,9 +165,10 @@ class Span:
 
 
 def write(record: SpanRecord) -> None:
-    """Hand an ended record to the recorder."""
+    """Hand an ended record to the recorder. Never raises."""
     if _recorder is not None:
-        _recorder.write(record)
+        with harmless:
+            _recorder.write(record)
 
 
 def guarded(records: Iterable[SpanRecord], encode: Callable[[Span], T]) -> list[T]:
@@ -189,7 +191,8 @@ def below(parent: SpanIds | None) -> SpanIds:
 
 
 def head(name: str, metadata: Mapping[str, str]) -> Span | None:
-    """A request's first span in this process; None unless the sampler takes the request.
+    """A request's first span in this process; None unless the sampler takes the request, or if the
+    metadata or the sampler raise.
 
     That decision holds for all other spans of the request.
 
@@ -199,13 +202,19 @@ def head(name: str, metadata: Mapping[str, str]) -> Span | None:
     """
     if _recorder is None:
         return None
+    with harmless:
+        return _head(_recorder, name, metadata)
+    return None
+
+
+def _head(recorder: Recorder, name: str, metadata: Mapping[str, str]) -> Span | None:
     context = _PROPAGATOR.extract(dict(metadata), context=Context())
     caller = trace.get_current_span(context).get_span_context()
     parent = None
     if caller.is_valid:
         parent = SpanIds(caller.trace_id, caller.span_id, caller.trace_state)
     own = below(parent)
-    if not _recorder.wants(context, own.trace_id, name):
+    if not recorder.wants(context, own.trace_id, name):
         return None
     return Span(name, parent, SpanKind.SERVER, context=own)
 
