@@ -27,7 +27,8 @@ class OrchestratorSettings(ServiceSettings):
         10.0,
         gt=0,
         description="shorter limit while every slot is taken and others wait: the text whose"
-        " client has read nothing for longest is ended",
+        " client has read nothing for longest is ended. While the service drains, it is the limit"
+        " of all",
     )
     connection_seconds: float = Field(
         0.0,

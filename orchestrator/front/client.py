@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable
@@ -31,7 +32,7 @@ class ReadingClient:
         self.unread_since = math.inf
         self._idle_seconds = idle_seconds
         self._reading_seconds = self._left = reading_seconds
-        self._gave_way = False
+        self._gave_way = ""
         self._patience = Patience()
 
     async def take(self, write: Awaitable[None]) -> None:
@@ -52,15 +53,33 @@ class ReadingClient:
     def _why(self, began: float) -> str:
         if self._gave_way:
             seconds = time.monotonic() - began
-            return f"the client read nothing for {seconds:.1f} s, and others wait for its place"
+            return f"the client read nothing for {seconds:.1f} s, and {self._gave_way}"
         if self._left < self._idle_seconds:
             return f"the text waited {self._reading_seconds:g} s for its client in all"
         return f"the client read nothing for {self._idle_seconds:g} s"
 
-    def give_way(self) -> None:
-        """Have the write that waits now wait no longer: another text needs the place."""
-        self._gave_way = True
+    def give_way(self, why: str) -> None:
+        """Have the write that waits now wait no longer.
+
+        Args:
+            why: ends a sentence.
+        """
+        self._gave_way = why
         self._patience.end()
+
+    def hurry(self, seconds: float, why: str) -> None:
+        """Allow no write to wait longer than so many seconds, also the one that waits now."""
+        self._idle_seconds = min(self._idle_seconds, seconds)
+        waiting = self.unread_since
+        if waiting == math.inf:
+            return
+
+        def end() -> None:
+            if self.unread_since == waiting:
+                self.give_way(why)
+
+        left = waiting + seconds - time.monotonic()
+        asyncio.get_running_loop().call_later(max(left, 0.0), end)
 
     def close(self) -> None:
         """The text is over."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import grpc
@@ -42,6 +44,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self.serving = Serving(settings, self.metering)
         self._calls = 0
+        self._clients: set[ReadingClient] = set()  # of texts that are made, or waited for
+        self._changed = asyncio.Event()
 
     async def Generate(  # type: ignore[override]  # writes to the context, as grpc.aio allows
         self, request: pb.GenerateRequest, context: _Context
@@ -53,6 +57,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         )
         async with (
             status_boundary(context),
+            self._serving(client),
             aclosing(await self._events(request, context, client)) as events,
         ):
             try:
@@ -73,11 +78,11 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         """See orchestrator.proto."""
         reply = pb.CompleteResponse()
         texts: list[str] = []
+        client = ReadingClient(self._client(context))
         async with (
             status_boundary(context),
-            aclosing(
-                await self._events(request, context, ReadingClient(self._client(context)))
-            ) as events,
+            self._serving(client),
+            aclosing(await self._events(request, context, client)) as events,
         ):
             async for event in events:
                 if isinstance(event, Summary):
@@ -99,6 +104,26 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             reply = messages.info_to(texts.validator)
             reply.active_requests = texts.active
         return reply
+
+    @asynccontextmanager
+    async def _serving(self, client: ReadingClient) -> AsyncIterator[None]:
+        """Know of a client while its text is made."""
+        self._clients.add(client)
+        try:
+            yield
+        finally:
+            self._clients.discard(client)
+            self._changed.set()
+
+    async def drained(self) -> None:
+        """Wait for the last text that moves, and then no longer for clients that do not read."""
+        seconds = self._settings.full_idle_seconds
+        for client in self._clients:
+            client.hurry(seconds, "the orchestrator is stopping")
+        while self._clients:
+            self._changed.clear()
+            await self._changed.wait()
+        await asyncio.sleep(seconds)  # for the end of a text to reach its client
 
     def _client(self, context: _Context) -> str:
         """Whose a call is: by what was proved, else by what a proxy says."""
@@ -164,6 +189,7 @@ def make_service(settings: OrchestratorSettings) -> Service:
         settings.max_message_mib * MIB,
         servicer.serving.become_ready,
         servicer.serving.stop,
+        drained=servicer.drained,
         unready=servicer.serving.unready,
         connection_age=age_of(settings),
         metering=servicer.metering,

@@ -159,7 +159,7 @@ class Texts:
         if slowest is None:
             return
         if time.monotonic() - slowest.unread_since >= self._settings.full_idle_seconds:
-            slowest.give_way()
+            slowest.give_way("others wait for its place")
 
     async def _rounds(
         self,

@@ -59,6 +59,8 @@ class Service:
             where it has none.
         drain: called at once when the service is to stop: it takes nothing more on; None where
             each call is a piece of work, and gRPC refuses new ones.
+        drained: called then too: returns when the rest of the grace period need not be waited for.
+            None where each call that is open is worth it.
         metering: its metrics; None where nobody reads them.
         unready: returns when requests can be answered no more; they can again when
             `become_ready` has returned another time. None where that does not happen.
@@ -72,6 +74,7 @@ class Service:
     stop: Callable[[], Awaitable[None]]
     lost: Callable[[], Awaitable[object]] | None = None
     drain: Callable[[], None] | None = None
+    drained: Callable[[], Awaitable[object]] | None = None
     metering: Metering | None = None
     unready: Callable[[], Awaitable[object]] | None = None
     connection_age: ConnectionAge | None = None
@@ -180,12 +183,26 @@ class RunningServer:
         await self._health.drain()
         if self._service.drain is not None:
             self._service.drain()
-        await self._server.stop(grace_seconds)
+        await self._drain(grace_seconds)
         if self._admin is not None:
             await self._admin.stop(None)
         await self._service.stop()
         if self._service.metering is not None:
             await self._service.metering.stop()
+
+    async def _drain(self, grace_seconds: float) -> None:
+        if self._service.drained is None:
+            await self._server.stop(grace_seconds)
+            return
+        stopped = asyncio.ensure_future(self._server.stop(grace_seconds))
+        drained = asyncio.ensure_future(self._service.drained())
+        try:
+            await asyncio.wait((stopped, drained), return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.done():
+                await self.end_grace()
+            await stopped
+        finally:
+            drained.cancel()
 
     async def end_grace(self) -> None:
         """End what a `stop` in progress still waits for."""

@@ -9,10 +9,21 @@ from typing import Any
 import grpc
 import pytest
 
+from orchestrator.front.grpc import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.channel import CLIENT_OPTIONS
+from tandem.rpc.server import RunningServer
 from tests.service.requests.test_overload import Gate
 from tests.support.waiting import HANG_SECONDS, until
-from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tests.support.wire.fakes import (
+    FakeDrafter,
+    FakeTarget,
+    generation,
+    orchestrate,
+    request,
+    serve_fakes,
+)
 
 
 class Pulse:
@@ -67,6 +78,35 @@ async def test_a_text_that_is_not_read_gives_way_to_one_that_waits() -> None:
         for _ in range(1000):
             assert (await second.read()) is not grpc.aio.EOF
         second.cancel()
+
+
+async def test_a_drain_does_not_wait_for_who_reads_nothing() -> None:
+    """It waits for a text that moves, however long that takes."""
+    long = 10**6
+    target = FakeTarget(max_length=long)
+    pulse = Pulse(target)
+    window = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+    async with serve_fakes(
+        FakeDrafter(max_length=long), target, idle_seconds=10**6, full_idle_seconds=0.3
+    ) as chosen:
+        server = RunningServer("127.0.0.1:0", make_service(chosen))
+        await server.start()
+        await server.ready()
+        options = (*CLIENT_OPTIONS, *window)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:
+            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+            endless = generation(stopping={"max_new_tokens": 10**5})
+            unread = stub.Generate(pb.GenerateRequest(generation=endless))
+            await until(lambda: target.opened == 1)
+            await pulse.stopped()
+            moving = aiter(stub.Generate(pb.GenerateRequest(generation=generation())))
+            tokens = [token.id for token in (await anext(moving)).round.tokens]
+            await asyncio.wait_for(server.stop(10**6), HANG_SECONDS)
+            tokens += [token.id async for reply in moving for token in reply.round.tokens]
+            assert tokens == target.text(20)
+            with pytest.raises(grpc.aio.AioRpcError):  # no status goes out behind what is unread
+                async for _ in unread:
+                    pass
 
 
 async def test_a_text_that_is_not_read_keeps_its_place_for_a_while() -> None:
