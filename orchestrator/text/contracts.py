@@ -140,6 +140,11 @@ class Drafted:
         )
         return [first for first in found if first is not None]
 
+    def ends_at(self, place: int) -> bool:
+        """Whether nothing was drafted behind a place, so that what follows it is a bonus."""
+        chain = self.parents is None
+        return place == len(self.token_ids) if chain else place not in (self.parents or ())
+
 
 @dataclass(frozen=True, slots=True)
 class Decided:

@@ -89,7 +89,7 @@ class Emission:
             # Behind the first correction the drafted context was not emitted.
             overlaps = [decided.overlaps[node] for node in seen]
             self._counts.draft_bytes += drafted.payload_bytes
-            last = Origin.CORRECTION if len(seen) > kept else Origin.BONUS
+            last = Origin.BONUS if drafted.ends_at(decided.place) else Origin.CORRECTION
         self._counts.add_round(gamma, nodes, [rank for rank, _ in siblings], overlaps)
         tokens: list[EmittedToken] = []
         for place, token in enumerate(emitted):

@@ -138,6 +138,7 @@ class Session:
                 "tandem.nodes": len(drafted.token_ids) if drafted else 0,
                 "tandem.place": decided.place,
                 "tandem.accepted": decided.num_accepted,
+                "tandem.bonus": drafted is None or drafted.ends_at(decided.place),
                 "tandem.verifier": self._generation.verifier,
             }
         )

@@ -59,6 +59,7 @@ ATTRIBUTES = {
         "tandem.nodes",
         "tandem.place",
         "tandem.accepted",
+        "tandem.bonus",
         "tandem.verifier",
     },
     "draft": {

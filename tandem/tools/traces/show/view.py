@@ -117,6 +117,8 @@ def _round(span: RecordedSpan) -> dict[str, Any]:
     found: dict[str, Any] = {
         key: span.number(f"tandem.{key}") for key in ("round", "depth", "nodes", "accepted")
     }
+    if "tandem.bonus" in span.attributes:  # as older recordings have it not
+        found["bonus"] = span.attributes["tandem.bonus"]
     texts = {k.removeprefix(_TEXT): v for k, v in span.attributes.items() if k.startswith(_TEXT)}
     return {**found, "texts": texts} if texts else found
 

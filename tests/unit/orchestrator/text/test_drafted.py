@@ -23,3 +23,11 @@ def test_of_a_tree_the_kept_path_comes_first() -> None:
 
 def test_a_chain_stays_as_it_is() -> None:
     assert answer([5, 6, 7], None).kept_first(2) == [5, 6, 7]
+
+
+def test_behind_a_leaf_of_any_depth_comes_a_bonus() -> None:
+    tree = answer([5, 6, 7], [0, 0, 1])
+    assert [tree.ends_at(place) for place in range(4)] == [False, False, True, True]
+    chain = answer([5, 6, 7], None)
+    assert [chain.ends_at(place) for place in range(4)] == [False, False, False, True]
+    assert answer([], []).ends_at(0)

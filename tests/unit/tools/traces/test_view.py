@@ -69,6 +69,16 @@ def test_texts_are_there_where_they_were_recorded(tmp_path: Path) -> None:
     assert round_[6]["texts"] == {"drafted": [" a", "<b"], "next": "\n"}
 
 
+def test_a_bonus_behind_a_trees_shallow_leaf_is_said_so(tmp_path: Path) -> None:
+    tape = Tape()
+    root = tape.span("orchestrator", "generate", 0, 9, kind="SERVER")
+    fields = {"tandem__accepted": 1, "tandem__depth": 2, "tandem__nodes": 3, "tandem__bonus": True}
+    tape.span("orchestrator", "round", 1, 8, root, **fields)
+    page, _ = page_of(tape, tmp_path)
+    ((_, round_),) = [r["spans"] for r in data_in(page)["requests"]]
+    assert round_[6]["bonus"] is True
+
+
 def test_nothing_recorded_ends_the_pages_script(tape: Tape, tmp_path: Path) -> None:
     page, _ = page_of(tape, tmp_path)
     assert EVIL not in page
