@@ -72,7 +72,8 @@ def test_texts_are_there_where_they_were_recorded(tmp_path: Path) -> None:
 def test_a_bonus_behind_a_trees_shallow_leaf_is_said_so(tmp_path: Path) -> None:
     tape = Tape()
     root = tape.span("orchestrator", "generate", 0, 9, kind="SERVER")
-    fields = {"tandem__accepted": 1, "tandem__depth": 2, "tandem__nodes": 3, "tandem__bonus": True}
+    tree = {"accepted": 1, "depth": 2, "nodes": 3, "bonus": True}
+    fields: dict[str, Any] = {f"tandem__{name}": value for name, value in tree.items()}
     tape.span("orchestrator", "round", 1, 8, root, **fields)
     page, _ = page_of(tape, tmp_path)
     ((_, round_),) = [r["spans"] for r in data_in(page)["requests"]]
