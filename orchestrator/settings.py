@@ -62,6 +62,30 @@ class OrchestratorSettings(ServiceSettings):
         description="file of bearer tokens; each call then needs one. A line has a name, and a"
         " token or sha256: with the token's digest; read again when it changes",
     )
+    token_jwks_file: Path | None = Field(
+        None,
+        description="file with the JWK set of an issuer, whose JSON Web Tokens then may call,"
+        " beside the tokens of TOKEN_FILE; read again when it changes. Needs TOKEN_ISSUER and"
+        " TOKEN_AUDIENCE",
+    )
+    token_jwks_url: str = Field(
+        "",
+        description="https address of that set, instead of a file; fetched every 5 minutes, and"
+        " within 10 s of a token whose key is not in it",
+    )
+    token_issuer: str = Field("", description="the iss that a JSON Web Token must have")
+    token_audience: str = Field("", description="an aud that a JSON Web Token must have")
+    token_name_claim: str = Field(
+        "sub",
+        min_length=1,
+        description="the claim of a JSON Web Token that names the client in logs and shares",
+    )
+    token_leeway_seconds: float = Field(
+        60.0,
+        ge=0,
+        le=600,
+        description="how far the clocks of the orchestrator and the issuer may be apart",
+    )
     peer_ca: Path | None = Field(
         None,
         description="PEM file of the CA certificates that sign drafters' and targets'"

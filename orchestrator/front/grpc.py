@@ -12,6 +12,7 @@ import grpc
 from orchestrator.front import grpc_messages as messages
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
+from orchestrator.front.tokens import tokens_of
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Summary
@@ -20,11 +21,9 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import age_of
 from tandem.rpc.security.access import caller
-from tandem.rpc.security.files import NamedFile
-from tandem.rpc.security.tokens import BearerTokens
 from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
-from tandem.settings import MIB, variable_of
+from tandem.settings import MIB
 from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.metrics.readers import metering_of
 
@@ -173,9 +172,7 @@ def _metadata(context: _Context) -> dict[str, str]:
 
 def make_service(settings: OrchestratorSettings) -> Service:
     """The orchestrator as `tandem.rpc.process` runs it."""
-    file = settings.token_file
-    name = variable_of(OrchestratorSettings, "token_file")
-    tokens = None if file is None else BearerTokens(NamedFile(name, file))
+    tokens = tokens_of(settings)
     servicer = OrchestratorServicer(settings)
     orchestrator = GrpcService(
         "tandem.orchestrator.v1.OrchestratorService",

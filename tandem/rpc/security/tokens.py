@@ -1,4 +1,4 @@
-"""Bearer tokens: a service's file of tokens with their owners, and a caller's own token."""
+"""Bearer tokens: those that a service takes, with their owners, and a caller's own token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tandem.errors import Unauthenticated
 from tandem.rpc.security.files import NamedFile, Watched
+from tandem.rpc.security.web_tokens import WebTokens, looks_signed
 
 # Tells a caller what to send.
 _HOW = "send the metadata 'authorization: Bearer TOKEN'"
@@ -34,36 +35,47 @@ class BearerTokens:
     Args:
         file: a line for each token: the name of its owner, a blank, and the token or
             "sha256:" with the token's digest. Empty lines and those that begin with # are ignored.
+            None if only the issuer's tokens may call.
+        issued: checks JSON Web Tokens; None if only those of the file may call.
 
     Raises:
         StartupError: the file is missing, unreadable, malformed or has no token.
     """
 
-    def __init__(self, file: NamedFile) -> None:
+    def __init__(self, file: NamedFile | None, issued: WebTokens | None = None) -> None:
+        self._issued = issued
         # Digests are looked up by a keyed hash, so that the time of a look-up tells nothing about
         # the digests in the file.
         self._secret = secrets.token_bytes(32)
-        self._watched = Watched([file.path], lambda: self._table(file))
-        if not self._watched.look()[1]:
+        self._watched = None if file is None else Watched([file.path], lambda: self._table(file))
+        if file is not None and not self._known:
             raise file.unfit("holds no token: nobody could call")
 
     def owner_of(self, presented: Sequence[str]) -> str:
         """The owner of the token in a call's `authorization` values.
 
         Raises:
-            Unauthenticated: there is not exactly one value, or its token is unknown; the message
-                says what to send, and never repeats what was sent.
+            Unauthenticated: there is not exactly one value, or its token is unknown or not valid;
+                the message says what to send, and never repeats what was sent.
+            Unavailable: see `WebTokens`.
         """
         if not presented:
             raise Unauthenticated(f"no bearer token; {_HOW}")
         scheme, _, token = presented[0].partition(" ")
         if len(presented) > 1 or scheme.lower() != "bearer" or not token.strip():
             raise Unauthenticated(f"the authorization is no bearer token; {_HOW}")
-        digest = hashlib.sha256(token.strip().encode()).digest()
-        entry = self._watched.look()[1].get(self._key(digest))
+        token = token.strip()
+        if self._issued is not None and looks_signed(token):
+            return self._issued.owner_of(token)
+        digest = hashlib.sha256(token.encode()).digest()
+        entry = self._known.get(self._key(digest))
         if entry is None or not hmac.compare_digest(entry.digest, digest):
             raise Unauthenticated(f"the bearer token is unknown or was revoked; {_HOW}")
         return entry.name
+
+    @property
+    def _known(self) -> Mapping[bytes, _Entry]:
+        return {} if self._watched is None else self._watched.look()[1]
 
     def _key(self, digest: bytes) -> bytes:
         return hmac.digest(self._secret, digest, "sha256")

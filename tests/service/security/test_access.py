@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
+import jwt
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.security.access import Caller
 from tandem.rpc.security.tls import ClientTls, ServerTls
+from tandem.rpc.security.tokens import BearerTokens
+from tandem.rpc.security.web_tokens import Claims, WebTokens, keys_in
 from tests.support.processes.authorities import Authority
 from tests.support.wire.gate import (
     TOKEN,
@@ -48,6 +53,22 @@ async def test_who_is_known_gets_in(
     server = await serve()
     assert await server.call() == [None] * _ALL
     assert server.handlers.reached == [None] * 3
+
+
+async def test_who_has_a_token_of_the_issuer_gets_in(serve: Callable[..., Any]) -> None:
+    """And one that has expired gets one line, from every method."""
+    issuer = ec.generate_private_key(ec.SECP256R1())
+    public = {**jwt.algorithms.ECAlgorithm.to_jwk(issuer.public_key(), as_dict=True), "kid": "a"}
+    keys = keys_in(json.dumps({"keys": [public]}).encode())
+    issued = WebTokens(Claims("https://id.example", "tandem"), lambda _: keys)
+    server = await serve(tokens=BearerTokens(None, issued))
+    claims = {"iss": "https://id.example", "aud": "tandem", "sub": "ann", "exp": 2**32}
+    token = jwt.encode(claims, issuer, "ES256", headers={"kid": "a"})
+    assert await server.call(token=token) == [None] * _ALL
+    assert server.handlers.reached == [Caller("ann", "token")] * 3
+    late = jwt.encode({**claims, "exp": 1}, issuer, "ES256", headers={"kid": "a"})
+    assert await server.call(token=late) == [grpc.StatusCode.UNAUTHENTICATED] * _ALL
+    assert len(server.handlers.reached) == 3
 
 
 @pytest.mark.parametrize("who", ["nobody", "expired", "stranger", "self-signed", "plaintext"])
