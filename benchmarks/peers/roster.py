@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import torch
 from rich.console import Console
 
 from benchmarks.peers.installation import (
@@ -23,11 +24,14 @@ from benchmarks.peers.plan import Plan
 from benchmarks.peers.protocol import Generate, Load
 from benchmarks.peers.way import Measurement, Way
 from benchmarks.peers.worker import EngineFailed, Worker
+from tandem.inference.kv.size import free_memory
 from tandem.tools.load.timeline import Timeline
 
 TANDEM = "Tandem"
 _WORKERS = "benchmarks.peers.workers"
 _LOAD_SECONDS = 600.0
+# A worker of vLLM takes 2.2 GB, and all that ran before has to stay in memory.
+_LEAST_FREE = 4 << 30
 _ASK_SECONDS = 300.0
 Say = Callable[[str], None]
 
@@ -84,12 +88,12 @@ ENGINES = (
     SERVICES,
     INSIDE,
     Engine("OpenVINO GenAI", f"{_WORKERS}.openvino_genai", OPENVINO, converts=True),
-    VLLM_CPU,
     # Its law on a CPU is wrong by a defect of its build (vllm#55005): without that, by either way
-    # to draft that it has.
+    # to draft that it has; and as it is shipped.
     replace(VLLM_CPU, name="vLLM mended", options=("--mended",)),
-    replace(VLLM_CPU, name="vLLM mended, drawn", options=("--mended", "--drawn")),
     TRANSFORMERS,
+    replace(VLLM_CPU, name="vLLM mended, drawn", options=("--mended", "--drawn")),
+    VLLM_CPU,
 )
 
 
@@ -143,6 +147,11 @@ class Roster:
             say(f"loading {ways[0] if engine.apart else engine.name}")
             log = CACHE / "logs" / f"{engine.name.lower().replace(' ', '-')}-{own[0]}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
+            if free_memory(torch.device("cpu")) < _LEAST_FREE:
+                self.failures[str(ways[0]) if engine.apart else engine.name] = (
+                    "too little memory is free; name fewer --engines"
+                )
+                return
             try:
                 worker = Worker(engine.command, log, _settings(), pauses=engine.pausable)
             except OSError as error:
@@ -220,12 +229,12 @@ def telling() -> Iterator[Say]:
 
 
 def named(name: str) -> Engine:
-    """An engine by the beginning of its name, in any case.
+    """An engine by the beginning of its name, in any case; of several, the one with the shortest.
 
     Raises:
         ValueError: there is no such engine.
     """
-    for engine in ENGINES:
+    for engine in sorted(ENGINES, key=lambda engine: len(engine.name)):
         if engine.name.lower().startswith(name.lower()):
             return engine
     raise ValueError(f"no engine {name}: {', '.join(engine.name for engine in ENGINES)}")

@@ -199,6 +199,18 @@ def fake(name: str, target: str = "", apart: bool = False) -> tuple[Engine, dict
 
 
 class TestRoster:
+    def test_what_does_not_fit_into_memory_takes_no_part(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rosters, "CACHE", tmp_path)
+        monkeypatch.setattr(rosters, "free_memory", lambda device: 1 << 30)
+        roster, (engine, folders) = Roster(), fake("large", apart=True)
+        roster.start(engine, folders, (4, 8), "float32", lambda said: None)
+        assert not roster.workers
+        assert roster.failures == {
+            "large, plain": "too little memory is free; name fewer --engines"
+        }
+
     def test_a_whole_contest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """One engine is right, one skewed with drafts, one crashes, one fails midway."""
         monkeypatch.setattr(rosters, "CACHE", tmp_path)
@@ -228,6 +240,7 @@ class TestRoster:
 
     def test_names(self) -> None:
         assert named("openvino").name == "OpenVINO GenAI"
+        assert [named(name).name for name in ("vLLM", "Tandem")] == ["vLLM", "Tandem"]
         with pytest.raises(ValueError, match="no engine"):
             named("nobody")
 
