@@ -134,9 +134,9 @@ def service_of(servicer: TargetServicer) -> Service:
         servicer.settings.max_message_mib * MIB,
         servicer.become_ready,
         servicer.stop,
-        servicer.lost.wait,
-        servicer.drain,
-        servicer.metering,
+        lost=servicer.lost.wait,
+        drain=servicer.drain,
+        metering=servicer.metering,
         connection_age=age_of(servicer.settings),
     )
 
