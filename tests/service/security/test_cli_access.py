@@ -43,8 +43,10 @@ async def served(folder: Path) -> AsyncIterator[str]:
         server = RunningServer("127.0.0.1:0", make_service(settings), tls)
         await server.start()
         await server.ready()
-        yield f"127.0.0.1:{server.port}"
-        await server.stop(1.0)
+        try:
+            yield f"127.0.0.1:{server.port}"
+        finally:
+            await server.stop(1.0)
 
 
 async def tandem(*words: str, **environment: str) -> tuple[int, str, str]:
