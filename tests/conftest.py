@@ -8,17 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from tandem.inference.disk_cache import cache_folder
-from tandem.inference.passes import torch_layout
-from tests.support.models.tiny import save_random_llama
+from tests.support.processes.measuring import measure_once
 from tests.support.repository import ROOT
 
-# Tiny tensors gain nothing from threads, which only get into each other's way.
-torch.set_num_threads(1)
-# Which layout is faster says nothing on a busy machine: it is measured once, not again and again.
-torch_layout._REPEATS = 1
 # gRPC's core tells of every connection that is lost, on standard error.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # Services of tests start by the hundred: they compute by torch, in float32, unless a test is
@@ -33,6 +26,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# What imports torch is imported within a fixture: xdist's first process, which only deals out the
+# tests, would need ten seconds for it before the others start.
+
+
+@pytest.fixture(autouse=True, scope="session")
+def little_computing() -> None:
+    import torch
+
+    # Tiny tensors gain nothing from threads, which only get into each other's way.
+    torch.set_num_threads(1)
+    measure_once()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What services keep for their next start is not kept beyond the tests."""
@@ -44,6 +50,8 @@ def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is kept from a start of another test."""
+    from tandem.inference.disk_cache import cache_folder
+
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return cache_folder()
 
@@ -51,6 +59,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def random_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A drafter and an unrelated target, one layer each, vocabulary 5, no tokenizer."""
+    from tests.support.models.tiny import save_random_llama
+
     folder = tmp_path_factory.mktemp("pair")
     return save_random_llama(folder / "drafter", 2), save_random_llama(folder / "target", 1)
 

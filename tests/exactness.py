@@ -2,7 +2,7 @@
 
     python -m tests.exactness [--texts 30000] [--only forest "support 2"]
 
-`make test` runs a part of it (tests/system/serving/test_exactness.py, test_trees.py), and
+`make test` runs a part of it (tests/system/serving/test_exactness.py, test_inside_law.py), and
 `make exactness` runs all: 30,000 texts for each drafting method of the table, by each rule that
 takes its drafts, for each kind of row; then, unless --only names some of these cases, greedy texts,
 compared with those of transformers.

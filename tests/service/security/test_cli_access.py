@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from orchestrator.front.grpc import make_service
 from tandem.failure import Failure
@@ -20,11 +19,11 @@ from tandem.rpc.endpoint import Endpoint
 from tandem.rpc.security.files import NamedFile
 from tandem.rpc.security.tls import ClientTls, server_tls
 from tandem.rpc.server import RunningServer
+from tandem.tools.cli.main import app
 from tandem.tools.load.ghz import tool as ghz
 from tandem.tools.load.ghz.scenario import scenarios
 from tests.support.cluster.manifests import tool
 from tests.support.processes.authorities import Authority
-from tests.support.repository import ROOT
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, serve_fakes
 
 _TOKEN = secrets.token_hex(16)
@@ -44,21 +43,18 @@ async def served(folder: Path) -> AsyncIterator[str]:
         server = RunningServer("127.0.0.1:0", make_service(settings), tls)
         await server.start()
         await server.ready()
-        yield f"127.0.0.1:{server.port}"
-        await server.stop(1.0)
+        try:
+            yield f"127.0.0.1:{server.port}"
+        finally:
+            await server.stop(1.0)
 
 
 async def tandem(*words: str, **environment: str) -> tuple[int, str, str]:
-    """A run of the command: exit code, output, errors."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandem.tools.cli", *words),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        cwd=ROOT,
+    """A run of the command, beside the server: exit code, output, errors."""
+    run = await asyncio.to_thread(
+        CliRunner().invoke, app, words, env={"COLUMNS": "200", **environment}
     )
-    out, errors = await process.communicate()
-    return process.returncode or 0, out.decode(), errors.decode()
+    return run.exit_code, run.stdout, run.stderr
 
 
 async def test_commands_show_what_they_are_given(tmp_path: Path) -> None:

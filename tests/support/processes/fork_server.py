@@ -28,6 +28,7 @@ from typing import IO, Any
 from tandem.inference.threads import spin_less
 from tandem.tools.local import tethered
 from tandem.tools.local.process import MEMORY, ROOT
+from tests.support.processes.measuring import measure_once
 
 _POLL_SECONDS = 0.02
 _BORN_SECONDS = 120.0
@@ -194,6 +195,7 @@ def _main(number: int) -> None:
     spin_less()  # before torch is imported
     for module in _IMPORTED:
         importlib.import_module(module)
+    measure_once()
     # A garbage collection in a child would touch all of torch's objects, and copy their pages.
     gc.freeze()
     with socket.socket(fileno=number) as line:

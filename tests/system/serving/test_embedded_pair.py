@@ -15,7 +15,6 @@ from rich.console import Console
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tests.support.models.greedy import (
-    GAMMAS,
     VERIFIERS,
     Reference,
     references,
@@ -38,7 +37,9 @@ def greedy() -> list[Reference]:
     return references(source_lines(8), 48)
 
 
-@pytest.mark.parametrize(("verifier", "gamma"), [*product(VERIFIERS, (0, *GAMMAS))])
+@pytest.mark.parametrize(
+    ("verifier", "gamma"), [*product(VERIFIERS, (4,)), *product(("block",), (0, 1, 8))]
+)
 def test_greedy_equals_transformers(
     services: Trio, greedy: list[Reference], verifier: str, gamma: int
 ) -> None:
@@ -62,11 +63,11 @@ def complete_together(address: str, messages: list[pb.Generation]) -> list[pb.Co
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_the_same_seed_gives_the_same_text(services: Trio, verifier: str) -> None:
-    """Alone, beside seven others, and in a second run. Seed 0 is a seed."""
+    """Alone, beside three others, and in a second run. Seed 0 is a seed."""
     address = services.orchestrator.address
     messages = [
         generation(PROMPT, max_new_tokens=40, seed=seed, gamma=4, verifier=verifier)
-        for seed in range(8)
+        for seed in range(4)
     ]
     (alone,) = complete_together(address, messages[:1])
     beside = complete_together(address, messages)
@@ -102,7 +103,7 @@ def test_the_text_is_what_the_tokens_decode_to(
 
     tokenizer = Tokenizer.from_file(str(embedded_pair[1] / "tokenizer.json"))
     with services.client() as stub:
-        for seed in range(4):
+        for seed in range(2):
             message = generation(PROMPT, max_new_tokens=60, seed=seed)
             reply = stub.Complete(pb.CompleteRequest(generation=message))
             decoded = tokenizer.decode(list(reply.token_ids), skip_special_tokens=True)

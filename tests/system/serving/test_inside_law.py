@@ -23,7 +23,7 @@ from tests.support.processes.services import trio
 
 TEXTS = 800
 # In `make test`: sizes of its drafts are left open, so that runs have drafts and plain rounds.
-ONCE = ("model", "support 2", None)
+ONCE = ("tree", "support 2", None)
 
 
 @pytest.mark.parametrize(

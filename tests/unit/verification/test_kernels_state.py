@@ -137,6 +137,7 @@ class Measured:
         self.name = name
         self.rule = VERIFIERS[name]
         self.count_accepted = self.rule.count_accepted
+        self._written: tuple[Proposal | None, list[Draft]] = None, []
 
     def accept_probabilities(self, proposal: Proposal, target: Any, carry: Any) -> torch.Tensor:
         batch, gamma = proposal.tokens.shape
@@ -182,7 +183,9 @@ class Measured:
     def _decided(self, proposal: Proposal, target: Any, carry: Any, numbers: Any) -> Any:
         """[B, N, ...]: each draft's verdicts for numbers [B, N, G+1]."""
         batch, copies, width = numbers.shape
-        drafts = [draft for draft in _drafts(proposal) for _ in range(copies)]
+        if proposal is not self._written[0]:
+            self._written = proposal, _drafts(proposal)
+        drafts = [draft for draft in self._written[1] for _ in range(copies)]
         starts = np.repeat(np.arange(batch) * width, copies).tolist()
         states = self.rule.pack(carry, width - 1).numpy().repeat(copies, 0)
         rows, flat = target.float().flatten(0, 1).numpy(), numbers.reshape(-1, width)

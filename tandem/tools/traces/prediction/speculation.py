@@ -27,7 +27,7 @@ _DRAWS = 20_000
 _SEED = 0
 # Largest mean width: beyond it hardly a token is kept.
 _WIDEST = 1_000.0
-_HALVINGS = 60
+_HALVINGS = 40
 _LARGEST_LOG = 50.0
 
 _Array = NDArray[np.float64]

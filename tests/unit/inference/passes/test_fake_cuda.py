@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from transformers import PreTrainedConfig
 
 from drafter_svc.settings import DrafterSettings
@@ -65,8 +64,16 @@ def test_a_draft_waits_for_the_device_once(
 
 
 # Chains have to know which of them agree, level by level.
-@pytest.mark.parametrize(("name", "arrivals"), [("tree", 1), ("chains", 3), ("forest", 1)])
-@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(
+    ("name", "arrivals", "mixture"),
+    [
+        *(
+            (name, arrivals, "mixed")
+            for name, arrivals in (("tree", 1), ("chains", 3), ("forest", 1))
+        ),
+        *(("chains", 3, mixture) for mixture in ("plain", "greedy")),
+    ],
+)
 def test_a_draft_with_branches_stays_on_the_device(
     host: Host, mixture: str, name: str, arrivals: int
 ) -> None:
@@ -122,18 +129,23 @@ def test_a_round_with_a_draft_inside_waits_for_the_device_once(
     assert clock.waits == 1 + 2  # behind each verdict, with it
 
 
-def passes(*configs: PreTrainedConfig) -> list[ParameterSet]:
+def passes(*configs: PreTrainedConfig) -> list[tuple[PreTrainedConfig, bool]]:
     """Of the modules once without a window (Llama) and once with one (Gemma 2, which has no plain
     operators); of the plain operators all."""
-    own = [(config, config is GEMMA) for config in configs]
-    return [
-        pytest.param(config, modules, id=f"{config.model_type}-{modules}")
-        for config, modules in [*own, (LLAMA, True)]
-    ]
+    return [*((config, config is GEMMA) for config in configs), (LLAMA, True)]
 
 
-@pytest.mark.parametrize("in_one_call", [False, True], indirect=True)
-@pytest.mark.parametrize(("config", "modules"), passes(LLAMA, QWEN, GEMMA, MISTRAL))
+# A call for each text is the same code for all: plain, and with windows and soft caps.
+@pytest.mark.parametrize(
+    ("config", "modules", "in_one_call"),
+    [
+        *((*one, True) for one in passes(LLAMA, QWEN, GEMMA, MISTRAL)),
+        (LLAMA, False, False),
+        (GEMMA, True, False),
+    ],
+    indirect=["in_one_call"],
+    ids=lambda value: getattr(value, "model_type", str(value)),
+)
 def test_every_pass_stays_on_the_device(
     host: Host, kernel: Kernel, in_one_call: bool, config: PreTrainedConfig, modules: bool
 ) -> None:
@@ -147,8 +159,15 @@ def test_every_pass_stays_on_the_device(
     assert kernel.calls == (layers * (1 + 2 + 1 + 1) if in_one_call else 0)
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-@pytest.mark.parametrize(("config", "modules"), passes(LLAMA, GEMMA, MISTRAL))
+@pytest.mark.parametrize(
+    ("config", "modules", "at_once"),
+    [
+        *((*one, True) for one in passes(LLAMA, GEMMA, MISTRAL)),
+        (LLAMA, False, False),
+        (GEMMA, True, False),
+    ],
+    ids=lambda value: getattr(value, "model_type", str(value)),
+)
 def test_trees_stay_on_the_device(
     host: Host, kernel: Kernel, config: PreTrainedConfig, at_once: bool, modules: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import geometric_mean
 
@@ -31,7 +32,7 @@ def test_it_is_nearly_as_fast_as_the_best_size_and_never_slower_than_none(
 ) -> None:
     made = SimulatedServices(seed=1, **WORLDS[world])
     made.run(50 * texts, texts, length=80)
-    speed = made.run({1: 2000, 8: 2400, 32: 4800}[texts], texts, length=80)
+    speed = made.run({1: 1500, 8: 1600, 32: 2400}[texts], texts, length=80)
     assert speed >= NEARLY * made.best(texts)
     assert speed >= NEARLY_PLAIN * made.speed(PLAIN, texts)
 
@@ -85,20 +86,21 @@ def test_a_profile_that_is_wrong_about_rows_costs_little(rows_profiled: float, t
         assert speed >= 0.94 * made.speed(PLAIN, texts)
 
 
-@pytest.mark.parametrize("rival", [WithSteps, WithProfile])
 @pytest.mark.parametrize("texts", [1, 8])
-def test_it_beats_what_other_engines_do(rival: type[SimulatedServices], texts: int) -> None:
+def test_it_beats_what_other_engines_do(texts: int) -> None:
     """In the mean over all worlds; and in none is it clearly behind."""
-    ratios = []
-    for world in WORLDS.values():
-        speeds = []
-        for kind in (SimulatedServices, rival):
+
+    def speeds(kind: type[SimulatedServices]) -> Iterator[float]:
+        for world in WORLDS.values():
             made = kind(seed=1, **world)
             made.run(50 * texts, texts, length=80)
-            speeds.append(made.run(1200, texts, length=80))
-        ratios.append(speeds[0] / speeds[1])
-    assert min(ratios) > 0.96
-    assert geometric_mean(ratios) > 1.01
+            yield made.run(1200, texts, length=80)
+
+    own = list(speeds(SimulatedServices))
+    for rival in (WithSteps, WithProfile):
+        ratios = [mine / other for mine, other in zip(own, speeds(rival), strict=True)]
+        assert min(ratios) > 0.96
+        assert geometric_mean(ratios) > 1.01
 
 
 def test_it_keeps_to_a_size_that_is_as_good_as_any() -> None:
