@@ -12,11 +12,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
 
-# One more than cores, since tests also wait: for sockets, and for services to start. A worker, its
-# fork server and their services take 3 GB. A file's tests share its services, so that they stay
-# together; the long files are in the middle.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 4))')
-ON_ALL_CORES := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# A file's tests share its services, so that they stay together; the long files are in the middle.
+ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check audit load bench bench-peers bench-full bench-parts figures
