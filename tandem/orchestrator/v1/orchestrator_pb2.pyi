@@ -108,7 +108,7 @@ class Generation(google.protobuf.message.Message):
     """
     first_round: builtins.int
     """first_round resumes a text: the number of the first round, which must be larger than every
-    round already received. Default 0; greedy_block accepts only 0.
+    round already received. At most 2^62. Default 0; greedy_block accepts only 0 unless gamma is 0.
     """
     @property
     def prompt_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:

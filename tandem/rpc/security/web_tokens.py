@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import jwt
 import structlog
@@ -87,7 +88,7 @@ class WebTokens:
             )
         except jwt.ExpiredSignatureError:
             raise Unauthenticated("the bearer token has expired; get another one") from None
-        except (jwt.InvalidTokenError, ValueError):
+        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):  # deep JSON, for the last
             raise Unauthenticated("the bearer token is not valid here") from None
         name = found[claims.name]
         if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -166,7 +167,7 @@ class UrlKeys:
     def _renew(self) -> None:
         try:
             self._keys = keys_in(self._fetch(self._url))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever an issuer sends, the thread goes on
             _log.warning("no keys were fetched", setting=self._setting, reason=str(error))
 
 
@@ -195,7 +196,9 @@ def keys_in(document: bytes) -> Keys:
 
 
 def _fetched(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_FETCH_SECONDS) as reply:  # its scheme was checked
+    with urllib.request.urlopen(url, timeout=_FETCH_SECONDS) as reply:
+        if not _trusted(reply.url):
+            raise ValueError(f"the address leads to {reply.url}, which anybody could answer for")
         document: bytes = reply.read(_MOST_BYTES + 1)
     if len(document) > _MOST_BYTES:
         raise ValueError(f"the document is larger than {_MOST_BYTES >> 20} MiB")
@@ -209,6 +212,15 @@ def looks_signed(token: str) -> bool:
 
 def check_url(setting: str, url: str) -> None:
     """Raises StartupError for an address that anybody on the way could answer for."""
-    local = re.match(r"http://(localhost|127\.0\.0\.1|\[::1\])[:/]", url)
-    if not url.startswith("https://") and not local:
+    if not _trusted(url):
         raise StartupError(f"{setting}: {url} must begin with https://")
+
+
+def _trusted(url: str) -> bool:
+    """Whether the answer is the named host's: by TLS, or on this machine."""
+    try:
+        parts = urlsplit(url)
+        local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    except ValueError:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and local)

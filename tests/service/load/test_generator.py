@@ -25,6 +25,9 @@ class Service(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     def __init__(self) -> None:
         self.ended = asyncio.Event()
 
+    async def Complete(self, request: pb.CompleteRequest, context: _Context) -> pb.CompleteResponse:
+        return pb.CompleteResponse(text=request.generation.prompt, token_ids=[7, 7])
+
     async def Generate(
         self, request: pb.GenerateRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
@@ -84,3 +87,9 @@ async def test_a_refusal_says_when_to_come_again(service: tuple[Service, str]) -
         text = await generator.text(REFUSED)
     assert text.error == "RESOURCE_EXHAUSTED: no place"
     assert text.retry_s == 0.25
+
+
+async def test_a_whole_text_comes_in_one_answer(service: tuple[Service, str]) -> None:
+    async with LoadGenerator(service[1]) as generator:
+        reply = await generator.whole(ENDLESS)
+    assert (reply.text, list(reply.token_ids)) == ("endless", [7, 7])

@@ -45,7 +45,7 @@ LENGTH = 1000
         ({"speculation": pb.Speculation(verifier="magic")}, "verifier 'magic' is unknown"),
         ({"speculation": pb.Speculation(gamma=9)}, "gamma must be 0..8"),
         ({"request_id": "a" * 129}, "request_id"),
-        ({"first_round": 2**63 + 1}, "first_round"),
+        ({"first_round": 2**62 + 1}, "first_round"),
         (
             {"first_round": 3, "speculation": {"gamma": 3, "verifier": "greedy_block"}},
             "first_round: a greedy_block text",

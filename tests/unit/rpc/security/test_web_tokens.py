@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import http.client
+import io
 import json
 import queue
 import time
@@ -25,6 +28,8 @@ RSA = rsa.generate_private_key(65537, 2048)
 NOW = int(time.time())
 CLAIMS = {"iss": "https://id.example", "aud": "tandem", "sub": "ann", "exp": NOW + 10**6}
 FILE_TOKEN = "a-token-of-the-file"
+# A header of many lists, behind the {" that a token begins with.
+DEEP = base64.urlsafe_b64encode(b'{"a":' + b"[" * 5000).decode().rstrip("=")[3:]
 
 
 def jwk(key: Any, key_id: str) -> dict[str, Any]:
@@ -93,6 +98,7 @@ def test_who_has_a_signed_token_is_known_by_its_subject(tokens: BearerTokens) ->
         (signed("a secret that both sides would have to share", "one", "HS256"), "not valid here"),
         (signed()[:-4] + "AAAA", "is not valid here"),
         ("eyJ.e30.x", "is not valid here"),
+        (f"eyJ{DEEP}.e30.x", "is not valid here"),
         ("eyJhbGciOiJFUzI1NiJ9..", "is not valid here"),
         (signed(more="x" * 9000), "is not valid here"),
     ],
@@ -167,6 +173,8 @@ def test_a_set_without_usable_keys_ends_the_start(
         ({}, "TOKEN_ISSUER needs TANDEM_ORCHESTRATOR_TOKEN_JWKS_FILE or"),
         ({"token_jwks_url": "https://id.example/jwks", "token_audience": ""}, "must be set: else"),
         ({"token_jwks_url": "http://id.example/jwks"}, "must begin with https"),
+        ({"token_jwks_url": "http://localhost:80@id.example/jwks"}, "must begin with https"),
+        ({"token_jwks_url": "file:///etc/jwks"}, "must begin with https"),
         ({"token_jwks_url": "https://a", "token_jwks_file": Path("b")}, "not both"),
     ],
 )
@@ -182,18 +190,19 @@ def test_keys_of_an_address_are_fetched_again_when_one_is_missing(
 ) -> None:
     """And an issuer that does not answer is asked again, while the old keys stay in force."""
     monkeypatch.setattr(web_tokens, "_AGAIN_SECONDS", 0.0)
-    answers: queue.Queue[bytes | OSError] = queue.Queue()
+    answers: queue.Queue[bytes | Exception] = queue.Queue()
 
     def fetch(url: str) -> bytes:
         answer = answers.get()
-        if isinstance(answer, OSError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
     found = UrlKeys("URL", "https://id.example/jwks", fetch)
     with pytest.raises(Unavailable, match="not known yet"):
         found("one")
-    for answer in (b"", OSError("away"), key_set(jwk(EC, "one")).encode()):
+    broken = b"", b"[" * 10**5, OSError("away"), http.client.IncompleteRead(b"")
+    for answer in (*broken, key_set(jwk(EC, "one")).encode()):
         answers.put(answer)
     while found._keys is None:
         time.sleep(0.001)
@@ -204,6 +213,17 @@ def test_keys_of_an_address_are_fetched_again_when_one_is_missing(
         seen.append(set(found("next")))  # which asks for the keys again
         time.sleep(0.001)
     assert all(keys == {"one"} for keys in seen[:-1])
+
+
+def test_an_address_may_not_lead_to_one_that_anybody_could_answer_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reply(io.BytesIO):
+        url = "http://elsewhere.example/jwks"
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: Reply(b"{}"))
+    with pytest.raises(ValueError, match="leads to http://elsewhere"):
+        web_tokens._fetched("https://id.example/jwks")
 
 
 def test_a_set_keeps_what_it_can_use() -> None:
