@@ -88,7 +88,7 @@ class WebTokens:
             )
         except jwt.ExpiredSignatureError:
             raise Unauthenticated("the bearer token has expired; get another one") from None
-        except (jwt.PyJWTError, ValueError, TypeError, RecursionError):  # deep JSON, for the last
+        except (jwt.PyJWTError, ValueError):
             raise Unauthenticated("the bearer token is not valid here") from None
         name = found[claims.name]
         if not isinstance(name, str) or not _NAME.fullmatch(name):

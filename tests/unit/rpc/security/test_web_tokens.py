@@ -98,7 +98,7 @@ def test_who_has_a_signed_token_is_known_by_its_subject(tokens: BearerTokens) ->
         (signed("a secret that both sides would have to share", "one", "HS256"), "not valid here"),
         (signed()[:-4] + "AAAA", "is not valid here"),
         ("eyJ.e30.x", "is not valid here"),
-        (f"eyJ{DEEP}.e30.x", "is not valid here"),
+        (f"eyJ{DEEP}.e30.AAAA", "is not valid here"),
         ("eyJhbGciOiJFUzI1NiJ9..", "is not valid here"),
         (signed(more="x" * 9000), "is not valid here"),
     ],
