@@ -10,14 +10,13 @@ from tandem.engine.asks import Draw, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
-# Of the time of the pass that prompts share with running sequences. On a CPU, where each row costs
-# the same, the slowest rounds of eight texts take 1.8 times as long beside a long prompt; with
-# twice the share it is 2.8 (benchmarks/endurance/interference.py).
+# Of the time of the pass that prompts share with running sequences: rounds of eight texts take 1.7
+# times as long beside a long prompt (median; benchmarks/endurance/interference.py).
 _SHARE = 0.75
 # Where nobody waits, prompts share passes until their rows take so many times as long as what a
 # pass takes in any case. In larger ones a burst's first prompts would only wait for its last.
 _ROWS_ALONE = 10
-# A chunk that is known to fit into a device's memory beside the weights.
+# However fast the device is: what a pass computes on the way has no memory set aside.
 _LARGEST_ALONE = 2048
 
 
