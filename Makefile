@@ -11,6 +11,11 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 export PYTHONDONTWRITEBYTECODE :=
 # As `tandem up` gives it to the services, so that a benchmark's own models have it too.
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1
+# uv needs a cache that it can write, and the home may be read-only.
+CACHE_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)
+ifneq ($(shell mkdir -p '$(CACHE_HOME)/uv' 2>/dev/null && test -w '$(CACHE_HOME)/uv' && echo writable),writable)
+export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
+endif
 
 # A file's tests share its services, so that they stay together; the long files are in the middle.
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
