@@ -35,7 +35,8 @@ def _spin(folder: str) -> None:
 def _install(folder: str) -> None:
     uv = str(Path(sys.executable).with_name("uv"))
     wanted = [f"{package}=={version(package)}" for package in _PACKAGES]
-    command = [uv, "pip", "install", "--quiet", "--no-deps", "--reinstall", "--link-mode=copy"]
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--reinstall"]
+    command += ["--offline", "--link-mode=copy"]
     while True:
         subprocess.run([*command, "--target", folder, *wanted], check=True)
 
