@@ -114,8 +114,8 @@ class RequestMetrics:
             span: the request's; None where it is not traced.
         """
         elapsed_ns, first_ns = times.elapsed_ns(), times.first_token_ns
-        exemplar = metrics.exemplar_of(span)
         instruments = self._instruments
+        exemplar = instruments.exemplar_of(span)
         gen_ai = (_OPERATION, _PROVIDER, model)
         instruments.counter(metrics.REQUESTS, status, finish_reason).value += 1
         failure = "" if status == "OK" else status

@@ -38,6 +38,7 @@ class EngineMeter:
             ]
             for step in ("prefill", self._step, *(["draft"] if loaded.drafts_inside else []))
         }
+        self._exemplar_of = instruments.exemplar_of
         self._batch = instruments.histogram(metrics.BATCH_SIZE, role)
         engine = loaded.engine
         engine.on_answered, engine.on_step = self.answered, self.stepped
@@ -66,7 +67,7 @@ class EngineMeter:
     def answered(self, results: Sequence[Answered]) -> None:
         """Results of jobs are on their way, each with its times. Event loop."""
         for job, lap, times in results:
-            exemplar = metrics.exemplar_of(job.traced)
+            exemplar = self._exemplar_of(job.traced)
             step = lap or ("prefill" if job.opens else self._step)
             for stage, histogram in self._stages[step]:
                 histogram.observe(times.of(stage) * _NS, exemplar)

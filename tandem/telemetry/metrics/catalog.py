@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tandem.telemetry.tracing.ids import SpanIds
-
 DRAFTER, TARGET, ORCHESTRATOR = "drafter", "target", "orchestrator"
 _MODELS = (DRAFTER, TARGET)
 _ALL = (DRAFTER, TARGET, ORCHESTRATOR)
@@ -88,13 +86,6 @@ class Metric:
 def underscored(name: str) -> str:
     """The Prometheus form of an OpenTelemetry name."""
     return name.replace(".", "_")
-
-
-def exemplar_of(span: SpanIds | None) -> dict[str, str] | None:
-    """The exemplar that leads from a measurement to its trace; None without a trace."""
-    if span is None:
-        return None
-    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
 
 
 REQUEST_DURATION = Metric(

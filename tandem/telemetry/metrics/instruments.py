@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
 from tandem.telemetry.metrics.catalog import METRICS, Metric, MetricKind, underscored
+from tandem.telemetry.tracing.ids import SpanIds
 
 
 class Count:
@@ -81,11 +82,16 @@ class Instruments:
         role: of the service.
         registry: for writers of Prometheus' formats.
         started_ns: when counting began, by time.time_ns().
+
+    Args:
+        role: of the service.
+        exemplars: whether measurements of traced requests lead to their traces.
     """
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, exemplars: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # nothing reads them
         self.role = role
+        self._exemplars = exemplars
         self.registry = CollectorRegistry()
         self.started_ns = time.time_ns()
         self._all = {
@@ -109,6 +115,12 @@ class Instruments:
         found = self._all[metric]
         assert isinstance(found, Gauge)
         (found.labels(*labels) if labels else found).set_function(read)
+
+    def exemplar_of(self, span: SpanIds | None) -> dict[str, str] | None:
+        """The exemplar that leads from a measurement to its trace; None without one."""
+        if span is None or not self._exemplars:
+            return None
+        return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
 
     def families(self) -> Iterator[tuple[Metric, Family]]:
         """Each metric with its current values."""

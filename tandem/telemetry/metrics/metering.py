@@ -29,10 +29,17 @@ class Metering:
         role: of the service.
         listen: host:port of the Prometheus endpoint; None for none.
         exporter: sends by OTLP; None to send nothing.
+        exemplars: whether measurements lead to traces.
     """
 
-    def __init__(self, role: str, listen: str | None, exporter: MetricExporter | None) -> None:
-        self.instruments = Instruments(role)
+    def __init__(
+        self,
+        role: str,
+        listen: str | None,
+        exporter: MetricExporter | None,
+        exemplars: bool = True,
+    ) -> None:
+        self.instruments = Instruments(role, exemplars)
         self.port = 0
         self._listen = listen
         self._exporter = exporter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from tandem.errors import StartupError
@@ -37,4 +38,19 @@ def metering_of(role: str, listen: str | None) -> Metering | None:
         return None
     from tandem.telemetry.metrics.metering import Metering
 
-    return Metering(role, listen, exporter)
+    return Metering(role, listen, exporter, _exemplars_wanted())
+
+
+def _exemplars_wanted() -> bool:
+    """Whether OTEL_METRICS_EXEMPLAR_FILTER leaves exemplars on.
+
+    Raises:
+        StartupError: it asks for exemplars without a trace, or for something unknown.
+    """
+    filter_ = os.environ.get("OTEL_METRICS_EXEMPLAR_FILTER") or "trace_based"
+    if filter_ not in ("trace_based", "always_off"):
+        raise StartupError(
+            f"OTEL_METRICS_EXEMPLAR_FILTER asks for {filter_!r}; use trace_based or always_off:"
+            " an exemplar leads to a trace"
+        )
+    return filter_ == "trace_based"

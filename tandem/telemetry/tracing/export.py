@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -25,6 +26,8 @@ from tandem.telemetry.tracing.trace_file import TraceFile
 
 # A request makes about twenty spans a round; the SDK's 2,048 overflow within a second of load.
 _MAX_QUEUED_SPANS = 32_768
+# Named like OpenTelemetry's own loggers, whose lines are rate-limited.
+_log = logging.getLogger("opentelemetry.tandem")
 # How long a process waits at its end for a collector that may be unreachable.
 _CLOSE_SECONDS = 5.0
 _SCOPE = InstrumentationScope("tandem")
@@ -60,6 +63,63 @@ class SpanWriter:
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
+
+
+class _Counted(SpanExporter):
+    """An exporter that counts what it was given.
+
+    Attributes:
+        taken: records so far.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self.taken = 0
+        self._exporter = exporter
+        self.shutdown = exporter.shutdown  # type: ignore[method-assign]
+
+    def export(self, records: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See `SpanExporter`."""
+        self.taken += len(records)
+        return self._exporter.export(records)
+
+
+class SpanQueue(BatchSpanProcessor):
+    """The SDK's queue. It logs once when it fills up, where the SDK makes a log record for each
+    span that it drops: 20 microseconds on the event loop.
+
+    Args:
+        exporter: takes the records, in a thread of the SDK's.
+        places: records that may wait. Further ones are dropped.
+
+    Raises:
+        ValueError: an OTEL_BSP_* variable is wrong, or does not fit `places`.
+    """
+
+    def __init__(self, exporter: SpanExporter, places: int) -> None:
+        self._counted = _Counted(exporter)
+        self._places = places
+        self._written = 0
+        self._full = False
+        super().__init__(self._counted, max_queue_size=places)
+
+    @property
+    def waiting(self) -> int:
+        """Records in the queue."""
+        return self._written - self._counted.taken
+
+    def on_end(self, record: ReadableSpan) -> None:
+        """Queue an ended record, or drop it."""
+        full = self.waiting >= self._places
+        if full and not self._full:
+            _log.warning(
+                "the queue of spans is full, and spans are lost: export faster, sample fewer"
+                " requests, or raise OTEL_BSP_MAX_QUEUE_SIZE (now %d)",
+                self._places,
+            )
+        self._full = full
+        if not full:
+            self._written += 1
+            super().on_end(record)
 
 
 class ReadableExporter(SpanExporter):
@@ -121,7 +181,7 @@ def make_writer(service: str, trace_file: Path | None) -> SpanWriter | None:
     if not queued.isdecimal():
         raise StartupError(f"OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, got {queued!r}")
     provider = TracerProvider(resource=resource)
-    return SpanWriter(provider, BatchSpanProcessor(exporter, max_queue_size=int(queued)))
+    return SpanWriter(provider, SpanQueue(exporter, int(queued)))
 
 
 def resource_of(service: str) -> Resource:

@@ -10,6 +10,7 @@ import pytest
 
 from tandem.errors import StartupError
 from tandem.telemetry.metrics.readers import metering_of
+from tandem.telemetry.tracing.ids import SpanIds
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_otel")
@@ -62,6 +63,10 @@ def test_nothing_is_metered_where_it_is_not_asked_for(
             {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_METRICS_TIMEOUT": "soon"},
             "cannot make the exporter",
         ),
+        (
+            {"OTEL_METRICS_EXPORTER": "console", "OTEL_METRICS_EXEMPLAR_FILTER": "always_on"},
+            "'always_on'; use trace_based or always_off",
+        ),
     ],
 )
 def test_a_bad_otel_variable_is_one_sentence(
@@ -71,3 +76,17 @@ def test_a_bad_otel_variable_is_one_sentence(
         monkeypatch.setenv(name, value)
     with pytest.raises(StartupError, match=sentence):
         metering_of("target", None)
+
+
+@pytest.mark.parametrize("filter_", ["", "trace_based", "always_off"])
+def test_the_exemplar_filter_decides_whether_measurements_lead_to_traces(
+    filter_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "console")
+    monkeypatch.setenv("OTEL_METRICS_EXEMPLAR_FILTER", filter_)
+    metering = metering_of("target", None)
+    assert metering is not None
+    exemplar = metering.instruments.exemplar_of(SpanIds(10, 11))
+    traced = {"trace_id": f"{10:032x}", "span_id": f"{11:016x}"}
+    assert exemplar == (None if filter_ == "always_off" else traced)
+    assert metering.instruments.exemplar_of(None) is None
