@@ -67,7 +67,7 @@ class PromptEncoder:
             try:
                 work = self._threads.submit(self._codec.encode, text)
             except RuntimeError:
-                raise Unavailable("the model has become another one; try again") from None
+                raise Unavailable("the orchestrator is stopping") from None
             return await asyncio.wrap_future(work)
 
     def close(self) -> None:

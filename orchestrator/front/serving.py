@@ -15,7 +15,7 @@ from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
-from orchestrator.replicas.compatibility import Capabilities
+from orchestrator.replicas.compatibility import Capabilities, Law
 from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.settings import OrchestratorSettings
@@ -75,30 +75,40 @@ class Serving:
             self._begun = True
             await self._pool.begin()
         while not self.is_ready:
-            self._changed.clear()
-            try:
-                capabilities = self._pool.capabilities
-            except Unavailable:  # the pool has said why
-                await self._changed.wait()
-                continue
-            try:
-                await self._adopt(capabilities)
-            except StartupError as error:
-                if self._texts is None:
-                    raise
-                _log.error("the pair cannot be served as configured", reason=str(error))
-                await self._changed.wait()
-            except TandemError as error:
-                # Who failed may serve all the same, so that no change may ever come.
-                _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
+            await self._follow()
 
     async def unready(self) -> None:
-        """Wait until there is no such pair."""
+        """Wait until there is no such pair; another law is taken over while the old one serves."""
         while self.is_ready:
-            self._changed.clear()
+            await self._follow()
+
+    async def _follow(self) -> None:
+        """Take over the law that the pool offers, or wait for a change if it is served already."""
+        self._changed.clear()
+        try:
+            capabilities = self._pool.capabilities
+        except Unavailable:  # the pool has said why
             await self._changed.wait()
+            return
+        if self._begin_with(capabilities.law):
+            await self._changed.wait()
+            return
+        try:
+            await self._adopt(capabilities)
+        except StartupError as error:
+            if self._texts is None:
+                raise
+            _log.error("the pair cannot be served as configured", reason=str(error))
+            await self._changed.wait()
+        except TandemError as error:
+            # Who failed may serve all the same, so that no change may ever come.
+            _log.warning("no tokenizer yet", reason=str(error), notes=notes_of(error))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _AGAIN_SECONDS)
+
+    def _begin_with(self, law: Law) -> bool:
+        """Whether texts begin with a law now."""
+        return self._texts is not None and self._texts.validator.capabilities.law == law
 
     @property
     def is_ready(self) -> bool:
@@ -111,14 +121,16 @@ class Serving:
     def _renew(self) -> None:
         """Keep to what the pool offers, as long as it is the same model."""
         self._changed.set()
-        texts = self._texts
         try:
             capabilities = self._pool.capabilities
         except Unavailable:
             self._lost_at = time.monotonic()
             return
-        if texts is not None and texts.validator.capabilities.law == capabilities.law:
-            texts.validator = replace(texts.validator, capabilities=capabilities)
+        if self._texts is not None:
+            if self._begin_with(capabilities.law):
+                self._texts.validator = replace(self._texts.validator, capabilities=capabilities)
+            elif not self.is_ready:  # until the tokenizer has been read
+                self._lost_at = time.monotonic()
         self._notifier.notify()
 
     async def _adopt(self, capabilities: Capabilities) -> None:
@@ -154,7 +166,7 @@ class Serving:
             self._texts = Texts(settings, self._pool, validator, self.metrics)
             self._watch(self._texts)
         else:
-            self._texts.validator.encoder.close()
+            # The old one's prompts that are being encoded end by the law that they began with.
             self._texts.validator = validator
         self._renew()  # what is offered may have changed meanwhile
 
@@ -170,15 +182,18 @@ class Serving:
 
     @property
     def texts(self) -> Texts:
-        """Who makes texts.
+        """Who makes texts: with the law of the pool, or with the one before while the tokenizer of
+        another is being read.
 
         Raises:
             Unavailable: the pair is not ready.
         """
-        capabilities = self._pool.capabilities
-        if self._texts is None or self._texts.validator.capabilities.law != capabilities.law:
-            raise Unavailable("not ready: reading the target's tokenizer")
-        return self._texts
+        law, texts = self._pool.capabilities.law, self._texts
+        if texts is not None and (
+            self._begin_with(law) or self._pool.targets(texts.validator.capabilities)
+        ):
+            return texts
+        raise Unavailable("not ready: reading the target's tokenizer")
 
     async def texts_soon(self, remaining: float | None) -> Texts:
         """Who makes texts, waited for where there was somebody a moment ago.

@@ -29,12 +29,14 @@ class Agreement:
     Attributes:
         law: of the targets that texts go to; None where none can be asked.
         targets: of that law.
-        drafters: that fit those targets.
+        others: targets of other laws: the texts that began there may end there.
+        drafters: that fit the targets of the law.
         misfits: why each of the others gets no text.
     """
 
     law: Law | None
     targets: list[Replica[TargetClient]] = field(default_factory=list)
+    others: list[Replica[TargetClient]] = field(default_factory=list)
     drafters: list[Replica[DrafterClient]] = field(default_factory=list)
     misfits: dict[Replica[Any], TandemError] = field(default_factory=dict)
 
@@ -42,27 +44,24 @@ class Agreement:
 def agree(
     targets: Sequence[Replica[TargetClient]],
     drafters: Sequence[Replica[DrafterClient]],
-    law: Law | None,
+    present: Law | None,
 ) -> Agreement:
-    """Compare replicas that serve.
+    """Compare replicas that serve. Texts begin with the law that most targets have; of equally
+    many, with the present one, else with the one that comes first.
 
     Args:
         targets: that serve.
         drafters: that serve.
-        law: that targets have to have; None takes the one that most of them have, of equally many
-            the one that comes first.
+        present: law with which texts began so far; None at the start.
     """
     misfits: dict[Replica[Any], TandemError] = {}
     speaking = _sift(targets, misfits, lambda reply: require_protocol(reply.info, "a target"))
-    if law is None and speaking:
-        laws = [law_of(replica.reply) for replica in speaking]
-        law = max(laws, key=laws.count)
-    if law is None:
-        return Agreement(None, misfits=misfits)
-    present = law
-    same = _sift(speaking, misfits, lambda reply: require_law(present, reply))
-    if not same:
-        return Agreement(law, misfits=misfits)
+    if not speaking:
+        return Agreement(present, misfits=misfits)
+    laws = [law_of(replica.reply) for replica in speaking]
+    law = max(laws, key=lambda law: (laws.count(law), law == present))
+    same = _sift(speaking, misfits, lambda reply: require_law(law, reply))
+    others = [replica for replica in speaking if replica in misfits]
     info = same[0].reply.info
 
     def require_pair(reply: Any) -> None:
@@ -70,7 +69,7 @@ def agree(
         require_trees(info, reply)
 
     fitting = _sift(drafters, misfits, require_pair)
-    return Agreement(law, same, fitting, misfits)
+    return Agreement(law, same, others, fitting, misfits)
 
 
 def _sift(

@@ -98,7 +98,7 @@ def require_law(law: Law, reply: target_pb2.GetModelInfoResponse) -> None:
         if value != law[name]:
             raise Unavailable(
                 f"a target ({reply.info.model}) waits, for it differs from the others in {name}:"
-                f" {value} and {law[name]}; it serves when none of theirs is left"
+                f" {value} and {law[name]}; texts begin with what most targets serve"
             )
 
 

@@ -124,7 +124,7 @@ class PeersOfText:
     def drafter(self) -> TextDrafter | None:
         """See `TextPeers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
-        replica = self._drafting = self._pool.pick_drafter(zone)
+        replica = self._drafting = self._pool.pick_drafter(self._capabilities.law, zone)
         if replica is None or self._capabilities.drafter is None:
             return None
         client = self._drafters.enter_context(replica.serve())

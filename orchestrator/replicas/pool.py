@@ -6,7 +6,6 @@ import asyncio
 import math
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -34,10 +33,6 @@ from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
 
-# How long a target that is away keeps its law the present one, where others wait with another:
-# a process that restarts with the same model is back by then.
-_HELD_SECONDS = 60.0
-
 # When a text left a process on a target, by time.monotonic().
 Left = Mapping[tuple[Replica[TargetClient], int], float]
 
@@ -45,8 +40,8 @@ Left = Mapping[tuple[Replica[TargetClient], int], float]
 class ReplicaPool:
     """The replicas that this orchestrator uses.
 
-    All targets that texts go to have one law. A target with another one waits, and serves
-    nothing, until no target with the present law is left; then its own becomes the present.
+    Texts begin with the law that most of the serving targets have, and end with it: no text moves
+    to a target of another law. A target of another law than that of most gets no new text.
     What is offered follows who serves: all is compared anew whenever a replica changes.
 
     Attributes:
@@ -116,9 +111,7 @@ class ReplicaPool:
         """Find out anew who belongs together, and what they offer."""
         if not self._begun:  # the first to answer might be the only one of its law
             return
-        law = self._agreed.law
-        held = law is not None and self._is_held(law)
-        self._agreed = agree(self._targets.serving, self._drafters.serving, law if held else None)
+        self._agreed = agree(self._targets.serving, self._drafters.serving, self._agreed.law)
         self._tell(self._agreed.misfits)
         before = self._capabilities
         try:
@@ -130,16 +123,6 @@ class ReplicaPool:
         if self._capabilities is not before:
             self._changed()
         self._notifier.notify()
-
-    def _is_held(self, law: Law) -> bool:
-        """Whether a target of a law serves, or was there a moment ago."""
-        horizon = time.monotonic() - _HELD_SECONDS
-        return any(
-            replica.reply is not None
-            and (replica.serving or replica.lost_at > horizon)
-            and law_of(replica.reply) == law
-            for replica in self._targets.known
-        )
 
     def _tell(self, misfits: dict[Replica[Any], TandemError]) -> None:
         """Log who gets no texts, each once."""
@@ -193,13 +176,14 @@ class ReplicaPool:
         """How many drafters texts may go to."""
         return len(self._agreed.drafters)
 
-    def pick_drafter(self, zone: str) -> Replica[DrafterClient] | None:
-        """The drafter for a text; None where none serves that has room and has not just failed one.
+    def pick_drafter(self, law: Law, zone: str) -> Replica[DrafterClient] | None:
+        """The drafter for a text; None where none serves that has room and has not just failed one,
+        or for a text of a law that is no longer that of most targets.
 
         One in another zone than the text's target comes last; of the others the one with the
         smallest load, and of several the one whose turn it is.
         """
-        drafters = self._agreed.drafters
+        drafters = self._agreed.drafters if law == self._agreed.law else []
         sound = [replica for replica in drafters if not (replica.shunned or replica.full)]
         return min(sound, key=lambda replica: _order(replica, zone), default=None)
 
@@ -214,7 +198,7 @@ class ReplicaPool:
         """
         fresh = [
             replica
-            for replica in self._agreed.targets
+            for replica in (*self._agreed.targets, *self._agreed.others)
             if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
             and capabilities.takes(replica.reply)
         ]
@@ -240,7 +224,11 @@ class ReplicaPool:
 
     def is_alone(self, target: Replica[TargetClient]) -> bool:
         """Whether no other target could go on with its texts now."""
-        return all(other is target or other.shunned for other in self._agreed.targets)
+        others = self._agreed.targets
+        if target not in others:
+            law = law_of(target.reply)
+            others = [other for other in self._agreed.others if law_of(other.reply) == law]
+        return all(other is target or other.shunned for other in others)
 
     async def tokenizer_json(self, seconds: float) -> bytes:
         """The tokenizer of what is offered; empty where it has none.

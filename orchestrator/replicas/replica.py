@@ -48,7 +48,6 @@ class Replica(Generic[C]):
         leaving: its name has it no more; open texts go on.
         active: texts that it serves for us.
         begun_at: when it was given its last one, by time.monotonic().
-        lost_at: when it was last seen to serve no more, by time.monotonic().
         answered_at: when it last said what it serves, and answered a probe where one was due.
         obstacle: why it does not serve; None where it does, or has never been asked.
         asked: set when it has been asked once, whatever came of it, or never will be.
@@ -67,7 +66,6 @@ class Replica(Generic[C]):
         self.leaving = False
         self.active = 0
         self.begun_at = -math.inf
-        self.lost_at = math.inf
         self.answered_at = -math.inf
         self.obstacle: TandemError | None = None
         self.asked = asyncio.Event()
@@ -127,7 +125,6 @@ class Replica(Generic[C]):
     def _note(self, serving: bool, obstacle: TandemError | None) -> None:
         address, role = self.client.address, self.client.role
         if self.serving and not serving:
-            self.lost_at = time.monotonic()
             reason = "it said so" if obstacle is None else f"{obstacle}; {notes_of(obstacle)}"
             _log.warning("replica is away", role=role, address=address, reason=reason)
         elif serving and not self.serving:

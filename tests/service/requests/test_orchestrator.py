@@ -82,7 +82,8 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         await pool.begin()
         budget = RetryBudget(1.0, lambda: 1)
         peers = PeersOfText(pool, pool.capabilities, None, budget, 0.0, TextRecord())
-        drafter = pool.pick_drafter("")
+        law = pool.capabilities.law
+        drafter = pool.pick_drafter(law, "")
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
             sequence.cancel()
@@ -90,7 +91,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         with pytest.raises(Unavailable), peers:
             raise error
         assert drafter is not None
-        assert pool.pick_drafter("") is None
+        assert pool.pick_drafter(law, "") is None
         target = pool.targets(pool.capabilities)[0]
         assert (target.shunned, drafter.shunned) == (shunned, True)
         assert (target.load, drafter.load) == (0, 0)

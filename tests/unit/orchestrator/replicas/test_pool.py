@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import pytest
@@ -149,10 +149,41 @@ async def test_of_equally_many_the_first_to_be_named(made: Made) -> None:
     assert agree([one, other], [], None).targets == [one]
 
 
-async def test_the_present_law_stays_however_many_have_another(made: Made) -> None:
+async def test_the_present_law_stays_until_more_targets_have_another(made: Made) -> None:
     old, *new = (made.target(fingerprint=name) for name in ("x", "y", "y"))
-    assert agree([old, *new], [], law_of(old.reply)).targets == [old]
-    assert agree(new, [], law_of(old.reply)).targets == []
+    present = law_of(old.reply)
+    assert agree([new[0], old], [], present).targets == [old]
+    agreed = agree([old, *new], [], present)
+    assert (agreed.targets, agreed.others) == (new, [old])
+    assert agree(new, [], present).targets == new
+    assert agree([], [], present).law == present
+
+
+@pytest.mark.parametrize("surge", [True, False])
+@pytest.mark.parametrize("replicas", range(1, 8))
+async def test_a_rollout_moves_new_texts_once_and_to_most_replicas(
+    made: Made, replicas: int, surge: bool
+) -> None:
+    """One pod after the other; with a surge the new one is ready before the old one goes."""
+    ready = [made.target(fingerprint="old") for _ in range(replicas)]
+    present = agree(ready, [], None).law
+    chosen, fewest = [present], replicas
+    for _ in range(replicas):
+        added = made.target(fingerprint="new")
+        steps = (
+            [[*ready, added], [*ready[1:], added]] if surge else [ready[1:], [*ready[1:], added]]
+        )
+        for ready in steps:
+            agreed = agree(ready, [], present)
+            present = agreed.law
+            chosen.append(agreed.law)
+            fewest = min(fewest, len(agreed.targets))
+            assert 2 * len(agreed.targets) >= len(ready)
+            assert {*agreed.targets, *agreed.others} == {*ready}
+    laws = [law for law, _ in groupby(chosen)]
+    assert [law and law["fingerprint"] for law in laws] == ["old", "new"]
+    # New texts always have half of the targets, with a surge at least one.
+    assert fewest >= max(replicas // 2, surge)
 
 
 @pytest.mark.parametrize(
