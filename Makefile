@@ -102,14 +102,13 @@ observability-check: setup ## A real Prometheus and a real Jaeger beside the ser
 
 # Tools of their own environments, so that the product's stays as it is. What could not be looked up
 # is no pass (--strict).
-audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilities of all that is pinned
+audit: setup ## An SBOM of the product (out/sbom.json), and known vulnerabilities of all that is pinned (SERVICE=pypi)
 	@mkdir -p out
 	$(BIN)/uv pip compile pyproject.toml --extra inference --constraint requirements.txt --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file out/product.txt
 	$(BIN)/uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements out/product.txt \
 	  --output-reproducible --output-format JSON --output-file out/sbom.json
-	$(BIN)/uv tool run --quiet --from pip-audit==2.10.1 pip-audit --requirement requirements.txt \
-	  --require-hashes --disable-pip --strict --progress-spinner off
+	$(BIN)/python -m tests.audit requirements.txt --service $(or $(SERVICE),pypi)
 
 ##@ Measure it
 
