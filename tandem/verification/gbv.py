@@ -108,7 +108,8 @@ def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor
         [B, V] the law, and [B] the index of the draw.
     """
     order = ratios(p, q).argsort(dim=-1, stable=True)
-    rank = order.argsort(-1)
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, places)
     upto = q.gather(1, order).cumsum(-1)
     below = torch.nn.functional.pad(upto[:, :-1], (1, 0))
     count = there.sum(1, keepdim=True)
