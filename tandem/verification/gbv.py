@@ -13,6 +13,7 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.block import BlockVerifier
 from tandem.verification.kernels.chains import decide_block
+from tandem.verification.kernels.trees import decide_gbv
 from tandem.verification.ratios import ratios
 from tandem.verification.tree import TreeNodes, TreeRule, excess_or
 
@@ -147,4 +148,5 @@ class GbvVerifier(BlockVerifier):
     name = "gbv"
     takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_block)
+    fused_tree = staticmethod(decide_gbv)
     trees: ClassVar[TreeRule | None] = BestPath()

@@ -12,6 +12,7 @@ from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.kernels.chains import decide_token
+from tandem.verification.kernels.trees import decide_spectr
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from tandem.verification.tree import TreeNodes, TreeRule, first_passed_child
@@ -121,4 +122,5 @@ class SpecTrVerifier(TokenVerifier):
     name = "spectr"
     takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_token)
+    fused_tree = staticmethod(decide_spectr)
     trees: ClassVar[TreeRule | None] = KSeq()
