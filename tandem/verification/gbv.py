@@ -13,6 +13,7 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.block import BlockVerifier
 from tandem.verification.kernels.chains import decide_block
+from tandem.verification.kernels.trees import decide_gbv
 from tandem.verification.ratios import ratios
 from tandem.verification.tree import TreeNodes, TreeRule, excess_or
 
@@ -108,7 +109,8 @@ def best_of(p: Tensor, q: Tensor, tokens: Tensor, there: Tensor) -> tuple[Tensor
         [B, V] the law, and [B] the index of the draw.
     """
     order = ratios(p, q).argsort(dim=-1, stable=True)
-    rank = order.argsort(-1)
+    places = torch.arange(order.shape[1], device=order.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, places)
     upto = q.gather(1, order).cumsum(-1)
     below = torch.nn.functional.pad(upto[:, :-1], (1, 0))
     count = there.sum(1, keepdim=True)
@@ -146,4 +148,5 @@ class GbvVerifier(BlockVerifier):
     name = "gbv"
     takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_block)
+    fused_tree = staticmethod(decide_gbv)
     trees: ClassVar[TreeRule | None] = BestPath()

@@ -12,12 +12,15 @@ from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.tree import Tree
 from tandem.verification.kernels.chains import decide_token
+from tandem.verification.kernels.trees import decide_spectr
 from tandem.verification.ratios import ratios
 from tandem.verification.token import TokenVerifier
 from tandem.verification.tree import TreeNodes, TreeRule, first_passed_child
 
 # Halvings of [1, k]: more would gain nothing, as float32 has 24 bits.
 _HALVINGS = 30
+# So that rounding of a float32 sum cannot make an infeasible factor look feasible.
+_MARGIN = 1 + 64 * torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -33,27 +36,28 @@ class SpectrJudged:
     rho: Tensor
 
     @classmethod
-    def of(cls, nodes: TreeNodes) -> SpectrJudged:
-        rho = nodes.p.new_ones(nodes.p.shape[:2])
-        draws = (nodes.tree.children >= 0).sum(-1)
-        for level in nodes.tree.levels:
-            first = level[0]
-            at = first.batch, first.place
-            rho[at] = factor(nodes.p[at], nodes.q(first), draws[at])
+    def of(cls, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
+        """Find all factors at once, in the entries of q's rows: elsewhere min(p / ρ, q) is 0."""
+        nodes = TreeNodes.of(proposal, target_probs)
+        tree, rho = nodes.tree, nodes.p.new_ones(nodes.p.shape[:2])
+        if not tree.levels:
+            return cls(nodes, rho)
+        batch = torch.cat([level[0].batch for level in tree.levels])
+        node = torch.cat([level[0].node for level in tree.levels])
+        place, row = tree.parents[batch, node], nodes.branches.row_of[batch, node]
+        ids, q = proposal.ids[batch, row], proposal.probs[batch, row].to(rho.dtype)
+        p = nodes.p[batch[:, None], place[:, None], ids]
+        rho[batch, place] = factor(p, q, (tree.children[batch, place] >= 0).sum(-1))
         return cls(nodes, rho)
 
     def accept(self) -> Tensor:
         """h = min(1, p(x) / (ρ q(x))) of each draw."""
-        nodes = self.nodes
-        h = nodes.p.new_zeros(nodes.tokens.shape)
-        for level in nodes.tree.levels:
-            for siblings in level:
-                at = siblings.batch, siblings.place
-                token = nodes.token(siblings)
-                p, q = nodes.p[at].gather(1, token), nodes.q(siblings).gather(1, token)
-                ratio = ratios(p, q)[:, 0] / self.rho[at]
-                h[siblings.batch, siblings.node] = ratio.clamp(max=1)
-        return h
+        nodes, tree = self.nodes, self.nodes.tree
+        each = torch.arange(len(nodes.tokens), device=nodes.p.device)[:, None]
+        p = nodes.p[each, tree.parents, nodes.tokens]
+        q = nodes.rows[each, nodes.branches.row_of, nodes.tokens]
+        h = (ratios(p, q) / self.rho.gather(1, tree.parents)).clamp(max=1)
+        return torch.where(tree.order < tree.order.shape[1], h, 0.0)
 
     def residual(self, place: Tensor) -> Tensor:
         """p - min(p / ρ, q) (1 - (1 - β)^k) / β, where k is the number of draws at the place."""
@@ -80,17 +84,15 @@ def factor(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
     A smaller ρ would make the residual negative and the text wrong; a larger one accepts less.
 
     Args:
-        p: [n, V].
-        q: [n, V], the row that all draws at a place come from.
+        p: [n, K], at the entries of q.
+        q: [n, K], the row that all draws at a place come from.
         draws: [n] int64, the number k of draws at each place.
     """
     low, high = torch.ones_like(p[:, 0]), draws.to(p.dtype)
-    # A margin, so that rounding of a sum cannot make an infeasible factor look feasible.
-    margin = 1 + 64 * torch.finfo(p.dtype).eps
     for _ in range(_HALVINGS):
         rho = (low + high) / 2
         beta = torch.minimum(p / rho[:, None], q).sum(-1)
-        feasible = _accepted(beta, draws) * margin <= rho * beta
+        feasible = _accepted(beta, draws) * _MARGIN <= rho * beta
         low, high = torch.where(feasible, low, rho), torch.where(feasible, rho, high)
     return high
 
@@ -104,7 +106,7 @@ class KSeq(TreeRule):
     """Follows, from the root on, the first draw that passed, until none did."""
 
     def judge(self, proposal: Proposal, target_probs: Tensor) -> SpectrJudged:
-        return SpectrJudged.of(TreeNodes.of(proposal, target_probs))
+        return SpectrJudged.of(proposal, target_probs)
 
     def stop(self, tree: Tree, passed: Tensor) -> Tensor:
         return first_passed_child(tree, passed)
@@ -120,4 +122,5 @@ class SpecTrVerifier(TokenVerifier):
     name = "spectr"
     takes = DraftShape.IID_CHAINS
     fused = staticmethod(decide_token)
+    fused_tree = staticmethod(decide_spectr)
     trees: ClassVar[TreeRule | None] = KSeq()

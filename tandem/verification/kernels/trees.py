@@ -1,12 +1,15 @@
-"""Verdicts of `recursive.py` and `traversal.py` on a CPU, by one kernel call per draft.
+"""Verdicts of `recursive.py`, `traversal.py`, `spectr.py` and `gbv.py` on a CPU, by one kernel call
+per draft.
 
 Like `chains.py`, with which no compiled code is shared (see `greedy_block.py`). Each kernel follows
 its rule's file in float32, place by place instead of by depth and rank; only the order of summation
-differs. A place's law has one buffer, a row of q another, which is zeros before and after.
+differs. What depends on sums closely is float64: the factors of `spectr.py`, and the masses of
+`gbv.py`. A place's law has one buffer, a row of q another, which is zeros before and after.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +21,8 @@ from tandem.speculation.kernel import kernel, readonly
 # As in `ratios.py`.
 _MAX_RATIO = np.float32(1e18)
 _ONE, _NOTHING = np.float32(1), np.float32(0)
+# As in `spectr.py`.
+_HALVINGS, _MARGIN = 30, 1 + 64 * 2.0**-23
 
 # decide(p, tokens, parents, row_of, sizes, ids, weights, distinct, uniforms, law, row, out):
 #   p [R, V] float32, a row for the root and one for each node that is no twin; the draft: tokens,
@@ -262,4 +267,173 @@ def decide_block_tree(
             kept = homes[node]
             break
     _leave(kept, arrived[kept], p[rows[kept]], draft, law, row, arrived)
+    _result(p, rows, draft, kept, law, uniforms[count], out)
+
+
+@kernel()
+def _draws(place: Any, parents: Any) -> Any:
+    """The first node at a place, -1 if there is none, and the number of nodes there."""
+    first, draws = -1, 0
+    for node in range(len(parents) - 1, place - 1, -1):
+        if parents[node] == place:
+            first = node
+            draws += 1
+    return first, draws
+
+
+@kernel()
+def _support(node: Any, draft: Any) -> Any:
+    """[K] int64: the tokens of a node's row."""
+    tokens, _, row_of, ends, ids, _, _ = draft
+    first, end = ends[row_of[node]], ends[row_of[node] + 1]
+    return ids[first:end].astype(np.int64) if first < end else tokens[node : node + 1].copy()
+
+
+@kernel(any_order=True)
+def _common(p: Any, q: Any, rho: Any) -> Any:
+    """β = Σ_x min(p / ρ, q) of [K] float32 entries, in float64."""
+    beta = 0.0
+    for x in range(len(p)):
+        beta += min(p[x] / rho, float64(q[x]))
+    return beta
+
+
+@kernel()
+def _accepted(beta: Any, draws: Any) -> Any:
+    """1 - (1 - β)^k, for β in [0, 1]."""
+    return -math.expm1(draws * math.log1p(-min(beta, 1.0)))
+
+
+@kernel()
+def _factor(p: Any, q: Any, draws: Any) -> Any:
+    """The least ρ in [1, k] at which k draws accept no more than ρ β, rounded up: `factor`."""
+    low, high = 1.0, float64(draws)
+    for _ in range(_HALVINGS):
+        rho = (low + high) / 2
+        beta = _common(p, q, rho)
+        if _accepted(beta, draws) * _MARGIN <= rho * beta:
+            high = rho
+        else:
+            low = rho
+    return high
+
+
+@kernel()
+def _subtract_common(law: Any, row: Any, support: Any, rho: Any, draws: Any, own: Any) -> None:
+    """Replace law by p - min(p / ρ, q) (1 - (1 - β)^k) / β; by p if rounding left nothing."""
+    beta = _common(law[support], row[support], rho)
+    share = _accepted(beta, draws) / max(beta, 1e-30)
+    for x in support:
+        law[x] = max(law[x] - min(law[x] / rho, float64(row[x])) * share, 0.0)
+    if _total(law) <= 0.0:
+        law[:] = own
+
+
+@kernel(SIGNATURE)
+def decide_spectr(
+    p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
+    distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
+) -> None:  # fmt: skip
+    """`KSeq`: follow the first draw whose uniform is below p / (ρ q), from the root, until none is.
+
+    Finds the factors ρ of this path's places alone.
+    """
+    draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
+    count, (homes, rows) = len(tokens), _layout(tokens, parents)
+    place, going = 0, True
+    while going:
+        going = False
+        own = p[rows[place]]
+        law[:] = own
+        first, draws = _draws(place, parents)
+        if not draws:
+            break
+        support = _support(first, draft)
+        _write(row, first, draft)
+        rho = _factor(law[support], row[support], draws)
+        for node in range(first, count):
+            if parents[node] == place and uniforms[node] < _ratio(law, row, tokens[node]) / rho:
+                place, going = homes[node], True
+                break
+        if not going:
+            _subtract_common(law, row, support, rho, draws, own)
+        _clear(row, first, draft)
+    _result(p, rows, draft, place, law, uniforms[count], out)
+
+
+@kernel()
+def _rank(law: Any, row: Any, token: Any) -> Any:
+    """A number that orders tokens by p / q, and those of one ratio by their ids."""
+    # Floats that are not negative have the order of their bits.
+    return int64(np.float32(_ratio(law, row, token)).view(np.int32)) << 32 | token
+
+
+@kernel()
+def _best_of(law: Any, row: Any, first: Any, draws: Any, draft: Any) -> Any:
+    """The draw with the largest p / q at a place; q in row becomes its law.
+
+    See `best_of` in `gbv.py` for the equation.
+    """
+    tokens, parents, _, _, _, _, _ = draft
+    best = first
+    for node in range(first + 1, len(tokens)):
+        if parents[node] != parents[first]:
+            continue
+        if _rank(law, row, tokens[node]) > _rank(law, row, tokens[best]):
+            best = node
+    ranks = _support(first, draft)
+    for k in range(len(ranks)):
+        ranks[k] = _rank(law, row, ranks[k])
+    ranks.sort()
+    below, mass = 0.0, 0.0
+    for rank in ranks:
+        token = rank & 0xFFFFFFFF
+        upto, total, power = below + row[token], 1.0, 1.0
+        for _ in range(draws - 1):
+            power *= upto
+            total = total * below + power
+        row[token] *= total
+        mass += row[token]
+        below = upto
+    for rank in ranks:
+        row[rank & 0xFFFFFFFF] /= max(mass, 1e-30)
+    return best
+
+
+@kernel()
+def _along(place: Any, chance: Any, own: Any, draft: Any, law: Any, row: Any) -> Any:
+    """The next node of the path, -1 at its end; its ω; and h of this place. Law becomes what
+    `GbvJudged.residual` is here, normalised."""
+    tokens, parents, _, _, _, _, _ = draft
+    law[:] = own
+    first, draws = _draws(place, parents)
+    if not draws:
+        return first, chance, chance
+    _write(row, first, draft)
+    node = _best_of(law, row, first, draws, draft)
+    arrived = min(float32(chance * _ratio(law, row, tokens[node])), _ONE)
+    h = _without(law, row, chance, own)
+    _clear(row, first, draft)
+    return node, arrived, h
+
+
+@kernel(SIGNATURE)
+def decide_gbv(
+    p: Any, tokens: Any, parents: Any, row_of: Any, sizes: Any, ids: Any, weights: Any,
+    distinct: Any, uniforms: Any, law: Any, row: Any, out: Any,
+) -> None:  # fmt: skip
+    """`BestPath`: of the path with the largest p / q, keep up to the last node that passes.
+
+    From its root on (Algorithm 2 of arXiv 2403.10444), with the law of the best draw as q.
+    """
+    draft = (tokens, parents, row_of, _ends(sizes), ids, weights, distinct)
+    count, (homes, rows) = len(tokens), _layout(tokens, parents)
+    kept, joint = 0, _ONE
+    node, arrived, _ = _along(kept, joint, p[0], draft, law, row)
+    while node >= 0:
+        place, chance, last = homes[node], arrived, node
+        node, arrived, h = _along(place, chance, p[rows[place]], draft, law, row)
+        if uniforms[last] < h:
+            kept, joint = place, chance
+    _along(kept, joint, p[rows[kept]], draft, law, row)
     _result(p, rows, draft, kept, law, uniforms[count], out)

@@ -1,4 +1,4 @@
-"""The compiled kernels for trees, compared with the rules that they implement."""
+"""The compiled kernels for trees and independent chains, compared with their rules."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tandem.engine import decisions
 from tandem.engine.asks import Decide, Decision, Scored
 from tandem.engine.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
+from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_trees
-from tandem.verification.kernels.trees import decide_token_tree
+from tandem.verification.kernels.trees import decide_block_tree, decide_token_tree
 from tandem.verification.token import TokenVerifier
 from tests.unit.verification.test_kernels import ALMOST_ONE, received, rows_of
 
@@ -66,10 +67,45 @@ def tree_of(rng: _Rng, nodes: int, vocab_size: int) -> Draft:
     return draft
 
 
-def cases(rng: _Rng, count: int) -> Any:
+def chains_of(rng: _Rng, nodes: int, vocab_size: int) -> Draft:
+    """Independent chains, merged; some rows are certain, and draws of any are often twins."""
+    chains = int(rng.choice([n for n in range(1, nodes + 1) if nodes % n == 0]))
+    tokens: list[int] = []
+    parents: list[int] = []
+    row_of: list[int] = []
+    ids, weights = [np.empty(0, np.uint32)], [np.empty(0, np.uint16)]
+    reached = [0] * chains  # by each chain
+    for _ in range(nodes // chains):
+        home: dict[tuple[int, int], int] = {}
+        for place in sorted(set(reached)):
+            size = 0 if rng.random() < 0.2 else int(rng.integers(1, vocab_size + 1))
+            row = rng.permutation(vocab_size)[: max(size, 1)]
+            ids.append(row[:size].astype(np.uint32))
+            weights.append(rng.integers(1, 65536, size).astype(np.uint16))
+            for _ in range(reached.count(place)):
+                tokens.append(int(rng.choice(row)))
+                parents.append(place)
+                row_of.append(len(ids) - 2)
+                home.setdefault((place, tokens[-1]), len(tokens))
+        new = range(len(tokens) - chains, len(tokens))
+        reached = [home[parents[node], tokens[node]] for node in new]
+    sizes = [len(own) for own in ids[1:]]
+    draft = Draft(tokens, sizes, np.concatenate(ids), np.concatenate(weights), parents, row_of)
+    assert not draft.fault_of_nodes()
+    assert not draft.misfit(DraftShape.IID_CHAINS)
+    return draft
+
+
+def draft_for(rng: _Rng, name: str, nodes: int, vocab_size: int) -> Draft:
+    """Of the widest kind that a rule takes."""
+    of = tree_of if VERIFIERS[name].takes is DraftShape.TREE else chains_of
+    return of(rng, nodes, vocab_size)
+
+
+def cases(rng: _Rng, name: str, count: int) -> Any:
     for _ in range(count):
         vocab_size, nodes = int(rng.integers(3, 9)), int(rng.integers(1, 9))
-        draft = tree_of(rng, nodes, vocab_size)
+        draft = draft_for(rng, name, nodes, vocab_size)
         yield rows_of(rng, max(draft.row_of_places()) + 1, vocab_size, 0.3), draft
 
 
@@ -108,7 +144,7 @@ def target_of(p: Any, draft: Draft) -> torch.Tensor:
 def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None:
     """Just below and just above each h, and whatever the other numbers make of it."""
     rule, differing = VERIFIERS[name], 0
-    for p, draft in cases(rng, 300):
+    for p, draft in cases(rng, name, 300):
         count, target = len(draft), target_of(p, draft)
         asked, wanted = [np.ones(count + 1) * 0.5], []
         proposal = Proposal.from_drafts([draft])
@@ -137,7 +173,7 @@ def test_it_keeps_with_the_rules_own_probabilities(rng: _Rng, name: str) -> None
 def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
     """Over a fine grid of the last number, at every place that occurs."""
     rule, grid, kept = VERIFIERS[name], (np.arange(400) + 0.5) / 400, set()
-    for p, draft in cases(rng, 80):
+    for p, draft in cases(rng, name, 80):
         accepting = rng.random(len(draft))
         numbers = [[*accepting, last] for last in (*grid, 0.0, ALMOST_ONE)]
         out = all_of(name, p, draft, numbers).astype(int)
@@ -153,12 +189,23 @@ def test_what_follows_has_the_law_of_the_residual(rng: _Rng, name: str) -> None:
     assert len(kept) > 3
 
 
-def test_a_wrong_rule_is_caught(rng: _Rng, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(VERIFIERS["block"]), "fused_tree", staticmethod(decide_token_tree))
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("block", decide_token_tree), ("spectr", decide_token_tree), ("gbv", decide_block_tree)],
+)
+def test_a_wrong_rule_is_caught(
+    rng: _Rng, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(VERIFIERS[name]), "fused_tree", staticmethod(wrong))
     with pytest.raises(AssertionError):
-        test_it_keeps_with_the_rules_own_probabilities(rng, "block")
+        test_it_keeps_with_the_rules_own_probabilities(rng, name)
     with pytest.raises(AssertionError):
-        test_what_follows_has_the_law_of_the_residual(rng, "block")
+        test_what_follows_has_the_law_of_the_residual(rng, name)
+
+
+def test_every_rule_for_more_than_chains_has_a_kernel() -> None:
+    wider = [name for name, rule in VERIFIERS.items() if rule.takes is not DraftShape.CHAIN]
+    assert wider == FUSED
 
 
 def test_a_rule_made_of_another_has_not_its_kernel() -> None:
@@ -167,7 +214,6 @@ def test_a_rule_made_of_another_has_not_its_kernel() -> None:
 
     assert TokenVerifier().tree_kernel is not None
     assert Changed().tree_kernel is None
-    assert VERIFIERS["spectr"].tree_kernel is None
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -175,7 +221,7 @@ def test_a_row_that_is_no_number_is_noticed(rng: _Rng, name: str) -> None:
     """And whoever shares its call does not notice."""
     kernel = VERIFIERS[name].tree_kernel
     assert kernel is not None
-    drafts = [tree_of(rng, 4, 6), tree_of(rng, 6, 6)]
+    drafts = [draft_for(rng, name, 4, 6), draft_for(rng, name, 6, 6)]
     counts = [max(draft.row_of_places()) + 1 for draft in drafts]
     sound, numbers = rows_of(rng, sum(counts), 6, 0.0), rng.random((2, 7))
     starts = [0, counts[0]]
@@ -195,7 +241,7 @@ def test_the_engine_decides_alike_with_and_without(
     rng: _Rng, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule, vocab_size = VERIFIERS[name], 40
-    drafts = [tree_of(rng, nodes, vocab_size) for nodes in (5, 7, 2, 16, 4)]
+    drafts = [draft_for(rng, name, nodes, vocab_size) for nodes in (5, 7, 2, 16, 4)]
     counts = [max(draft.row_of_places()) + 1 for draft in drafts]
     logits = torch.from_numpy(rng.normal(size=(sum(counts), vocab_size)).astype(np.float32))
 
