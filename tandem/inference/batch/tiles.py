@@ -1,7 +1,8 @@
 """A ragged batch in tiles of rows, each of one text, for one call of attention per layer.
 
-A tile sees one range of the pool, since an extent is contiguous. So the host can compute the table
-of blocks that a kernel has to read, without asking the device.
+A tile sees one range of the pool, since an extent is contiguous. So the host knows the first and
+last block that a kernel has to read for it, without asking the device. The device makes the table of
+all blocks from these: on the host it would take as long, and as many bytes, as the longest text.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Tiles:
         self._sent_rows = Sent(device, np.int64, rows, slots)
         self.rows, self.slots = self._sent_rows.views
         self._seen: dict[int | None, Sent] = {}
+        self._tables: dict[int | None, Tensor] = {}
         self._masks: dict[int | None, BlockMask] = {}
         self._caps: dict[float, Callable[..., Tensor]] = {}
 
@@ -90,10 +92,16 @@ class Tiles:
         return rows, slots
 
     def refill(self, segments: Sequence[Segment]) -> None:
-        """Take another batch of the same padded sizes, in the same memory of the device."""
+        """Take another batch of the same padded sizes, in the same memory of the device. The tables
+        of blocks follow with `tabulate`."""
         self._sent_rows.again(*self._lay(segments))
         for window, sent in self._seen.items():
             sent.again(*self._look(window))
+
+    def tabulate(self) -> None:
+        """Write the tables of blocks of all masks again. Only the device works: can be captured."""
+        for window, table in self._tables.items():
+            _write_blocks(table, self._seen[window])
 
     def mask(self, window: int | None, positions: int) -> BlockMask:
         """What the slots see, shared by all layers with the same window.
@@ -121,40 +129,62 @@ class Tiles:
         return capped
 
     def _look(self, window: int | None) -> tuple[np.ndarray, ...]:
-        """The first and last position that slots see; each tile's blocks, and their number."""
+        """The first and last position that slots see; of each tile, what `_blocks` says."""
         first = np.broadcast_to(self._start, self._last.shape)
         if window is not None:
             first = np.maximum(first, self._last - window + 1)
         return first, self._last, *self._blocks(first[:, 0])
 
-    def _blocks(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of each tile, from the block of the first position it sees; their number."""
+    def _blocks(self, first: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The number of blocks of each tile, from that of the first position it sees; the first and
+        the last of them."""
         low = first // BLOCK
         high = np.maximum(self._last.max(1) // BLOCK, low)
-        counts = high - low + 1
-        # Rounded up to a multiple of four: a size of 1 would be compiled separately, and the arrays
-        # that follow in memory stay aligned. Entries beyond a tile's count are not read.
-        most = counts.max() if self._room is None else self._room.blocks
-        nth = np.arange(-(-most // 4) * 4)
-        blocks = np.minimum(low[:, None] + nth, high[:, None])
-        return blocks, counts
+        # A kernel reads the number: behind whole tiles, it is aligned in memory.
+        return high - low + 1, low, high
 
     def _make(self, window: int | None, positions: int) -> BlockMask:
-        numbers = self._look(window)
-        sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
-        sees_from, sees_to, indices, counts = sent.views
+        (sees_from, sees_to, counts), table = self._send(window, *self._look(window))
 
         def sees(_b: Tensor, _h: Tensor, slot: Tensor, position: Tensor) -> Tensor:
             return (position >= sees_from[slot]) & (position <= sees_to[slot])
 
-        return block_mask(self.size, indices, counts, numbers[2].shape, sees, positions)
+        return block_mask(self.size, table, counts, sees, positions)
+
+    def _send(self, window: int | None, *numbers: np.ndarray) -> tuple[list[Tensor], Tensor]:
+        """Send what slots see.
+
+        Args:
+            window: as for `mask`.
+            numbers: the last three are those of `_blocks`.
+
+        Returns:
+            The numbers, flat int32, without the first and last blocks; the table of blocks that
+            these make, [tiles, most] int32.
+        """
+        sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
+        *_, counts, _, _ = numbers
+        most = counts.max() if self._room is None else self._room.blocks
+        # Rounded up to a multiple of four, since a size of 1 would be compiled separately.
+        shape = len(counts), -(-int(most) // 4) * 4
+        table = torch.empty(shape, dtype=torch.int32, device=self._device)
+        self._tables[window] = table
+        _write_blocks(table, sent)
+        return sent.views[:-2], table
+
+
+def _write_blocks(table: Tensor, sent: Sent) -> None:
+    """Write a table of blocks [tiles, most], from the first and last ones, which were sent last of
+    all. Entries beyond a tile's last block repeat it, and are not read."""
+    *_, low, high = sent.views
+    nth = torch.arange(table.shape[1], dtype=torch.int32, device=table.device)
+    torch.minimum(low[:, None] + nth, high[:, None], out=table)
 
 
 def block_mask(
     size: int,
-    indices: Tensor,
+    table: Tensor,
     counts: Tensor,
-    shape: tuple[int, ...],
     sees: Callable[..., Tensor],
     positions: int,
 ) -> BlockMask:
@@ -162,18 +192,17 @@ def block_mask(
 
     Args:
         size: rows of a tile.
-        indices: blocks that each tile reads.
-        counts: number of blocks of each tile.
-        shape: of the indices: tiles, and most blocks of a tile.
+        table: [tiles, most] int32, the blocks that each tile reads.
+        counts: [tiles] int32, number of blocks of each tile.
         sees: whether a row sees a position.
         positions: of the pool.
     """
     return BlockMask.from_kv_blocks(
         counts[None, None],
-        indices.view(1, 1, *shape),
+        table[None, None],
         BLOCK_SIZE=(size, BLOCK),
         mask_mod=sees,
-        seq_lengths=(shape[0] * size, positions),
+        seq_lengths=(len(table) * size, positions),
         compute_q_blocks=False,
     )
 
@@ -215,19 +244,18 @@ class BranchTiles(Tiles):
         width = ancestors.shape[-1]
         low = np.where(self._last < 0, positions, first).min(1)
         numbers = (first, last, base, ancestors, *self._blocks(low))
-        sent = self._seen[window] = Sent(self._device, np.int32, *numbers)
-        sees_from, sees_to, behind, table, indices, counts = sent.views
+        (sees_from, sees_to, behind, seen, counts), table = self._send(window, *numbers)
         # A Python number would become a symbol, which the compiler cannot handle here.
         columns = torch.full((), width, dtype=torch.int32, device=self._device)
 
         def sees(_b: Tensor, _h: Tensor, slot: Tensor, position: Tensor) -> Tensor:
             column = position - behind[slot]
             inside = (column >= 0) & (column < columns)
-            ancestor = table[slot * columns + torch.where(inside, column, 0)] > 0
+            ancestor = seen[slot * columns + torch.where(inside, column, 0)] > 0
             in_trunk = (position >= sees_from[slot]) & (position <= sees_to[slot])
             return in_trunk | (inside & ancestor)
 
-        return block_mask(self.size, indices, counts, numbers[4].shape, sees, positions)
+        return block_mask(self.size, table, counts, sees, positions)
 
     def _look_behind(self, window: int | None) -> tuple[np.ndarray, ...]:
         """What slots see: the first and last position of a trunk, [tiles, size] each; where the

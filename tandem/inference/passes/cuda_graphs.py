@@ -63,19 +63,21 @@ class Graph:
         segments = [Segment(0, 1, 0, longest)]
         self._numbers = torch.full((2, room.rows), 0, dtype=torch.int64, device=device)
         self._numbers[1] = self._scratch
+        tiles = Tiles(segments, device, room)
         self._batch = PackedBatch(
             segments,
             torch.zeros(1, room.rows, dtype=torch.int64, device=device),
             self._numbers[:1],
             self._numbers[1],
             None,
-            Tiles(segments, device, room),
+            tiles,
         )
         if logits is None:
             logits = compute(self._batch, pool)
         self.logits = logits
 
         def run() -> None:
+            tiles.tabulate()
             self.logits[: room.rows].copy_(compute(self._batch, pool))
 
         self._replay = capture(run, device, memory)

@@ -13,9 +13,11 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
+from tandem.inference.compatibility import agrees, plain_logits
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.passes import one_call
+from tandem.inference.passes.backend import some_tokens
 from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE, worst_difference
@@ -90,6 +92,84 @@ def test_what_computes_otherwise_is_one_warning_too(monkeypatch: pytest.MonkeyPa
         assert worst_difference(LLAMA) < TOLERANCE
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert "a ragged batch differs from a plain pass" in warning["reason"]
+
+
+def test_what_does_not_fit_into_shared_memory_is_one_warning_and_one_call_a_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads of 256 in float32, on a card with 99 KiB a block: small tiles fit, large ones do not.
+    Torch first tries them without stages, and then raises."""
+    computed = set()
+
+    def on_a_small_card(query: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
+        rows, block = (options["kernel_options"][size] for size in ("BLOCK_M", "BLOCK_N"))
+        staged = options["kernel_options"]["num_stages"] * block * (keys.shape[-1] * 2)
+        needed = query.element_size() * (rows * query.shape[-1] + staged)
+        if needed > 99 * 1024:
+            raise RuntimeError(
+                "No valid triton configs. OutOfResources: out of resource: shared memory,"
+                f" Required: {needed}, Hardware limit: {99 * 1024}."
+            )
+        computed.add(rows)
+        return as_a_device_reads(query, keys, values, **options)
+
+    monkeypatch.setattr(flex, "flex_attention", on_a_small_card)
+    model = build(LLAMA, num_hidden_layers=1, head_dim=256)
+    expected = plain_logits(model, some_tokens(5))
+    with capture_logs() as logs:
+        decoder = Decoder(model, "tiny", cache_tokens=4 * BLOCK, graph_rows=16, longest=BLOCK)
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "OutOfResources" in warning["reason"]
+    assert computed == {FEW}
+    computed.clear()
+    caches = [cache for cache in (decoder.reserve(BLOCK) for _ in range(2)) if cache]
+    with torch.inference_mode():
+        found = decoder.forward([Feed(cache, some_tokens(5), 5) for cache in caches])
+    assert all(agrees(expected, logits) for logits in found.split(5))
+    assert not computed
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The graphs that attention is compiled to, traced as on a device by a compiler that only
+    counts."""
+    compiled: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        compiled.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    counting = torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
+    monkeypatch.setattr(flex, "flex_attention", counting)
+    return compiled
+
+
+def test_each_model_of_a_process_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target and a drafter in another precision: more often than torch's eight a function."""
+    compiled = counted(monkeypatch)
+    with capture_logs() as logs:
+        for dtype in (torch.float32, torch.float64):
+            model = build(LLAMA, num_hidden_layers=1).to(dtype)
+            decoder = Decoder(model, "tiny", cache_tokens=BLOCK, trees=True)
+            assert decoder._backends.current.branches_in_one_call
+    assert not [line for line in logs if line["log_level"] == "warning"]
+    assert len(compiled) > 8
+
+
+def test_a_model_too_many_to_compile_is_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those before it go on as they were compiled."""
+    compiled = counted(monkeypatch)
+    in_one_call = []
+    with capture_logs() as logs, torch._dynamo.config.patch(accumulated_recompile_limit=2):
+        for dtype in (torch.float32, torch.float64):
+            decoder = Decoder(
+                build(LLAMA, num_hidden_layers=1).to(dtype), "tiny", cache_tokens=BLOCK
+            )
+            in_one_call.append(decoder._backends.current.in_one_call)
+    (warning,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "FailOnRecompileLimitHit" in warning["reason"]
+    assert in_one_call == [True, False]
+    assert len(compiled) == 2
 
 
 def test_the_start_feeds_what_is_compiled_apart(monkeypatch: pytest.MonkeyPatch) -> None:

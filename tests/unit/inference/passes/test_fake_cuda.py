@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig
 
 from drafter_svc.settings import DrafterSettings
@@ -229,3 +230,44 @@ def test_captured_passes_stay_on_the_device(
     assert (host.arrivals, host.devices) == (3, {"cuda"})
     # Openings of few tokens too, and each step of the draft.
     assert recorder.replays == 1 + 1 + 1 + 3
+
+
+class Transfers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that go from the host to the device."""
+
+    sent = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found = function(*args, **(kwargs or {}))
+        copies = {torch.ops.aten.copy_.default: 1, torch.ops.aten._to_copy.default: 0}
+        if (place := copies.get(function)) is not None:
+            source = args[place]
+            if (source.device.type, found.device.type) == ("cpu", "cuda"):
+                self.sent += source.nbytes
+        return found
+
+
+def test_what_a_replay_sends_does_not_grow_with_the_longest_text(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All blocks of 131,072 positions would be 8 KiB a tile, for each window of the layers."""
+    recorder = Recorder()
+    monkeypatch.setattr(graph, "capture", recorder)
+    monkeypatch.setattr(graph, "_check", lambda *_: None)  # which compares numbers
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    sent = []
+    for longest in (128, 131_072):
+        decoder = decoder_on_device(copy.deepcopy(GEMMA))
+        graph.capture_passes(decoder._backends.current, 4, longest)
+        for length in (3, 100):
+            cache = decoder.reserve(128)
+            assert cache is not None
+            cache.length, replays = length, recorder.replays
+            with Transfers() as transfers:
+                decoder.forward([Feed(cache, [1, 2, 3, 4], 4)])
+            assert recorder.replays == replays + 1
+            sent.append(transfers.sent)
+    assert sent == [sent[0]] * 4
+    assert 0 < sent[0] < 1024
