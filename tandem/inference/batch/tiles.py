@@ -1,8 +1,8 @@
 """A ragged batch in tiles of rows, each of one text, for one call of attention per layer.
 
 A tile sees one range of the pool, since an extent is contiguous. So the host knows the first and
-last block that a kernel has to read for it, without asking the device. The device makes the table of
-all blocks from these: on the host it would take as long, and as many bytes, as the longest text.
+last block that a kernel has to read for it, without asking the device. The device makes the table
+of all blocks from these: on the host it would take as long, and as many bytes, as the longest text.
 """
 
 from __future__ import annotations

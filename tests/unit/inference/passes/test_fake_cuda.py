@@ -265,7 +265,7 @@ def test_what_a_replay_sends_does_not_grow_with_the_longest_text(
             cache = decoder.reserve(128)
             assert cache is not None
             cache.length, replays = length, recorder.replays
-            with Transfers() as transfers:
+            with Transfers() as transfers:  # type: ignore[no-untyped-call]
                 decoder.forward([Feed(cache, [1, 2, 3, 4], 4)])
             assert recorder.replays == replays + 1
             sent.append(transfers.sent)
