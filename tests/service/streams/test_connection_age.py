@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from structlog.testing import capture_logs
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.peers import connection
 from orchestrator.peers.clients import TargetClient
 from orchestrator.peers.connection import Peer
 from orchestrator.settings import OrchestratorSettings
@@ -32,7 +34,7 @@ from tests.support.wire.steps import open_verify
 from tests.support.wire.talk import Talk
 
 # What callers of drafters and targets have, and what orchestrators take of it.
-AGES: dict[str, Any] = {"connection_seconds": 1.5, "connection_grace_seconds": 3.0}
+AGES: dict[str, Any] = {"connection_seconds": 1.5, "connection_grace_seconds": HANG_SECONDS}
 OWN_AGE = 0.5
 
 
@@ -59,15 +61,17 @@ async def start(stack: AsyncExitStack, service: Service, tls: Any = None) -> str
 async def test_no_text_notices_that_connections_are_left(
     mounted: Mounted, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under load, until every connection of the beginning would have been cut off."""
-    dialled: list[str] = []
-    dial = Peer._dial
+    """Under load, until four connections of each role were left and closed."""
+    left = Counter[str]()
+    leave = Peer._leave
 
-    def noted(self: Peer) -> Any:
-        dialled.append(self.role)
-        return dial(self)
+    async def noted(self: Peer, older: Any) -> None:
+        await leave(self, older)
+        left[self.role] += 1
 
-    monkeypatch.setattr(Peer, "_dial", noted)
+    monkeypatch.setattr(Peer, "_leave", noted)
+    # Longer than a stall: a text that has asked for a sequence begins it on the old connection.
+    monkeypatch.setattr(connection, "_HANDOVER_SECONDS", 1.0)
     models = [str(model) for model in random_pair]
     async with AsyncExitStack() as stack:
         drafters = await start(
@@ -102,14 +106,12 @@ async def test_no_text_notices_that_connections_are_left(
             async with asyncio.TaskGroup() as clients:
                 for _ in range(3):
                     clients.create_task(client())
-                await asyncio.sleep(1.1 * AGES["connection_seconds"] + 1.1 * 3.0)
+                await until(lambda: min(left["drafter"], left["target"]) >= 4)
                 await served(texts, 3)
                 over.set()
     assert {log["event"] for log in logs} <= {"request ended"}, "no replica was away for a moment"
     assert len({tuple(text.token_ids) for text in texts}) == 1
     assert not any(text.summary.drafter_lost for text in texts)
-    for role in ("drafter", "target"):
-        assert dialled.count(role) >= 4
 
 
 async def test_a_caller_that_does_not_leave_is_cut_off(
