@@ -15,6 +15,7 @@ from tandem.tools.traces.analysis.stages import (
     CALL,
     DRAFTER,
     HOLDERS,
+    INSIDE,
     LEAVES,
     ORCHESTRATOR,
     OWN,
@@ -180,10 +181,15 @@ def _stage_of(request: TracedRequest, span: RecordedSpan) -> OwnedStage:
 
 
 def _service(request: TracedRequest, span: RecordedSpan, step: str) -> str:
-    """The service of a step. A prefill below `open` is the target's, another the drafter's."""
-    if step != "prefill":
-        return DRAFTER if step == "draft" else TARGET
+    """The service of a step. A prefill below `open` is the target's, another the drafter's; a draft
+    that the target made is the target's."""
     above: RecordedSpan | None = span
+    if step == "draft":
+        while above is not None and above.name != step:
+            above = request.parent(above)
+        return TARGET if above is not None and above.attributes.get(INSIDE) else DRAFTER
+    if step != "prefill":
+        return TARGET
     while above is not None and "prefill" in above.name:
         above = request.parent(above)
     return DRAFTER if above is request.root else TARGET

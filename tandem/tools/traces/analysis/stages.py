@@ -19,6 +19,8 @@ LEAVES = frozenset({"tokenize", "detokenize", "send", "close"})
 ROUND = "round"
 HOLDERS = frozenset({"open", ROUND})
 CALL = "call."
+# The attribute of a step's span that the caller wrote, since nobody asked the service for it.
+INSIDE = "tandem.inside"
 
 
 class OwnedStage(NamedTuple):
@@ -59,6 +61,7 @@ STAGES: tuple[OwnedStage, ...] = (
     *_step(TARGET, "prefill"),
     *_step(DRAFTER, "prefill"),
     *_step(DRAFTER, "draft"),
+    *_step(TARGET, "draft"),
     *_step(TARGET, "verify"),
     OwnedStage(ORCHESTRATOR, "detokenize"),
     OwnedStage(ORCHESTRATOR, "send"),
@@ -66,4 +69,3 @@ STAGES: tuple[OwnedStage, ...] = (
     OwnedStage(ORCHESTRATOR, "close"),
     OWN,
 )
-INDEX = {stage: index for index, stage in enumerate(STAGES)}

@@ -10,7 +10,7 @@ from tandem.failure import Failure
 from tandem.tools.traces.analysis.acceptance import RecordedAcceptance
 from tandem.tools.traces.analysis.attribution import segments
 from tandem.tools.traces.analysis.batches import Batches
-from tandem.tools.traces.analysis.stages import OwnedStage
+from tandem.tools.traces.analysis.stages import INSIDE, OwnedStage
 from tandem.tools.traces.prediction.costs import Costs, GammaCosts, costs_by_gamma
 from tandem.tools.traces.prediction.speculation import continued, kept
 from tandem.tools.traces.read.recording import Recording
@@ -99,7 +99,7 @@ class Basis:
         verifier = drafted[0].verifier
         group = self._groups.setdefault(Decoding(verifier, gamma, greedy), Group())
         group.inside |= any(
-            round_.draft is not None and bool(round_.draft.attributes.get("tandem.inside"))
+            round_.draft is not None and bool(round_.draft.attributes.get(INSIDE))
             for round_ in drafted
         )
         group.requests += 1

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from tandem.tools.traces.analysis.attribution import OwnedInterval
 from tandem.tools.traces.analysis.batches import PassWaits
-from tandem.tools.traces.analysis.stages import DRAFTER, OwnedStage
+from tandem.tools.traces.analysis.stages import OwnedStage
 from tandem.tools.traces.read.request import TracedRequest
 
 # A mean of fewer rounds is too uncertain to draw a line through.
 MIN_ROUNDS = 50
-_DRAWN = OwnedStage(DRAFTER, "draft.draw")
-_PASSES = (OwnedStage(DRAFTER, "draft.gather"), OwnedStage(DRAFTER, "draft.forward"))
-_REST = OwnedStage(DRAFTER, "draft.else")
+_DRAWN, _REST = "draft.draw", "draft.else"
+_PASSES = ("draft.gather", "draft.forward")
 
 
 @dataclass
@@ -32,9 +31,10 @@ class Costs:
     rounds: int = 0
     stages: dict[OwnedStage, int] = field(default_factory=dict)
 
-    def mean_ns(self, stage: OwnedStage) -> float:
-        """Mean time of a stage per round."""
-        return self.stages.get(stage, 0) / self.rounds if self.rounds else 0.0
+    def mean_ns(self, *names: str) -> float:
+        """Mean time per round of the stages of these names, whichever service they are in."""
+        spent = sum(ns for stage, ns in self.stages.items() if stage.name in names)
+        return spent / self.rounds if self.rounds else 0.0
 
     @property
     def round_ns(self) -> float:
@@ -149,7 +149,7 @@ class GammaCosts:
             return self._curve.at(gamma)
         costs = self._often[near]
         each = [*_PASSES, _DRAWN if costs.mean_ns(_DRAWN) else _REST]
-        passes_alike = self._curve.at(near) + (gamma / near - 1) * sum(map(costs.mean_ns, each))
+        passes_alike = self._curve.at(near) + (gamma / near - 1) * costs.mean_ns(*each)
         # A line through neighbouring lengths may be steep by chance.
         return passes_alike if len(self.gammas) == 1 else max(self._curve.at(gamma), passes_alike)
 

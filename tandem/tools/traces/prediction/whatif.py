@@ -143,7 +143,7 @@ class Outlook:
         return found
 
     def _faster_drafter(self) -> PredictedChange:
-        saved = self._group.rounds.mean_ns(OwnedStage(DRAFTER, "draft.forward")) / 2
+        saved = self._group.rounds.mean_ns("draft.forward") / 2
         prefill = self._group.stages[OwnedStage(DRAFTER, "prefill.forward")] / 2
         assumption = "its passes take half as long; its drafts and all else stay the same"
         speed = self._speed(saved, saved_fixed_ns=prefill)
@@ -157,7 +157,7 @@ class Outlook:
             return PredictedChange(change, None, None, reason)
         free = [s for s in stages if s.name.endswith(".network")]
         fixed = sum(stages[stage] for stage in free if not stage.in_round)
-        speed = self._speed(sum(map(rounds.mean_ns, free)), saved_fixed_ns=fixed)
+        speed = self._speed(rounds.mean_ns(*(stage.name for stage in free)), saved_fixed_ns=fixed)
         assumption = (
             "no time between the orchestrator's calls and the services' steps; this time includes"
             " gRPC's own work on both sides"
@@ -166,8 +166,11 @@ class Outlook:
 
     def _draft_ahead(self) -> PredictedChange:
         way, rounds = self.basis.way, self._group.rounds
-        draft = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("draft."))
-        verify = sum(rounds.mean_ns(s) for s in rounds.stages if s.name.startswith("verify."))
+        names = {stage.name for stage in rounds.stages}
+        draft, verify = (
+            rounds.mean_ns(*(name for name in names if name.startswith(f"{step}.")))
+            for step in ("draft", "verify")
+        )
         # The token after a fully kept draft is guessed as well as one more drafted token.
         right = self._shares[way.verifier][way.gamma]
         assumption = (

@@ -209,3 +209,11 @@ def test_stages_are_one_list_without_repeats() -> None:
     assert OwnedStage(DRAFTER, "draft.forward").in_round
     assert not OwnedStage(DRAFTER, "prefill.forward").in_round
     assert COSTS.round_ms(1) < COSTS.round_ms(2)
+
+
+def test_a_draft_that_the_target_made_is_the_targets(tmp_path: Path) -> None:
+    tape = Tape()
+    request(tape, [(2, 1), (3, 3)], inside=True)
+    spent = milliseconds(segments(only(tape, tmp_path)))
+    assert spent["target draft.forward"] == 5
+    assert "drafter draft.forward" not in spent
