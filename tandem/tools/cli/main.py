@@ -23,7 +23,7 @@ app = typer.Typer(
         "Lossless speculative decoding: a small drafter guesses, the target decides,"
         " and the text follows exactly the target's distribution."
     ),
-    epilog="Start with [bold]tandem up[/], then [bold]tandem generate 'def '[/] in another terminal.",
+    epilog="Start with [bold]tandem up[/], then [bold]tandem generate 'def '[/] elsewhere.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

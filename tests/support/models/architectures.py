@@ -271,7 +271,7 @@ layer that is configured to slide must pass its window to the attention.
 
 Never tested: models with images or sound, quantised weights, and one model on several devices.
 
-Next: [recipes](recipes.md) for the drafting methods, [settings](settings.md) for devices and back ends.
+Next: [recipes](recipes.md) for drafting methods, [settings](settings.md) for back ends.
 """
 
 
