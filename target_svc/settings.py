@@ -30,7 +30,7 @@ class TargetSettings(ModelSettings):
     drafts: str = Field(
         "",
         description="recipe by which the target drafts in its own process: the name of a built-in"
-        " one or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so on)."
-        " Empty: the target does not draft",
+        " one or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so"
+        " on). Empty: the target does not draft",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
