@@ -54,8 +54,8 @@ class OrchestratorSettings(ServiceSettings):
     )
     draft_by: Literal["auto", "drafters", "target"] = Field(
         "auto",
-        description="which services draft: auto means drafters as long as there are any, else"
-        " targets (their DRAFTS); drafters and target permit one of the two only",
+        description="which services draft: auto takes drafters if any match, else targets (their"
+        " DRAFTS); drafters and target permit only one of the two",
     )
     token_file: Path | None = Field(
         None,
@@ -64,7 +64,7 @@ class OrchestratorSettings(ServiceSettings):
     )
     token_jwks_file: Path | None = Field(
         None,
-        description="file with the JWK set of an issuer, whose JSON Web Tokens then may call,"
+        description="file with the JWK set of an issuer, whose JSON Web Tokens are then accepted"
         " beside the tokens of TOKEN_FILE; read again when it changes. Needs TOKEN_ISSUER and"
         " TOKEN_AUDIENCE",
     )
@@ -167,11 +167,11 @@ class OrchestratorSettings(ServiceSettings):
     reading_seconds: float = Field(
         300.0,
         gt=0,
-        description="how long a text may wait for its client in all, so that a client that reads"
-        " a little now and then does not keep its slot for ever",
+        description="total time that a text may wait for its client; bounds how long a client that"
+        " reads slowly keeps its slot",
     )
     connect_seconds: float = Field(
-        5.0, gt=0, description="how long a drafter or target may take to say what it serves"
+        5.0, gt=0, description="how long a drafter or target may take to answer the handshake"
     )
     resolve_seconds: float = Field(
         3.0, gt=0, description="how often names of several replicas (dns:///) are looked up again"

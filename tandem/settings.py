@@ -73,7 +73,7 @@ class ServiceSettings(BaseSettings):
         "auto", description="auto is console on a terminal and JSON elsewhere"
     )
     trace_file: Path | None = Field(
-        None, description="write spans to this file as OTLP-JSON lines, whatever OTEL_* says"
+        None, description="write spans to this file as OTLP-JSON lines, regardless of OTEL_*"
     )
     metrics_listen: Address | None = Field(
         None,
@@ -132,7 +132,7 @@ class ModelSettings(ServiceSettings):
     )
     engine: Literal["auto", "torch", "openvino"] = Field(
         "auto",
-        description="what computes the model on a CPU: auto begins with torch and changes to"
+        description="back end of the model on a CPU: auto begins with torch and changes to"
         " OpenVINO's runtime if that gives the same logits and is faster; the next"
         " start begins with the faster one",
     )
@@ -145,7 +145,7 @@ class ModelSettings(ServiceSettings):
     zone: str = Field(
         "",
         max_length=128,
-        description="where it runs: an orchestrator prefers drafters in their target's zone",
+        description="zone of the service; an orchestrator prefers drafters in their target's zone",
     )
     max_sequences: int = Field(64, ge=1, description="sequences open at once")
     max_length: int = Field(
@@ -183,9 +183,9 @@ class ModelSettings(ServiceSettings):
         0,
         ge=0,
         description="prompt tokens in one forward pass, on average; running sequences wait for"
-        " them. 0 takes as many as make the pass 1.75 times as long, by what passes took at the"
-        " start, at most TOKEN_BUDGET; and more while no sequence is running, or for short prompts"
-        " that come at once",
+        " them. 0 takes as many as make the pass 1.75 times as long, by the pass times measured at"
+        " the start, at most TOKEN_BUDGET; more while no sequence is running, or for short prompts"
+        " that arrive together",
     )
     graph_rows: int = Field(
         256,

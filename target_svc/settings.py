@@ -29,8 +29,8 @@ class TargetSettings(ModelSettings):
     )
     drafts: str = Field(
         "",
-        description="what the target drafts by itself, in its own process: the name of a built-in"
-        " recipe or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and"
-        " so on). Empty: it drafts nothing",
+        description="recipe by which the target drafts in its own process: the name of a built-in"
+        " one or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so"
+        " on). Empty: the target does not draft",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")

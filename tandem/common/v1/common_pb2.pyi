@@ -24,7 +24,7 @@ lasts from its `open` to its `ended`, and in between its requests are answered o
     on. A request that arrives after the end is answered by another `ended`: with OK for `close`,
     which may have crossed the first `ended` on the wire, otherwise with FAILED_PRECONDITION.
   - The service ends a sequence with ABORTED if no request comes within its idle limit.
-  - The status of the stream is about the whole stream: the service is loading or has stopped, a
+  - The status of the stream concerns the whole stream: the service is loading or has stopped, a
     message could not be parsed, or the caller does not read its answers. All sequences of the
     stream end with it, without an `ended` of their own.
   - A service that is stopping refuses each `open` with UNAVAILABLE, lets open sequences go on,
@@ -57,7 +57,7 @@ class _DraftShapeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     DRAFT_SHAPE_UNSPECIFIED: _DraftShape.ValueType  # 0
     """DRAFT_SHAPE_UNSPECIFIED is never sent."""
     DRAFT_SHAPE_CHAIN: _DraftShape.ValueType  # 1
-    """DRAFT_SHAPE_CHAIN: each candidate hangs after the one before it. Every rule takes it."""
+    """DRAFT_SHAPE_CHAIN: each candidate follows the one before it. Every rule takes it."""
     DRAFT_SHAPE_TREE: _DraftShape.ValueType  # 2
     """DRAFT_SHAPE_TREE: any tree."""
     DRAFT_SHAPE_IID_CHAINS: _DraftShape.ValueType  # 3
@@ -73,7 +73,7 @@ class DraftShape(_DraftShape, metaclass=_DraftShapeEnumTypeWrapper):
 DRAFT_SHAPE_UNSPECIFIED: DraftShape.ValueType  # 0
 """DRAFT_SHAPE_UNSPECIFIED is never sent."""
 DRAFT_SHAPE_CHAIN: DraftShape.ValueType  # 1
-"""DRAFT_SHAPE_CHAIN: each candidate hangs after the one before it. Every rule takes it."""
+"""DRAFT_SHAPE_CHAIN: each candidate follows the one before it. Every rule takes it."""
 DRAFT_SHAPE_TREE: DraftShape.ValueType  # 2
 """DRAFT_SHAPE_TREE: any tree."""
 DRAFT_SHAPE_IID_CHAINS: DraftShape.ValueType  # 3
@@ -86,9 +86,9 @@ Global___DraftShape: typing_extensions.TypeAlias = DraftShape
 
 @typing.final
 class Sampling(google.protobuf.message.Message):
-    """Sampling says how the target's logits become the distribution that tokens are
-    drawn from: temperature, then top_k, then top_p, then min_p. The drafter shapes
-    its own logits the same way, so that the two distributions stay close.
+    """Sampling turns the target's logits into the distribution from which tokens are
+    drawn: temperature, then top_k, then top_p, then min_p. The drafter processes
+    its own logits in the same way, so that the two distributions stay close.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -191,7 +191,7 @@ class Draft(google.protobuf.message.Message):
 
     The contract of a draft, on which every rule's exactness rests: candidate i's token is
     distributed as its row says, given the context, all earlier rounds and the candidates before it.
-    Whether there is a candidate i, where it hangs and which row it has may depend in any way on the
+
     candidates before it, but not on the token of candidate i. So:
       - A drafter decides, then draws, then sends. It may draft fewer tokens than requested, or none,
         and may stop after any token that it has drawn.
@@ -226,12 +226,12 @@ class Draft(google.protobuf.message.Message):
 
     @property
     def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """parents makes the draft a tree: parents[i] is the place at which candidate i hangs, at most i.
-        Empty means a chain (parents[i] = i). No path is deeper than the step's gamma.
+        """parents makes the draft a tree: parents[i] is the place to which candidate i is attached, at
+        most i. Empty means a chain (parents[i] = i). No path is deeper than the step's gamma.
 
         A twin is a candidate with the same token as an earlier sibling, as independent draws can give.
-        It counts as a draw of its own. Accepting it leads to the earlier sibling's place, so nothing
-        hangs at the place of a twin.
+        It counts as a separate draw. Accepting it leads to the earlier sibling's place, so no
+        candidate is attached to the place of a twin.
         """
 
     @property
@@ -257,10 +257,10 @@ Global___Draft: typing_extensions.TypeAlias = Draft
 
 @typing.final
 class VerifierCarry(google.protobuf.message.Message):
-    """VerifierCarry is what a rule has to remember between the rounds of one sequence: the levels of
+    """VerifierCarry is the state that a rule keeps between the rounds of one sequence: the levels of
     its modified target distribution, oldest first (Algorithm 5 of arXiv 2403.10444, nested). At most
     gamma - 1 levels. Rules without state have none. To move a text to another target, the
-    orchestrator passes on the last carry, unread.
+    orchestrator forwards the last carry without reading it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -303,8 +303,8 @@ Global___VerifierCarry: typing_extensions.TypeAlias = VerifierCarry
 
 @typing.final
 class ModelInfo(google.protobuf.message.Message):
-    """ModelInfo says what a service serves. The orchestrator compares drafter and target at the start,
-    and refuses a pair that does not fit with a sentence that says why.
+    """ModelInfo describes what a service serves. The orchestrator compares drafter and target at the
+    start. It refuses a pair that does not match, with a sentence that gives the reason.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -374,8 +374,8 @@ class ModelInfo(google.protobuf.message.Message):
     empty without a model.
     """
     improving: builtins.bool
-    """improving: the service serves, but for some seconds after its start it still looks for the
-    fastest way to compute its model. A benchmark should wait until this is false.
+    """improving: the service serves, but is still measuring which back end computes its model
+    fastest, for some seconds after its start. A benchmark should wait until this is false.
     """
     fingerprint: builtins.str
     """fingerprint is a SHA-256, in hexadecimal, over everything that determines the law of a text:
@@ -384,14 +384,14 @@ class ModelInfo(google.protobuf.message.Message):
     replicas of each other, whatever their folders are called. Never empty.
     """
     zone: builtins.str
-    """zone in which the service runs, as its operator calls it; empty if it is not set."""
+    """zone in which the service runs, as set by its operator; empty if it is not set."""
     incarnation: builtins.int
-    """incarnation is a number that the process drew at its start, not 0. Two processes that listen at
-    one address, one after the other, have different numbers, so that a restart is noticed.
+    """incarnation is a random number that the process drew at its start, not 0. A process that
+    replaces another at the same address has a different number, so that a restart is noticed.
     """
     cache_tokens: builtins.int
-    """cache_tokens is how many tokens all sequences together may hold, where each sequence counts
-    with the length to which it may grow; 0 if only max_sequences bounds them.
+    """cache_tokens is the most tokens that all sequences together may hold, each counted with its
+    greatest possible length; 0 if only max_sequences bounds them.
     """
     @property
     def eos_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -399,8 +399,8 @@ class ModelInfo(google.protobuf.message.Message):
 
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PassTime]:
-        """pass_times are passes of the model that were measured at the start, for whoever chooses how
-        much is drafted. At most 64; none: nothing is known.
+        """pass_times are times of the model's passes, measured at the start, from which draft sizes are
+        chosen. At most 64; empty: not measured.
         """
 
     def __init__(
@@ -433,7 +433,7 @@ Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 
 @typing.final
 class PassTime(google.protobuf.message.Message):
-    """PassTime is what one kind of pass takes."""
+    """PassTime is the time of one kind of pass."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -513,8 +513,8 @@ Global___SequenceEnd: typing_extensions.TypeAlias = SequenceEnd
 
 @typing.final
 class StageTimes(google.protobuf.message.Message):
-    """StageTimes says where a service spent the time of one step, in nanoseconds of
-    its own monotonic clock.
+    """StageTimes splits the time of one step of a service, in nanoseconds of its
+    own monotonic clock.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -525,7 +525,7 @@ class StageTimes(google.protobuf.message.Message):
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     GATHER_NS_FIELD_NUMBER: builtins.int
     queue_ns: builtins.int
-    """queue_ns: waiting until the engine has time, after the checked message was handed to it and
+    """queue_ns: waiting until the engine is free, after the checked message was handed to it and
     before each further pass of the step.
     """
     forward_ns: builtins.int

@@ -24,7 +24,7 @@ lasts from its `open` to its `ended`, and in between its requests are answered o
     on. A request that arrives after the end is answered by another `ended`: with OK for `close`,
     which may have crossed the first `ended` on the wire, otherwise with FAILED_PRECONDITION.
   - The service ends a sequence with ABORTED if no request comes within its idle limit.
-  - The status of the stream is about the whole stream: the service is loading or has stopped, a
+  - The status of the stream concerns the whole stream: the service is loading or has stopped, a
     message could not be parsed, or the caller does not read its answers. All sequences of the
     stream end with it, without an `ended` of their own.
   - A service that is stopping refuses each `open` with UNAVAILABLE, lets open sequences go on,

@@ -72,7 +72,7 @@ class SequenceRequest(google.protobuf.message.Message):
 
     @property
     def draft(self) -> Global___DraftStep:
-        """draft asks for the next draft."""
+        """draft requests the next draft."""
 
     @property
     def close(self) -> Global___CloseSequence:
@@ -122,14 +122,14 @@ class OpenSequence(google.protobuf.message.Message):
     """
     fingerprint: builtins.str
     """fingerprint (as in ModelInfo) that the caller expects. A drafter with another one refuses,
-    since its tokenizer or the kind of its drafts may differ from what the caller was told. Empty:
-    not compared.
+    because its tokenizer or the shape of its drafts may differ from its ModelInfo. Empty: not
+    compared.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """token_ids of the prompt and of all tokens emitted before, each below target_vocab_size. Not
-        empty. An id beyond the drafter's own vocabulary (pairs pad it differently) is fed as another
-        id: this lowers acceptance there, and the text stays exact.
+        empty. An id beyond the drafter's own vocabulary (pairs pad it differently) is replaced by
+        another id in the drafter's input: this lowers acceptance there, and the text stays exact.
         """
 
     @property
@@ -154,7 +154,7 @@ Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
 @typing.final
 class DraftStep(google.protobuf.message.Message):
-    """DraftStep appends tokens to the sequence and asks for a draft after them."""
+    """DraftStep appends tokens to the sequence and requests a draft after them."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -174,7 +174,7 @@ class DraftStep(google.protobuf.message.Message):
     gamma: builtins.int
     """gamma is the length of the longest path to draft, 1..max_gamma, and no more than what remains
     of max_new_tokens after the new tokens. A drafter may draft fewer tokens, or none, for any
-    reason except the tokens that it would leave out (see Draft). A pure drafter drafts all of
+    reason that does not depend on the omitted tokens (see Draft). A pure drafter drafts all of
     them.
     """
     max_nodes: builtins.int
@@ -284,7 +284,7 @@ class OpenedSequence(google.protobuf.message.Message):
     """open_sequences on the service now, of all its callers."""
     incarnation: builtins.int
     """incarnation (as in ModelInfo) of the process that holds the sequence. If it differs from the
-    one in ModelInfo, the service has restarted since: ask it again what it serves.
+    one in ModelInfo, the service has restarted since: read its ModelInfo again.
     """
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
@@ -375,8 +375,8 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
     """shape of its drafts. The verifier of a text must take this shape."""
     pure: builtins.bool
-    """pure promises two things of every draft: its rows depend only on the tokens before them, not on
-    where the round began; and the draft has all requested tokens. A verifier with needs_pure
+    """pure: the rows of every draft depend only on the tokens before them, not on where the round
+    began; and every draft has all requested tokens. A verifier with needs_pure
     accepts no other drafts. Examples: docs/recipes.md.
     """
     recipe: builtins.str

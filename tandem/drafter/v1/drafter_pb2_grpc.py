@@ -80,7 +80,7 @@ class DrafterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+        """GetModelInfo describes the model and the current load. Changes nothing; safe to
         retry; answers while the model works. UNAVAILABLE until the model is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -117,7 +117,7 @@ class DrafterServiceStub(typing.Generic[_DrafterServiceDraftType, _DrafterServic
     """
 
     GetModelInfo: _DrafterServiceGetModelInfoType
-    """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+    """GetModelInfo describes the model and the current load. Changes nothing; safe to
     retry; answers while the model works. UNAVAILABLE until the model is loaded.
     """
 
@@ -171,7 +171,7 @@ class DrafterServiceServicer(metaclass=abc.ABCMeta):
         request: tandem.drafter.v1.drafter_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> typing.Union[tandem.drafter.v1.drafter_pb2.GetModelInfoResponse, collections.abc.Awaitable[tandem.drafter.v1.drafter_pb2.GetModelInfoResponse]]:
-        """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+        """GetModelInfo describes the model and the current load. Changes nothing; safe to
         retry; answers while the model works. UNAVAILABLE until the model is loaded.
         """
 

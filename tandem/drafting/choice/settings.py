@@ -42,7 +42,7 @@ class RecipeSettings(BaseSettings):
 
     recipe: str = Field(
         "",
-        description="what drafts: a TOML file, or the name of a built-in recipe; empty takes"
+        description="how to draft: a TOML file, or the name of a built-in recipe; empty takes"
         " METHOD",
     )
     method: str = Field(

@@ -63,9 +63,9 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     FINISH_REASON_EOS: _FinishReason.ValueType  # 1
     """FINISH_REASON_EOS: the model ended it."""
     FINISH_REASON_STOP_TOKEN: _FinishReason.ValueType  # 2
-    """FINISH_REASON_STOP_TOKEN: one of stop_token_ids came."""
+    """FINISH_REASON_STOP_TOKEN: one of stop_token_ids was generated."""
     FINISH_REASON_STOP_STRING: _FinishReason.ValueType  # 3
-    """FINISH_REASON_STOP_STRING: one of stop_strings came."""
+    """FINISH_REASON_STOP_STRING: one of stop_strings was generated."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 4
     """FINISH_REASON_LENGTH: max_new_tokens were generated."""
 
@@ -77,9 +77,9 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_EOS: FinishReason.ValueType  # 1
 """FINISH_REASON_EOS: the model ended it."""
 FINISH_REASON_STOP_TOKEN: FinishReason.ValueType  # 2
-"""FINISH_REASON_STOP_TOKEN: one of stop_token_ids came."""
+"""FINISH_REASON_STOP_TOKEN: one of stop_token_ids was generated."""
 FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
-"""FINISH_REASON_STOP_STRING: one of stop_strings came."""
+"""FINISH_REASON_STOP_STRING: one of stop_strings was generated."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 4
 """FINISH_REASON_LENGTH: max_new_tokens were generated."""
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
@@ -126,7 +126,7 @@ class Generation(google.protobuf.message.Message):
 
     @property
     def speculation(self) -> Global___Speculation:
-        """speculation says how the text is drafted and verified. It changes the speed, not the law."""
+        """speculation configures drafting and verification. It changes the speed, not the law."""
 
     @property
     def received_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -175,7 +175,7 @@ class Stopping(google.protobuf.message.Message):
     >= 1. Default 256, or what fits if less.
     """
     ignore_eos: builtins.bool
-    """ignore_eos goes on past the model's end-of-text tokens. Default false."""
+    """ignore_eos continues past the model's end-of-text tokens. Default false."""
     @property
     def stop_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """stop_token_ids end the text like an end-of-text token: the id is returned, its
@@ -208,7 +208,7 @@ Global___Stopping: typing_extensions.TypeAlias = Stopping
 
 @typing.final
 class Speculation(google.protobuf.message.Message):
-    """Speculation says how a text is drafted and verified."""
+    """Speculation configures how a text is drafted and verified."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -223,8 +223,8 @@ class Speculation(google.protobuf.message.Message):
     """gamma is the number of tokens drafted in a round, 0..max_gamma; 0 decodes plainly, without a
     drafter. A round drafts fewer if less than that is left of max_new_tokens. Default: the
     orchestrator's setting, or 0 for a text that is too long for the drafter. With the setting auto
-    each round has the length, possibly 0, that promises the most tokens per second under the
-    present load; a seed then repeats the law, but not the text. With auto, greedy_block drafts 4.
+    each round has the length, possibly 0, with the most expected tokens per second under the
+    current load; a seed then repeats the law, but not the text. With auto, greedy_block drafts 4.
     """
     max_nodes: builtins.int
     """max_nodes is the budget of a round, for drafters that make trees: the most tokens to draft in
@@ -412,7 +412,7 @@ class Round(google.protobuf.message.Message):
     was chosen. Unset if the size is fixed, or if nothing was known yet.
     """
     expected_wall_ns: builtins.int
-    """expected_wall_ns is how long it was expected to take, from asking for the draft to the
+    """expected_wall_ns is the expected time of the round, from the request for the draft to the
     verdict. Set with expected_tokens.
     """
     @property
@@ -442,8 +442,8 @@ Global___Round: typing_extensions.TypeAlias = Round
 
 @typing.final
 class Summary(google.protobuf.message.Message):
-    """Summary says what happened, with all settings that are needed to repeat the request for the same
-    prompt.
+    """Summary has the results and measurements of a text, with all settings that are needed to repeat
+    the request for the same prompt.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -473,7 +473,7 @@ class Summary(google.protobuf.message.Message):
     finish_reason: Global___FinishReason.ValueType
     """finish_reason of the text."""
     stop_string: builtins.str
-    """stop_string that came, for FINISH_REASON_STOP_STRING."""
+    """stop_string that was generated, for FINISH_REASON_STOP_STRING."""
     prompt_tokens: builtins.int
     """prompt_tokens is the number of tokens of the prompt."""
     new_tokens: builtins.int
@@ -568,9 +568,9 @@ Global___Summary: typing_extensions.TypeAlias = Summary
 
 @typing.final
 class Stages(google.protobuf.message.Message):
-    """Stages says where the wall time of a request went, in nanoseconds. The first
-    group is exclusive and adds up to total_ns. The second says what the services
-    did meanwhile; it overlaps with the waits and is never added to them.
+    """Stages splits the wall time of a request, in nanoseconds. The times of the
+    first group do not overlap and add up to total_ns. The second group is the work
+    of the services meanwhile; it overlaps with the waits and is not added to them.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class OrchestratorServiceStub:
     """OrchestratorService generates text with a drafter and a target. The tokens
-    follow the target's own distribution, whatever the drafter guesses.
+    follow the target's own distribution, for any guesses of the drafter.
     """
 
     def __init__(self, channel):
@@ -55,7 +55,7 @@ class OrchestratorServiceStub:
 
 class OrchestratorServiceServicer:
     """OrchestratorService generates text with a drafter and a target. The tokens
-    follow the target's own distribution, whatever the drafter guesses.
+    follow the target's own distribution, for any guesses of the drafter.
     """
 
     def Generate(self, request, context):
@@ -69,12 +69,12 @@ class OrchestratorServiceServicer:
         models gives the same tokens, unless a service is lost on the way. A call is safe to retry
         while no message has come. After that, resume, here or at another orchestrator of the same
         target: send the same request with its seed, received_token_ids = all ids that came,
-        first_round = last received round + 1. The text continues where it broke off and follows the
-        same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
-        equals the text without the break (float32). With drafts, other tokens may follow, since the
+        first_round = last received round + 1. The text continues after the received tokens and
+        follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
+        whole text equals the text without the break (float32). With drafts, other tokens may follow, since the
         rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-        tokens alone do not determine the law of the next ones. If gamma was 0 in every received round,
-        it owes nothing: resume it with gamma 0.
+        tokens alone do not determine the law of the next ones. Exception: if gamma was 0 in every
+        received round, resume it with gamma 0.
         Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
         sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
@@ -85,7 +85,7 @@ class OrchestratorServiceServicer:
         PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
         retry.
         RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one would
-        be too long; or the client has its maximum number of texts: retry after
+        be too long; or the client has reached its limit of texts: retry after
         the delay in google.rpc.RetryInfo (grpc-status-details-bin), which
         grpc-retry-pushback-ms repeats. Or too many prompts wait to be encoded:
         retry later, with backoff. Or the request is larger than the service
@@ -103,9 +103,9 @@ class OrchestratorServiceServicer:
         was shorter than greedy_block needs (the message has both lengths: use
         another verifier). Look for the request_id in the logs.
 
-        A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's message, and
+        A target's INVALID_ARGUMENT or FAILED_PRECONDITION refers to the orchestrator's message, and is
         therefore INTERNAL here; the target's error text and address appear only in the log. If a
-        drafter fails, hangs or sends a malformed answer, the text goes on without it (except with
+        drafter fails, hangs or sends a malformed answer, the text continues without it (except with
         greedy_block, see UNAVAILABLE). A malformed distribution, which only the target can detect,
         gives INTERNAL.
         """
@@ -157,7 +157,7 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class OrchestratorService:
     """OrchestratorService generates text with a drafter and a target. The tokens
-    follow the target's own distribution, whatever the drafter guesses.
+    follow the target's own distribution, for any guesses of the drafter.
     """
 
     @staticmethod

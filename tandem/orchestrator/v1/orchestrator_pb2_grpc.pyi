@@ -75,7 +75,7 @@ _OrchestratorServiceGetModelInfoType = typing_extensions.TypeVar(
 
 class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _OrchestratorServiceCompleteType, _OrchestratorServiceGetModelInfoType]):
     """OrchestratorService generates text with a drafter and a target. The tokens
-    follow the target's own distribution, whatever the drafter guesses.
+    follow the target's own distribution, for any guesses of the drafter.
     """
 
     @typing.overload
@@ -121,12 +121,12 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     models gives the same tokens, unless a service is lost on the way. A call is safe to retry
     while no message has come. After that, resume, here or at another orchestrator of the same
     target: send the same request with its seed, received_token_ids = all ids that came,
-    first_round = last received round + 1. The text continues where it broke off and follows the
-    same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
-    equals the text without the break (float32). With drafts, other tokens may follow, since the
+    first_round = last received round + 1. The text continues after the received tokens and
+    follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
+    whole text equals the text without the break (float32). With drafts, other tokens may follow, since the
     rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-    tokens alone do not determine the law of the next ones. If gamma was 0 in every received round,
-    it owes nothing: resume it with gamma 0.
+    tokens alone do not determine the law of the next ones. Exception: if gamma was 0 in every
+    received round, resume it with gamma 0.
     Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
     sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
@@ -137,7 +137,7 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
       PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
                            retry.
       RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one would
-                           be too long; or the client has its maximum number of texts: retry after
+                           be too long; or the client has reached its limit of texts: retry after
                            the delay in google.rpc.RetryInfo (grpc-status-details-bin), which
                            grpc-retry-pushback-ms repeats. Or too many prompts wait to be encoded:
                            retry later, with backoff. Or the request is larger than the service
@@ -155,9 +155,9 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
                            was shorter than greedy_block needs (the message has both lengths: use
                            another verifier). Look for the request_id in the logs.
 
-    A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's message, and
+    A target's INVALID_ARGUMENT or FAILED_PRECONDITION refers to the orchestrator's message, and is
     therefore INTERNAL here; the target's error text and address appear only in the log. If a
-    drafter fails, hangs or sends a malformed answer, the text goes on without it (except with
+    drafter fails, hangs or sends a malformed answer, the text continues without it (except with
     greedy_block, see UNAVAILABLE). A malformed distribution, which only the target can detect,
     gives INTERNAL.
     """
@@ -189,7 +189,7 @@ OrchestratorServiceAsyncStub: typing_extensions.TypeAlias = OrchestratorServiceS
 
 class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
     """OrchestratorService generates text with a drafter and a target. The tokens
-    follow the target's own distribution, whatever the drafter guesses.
+    follow the target's own distribution, for any guesses of the drafter.
     """
 
     @abc.abstractmethod
@@ -208,12 +208,12 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         models gives the same tokens, unless a service is lost on the way. A call is safe to retry
         while no message has come. After that, resume, here or at another orchestrator of the same
         target: send the same request with its seed, received_token_ids = all ids that came,
-        first_round = last received round + 1. The text continues where it broke off and follows the
-        same law (distribution). At temperature 0, and with gamma 0 and a given seed, the whole text
-        equals the text without the break (float32). With drafts, other tokens may follow, since the
+        first_round = last received round + 1. The text continues after the received tokens and
+        follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
+        whole text equals the text without the break (float32). With drafts, other tokens may follow, since the
         rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-        tokens alone do not determine the law of the next ones. If gamma was 0 in every received round,
-        it owes nothing: resume it with gamma 0.
+        tokens alone do not determine the law of the next ones. Exception: if gamma was 0 in every
+        received round, resume it with gamma 0.
         Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
         sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
@@ -224,7 +224,7 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
           PERMISSION_DENIED    no name in the client's certificate may call (TLS_CLIENTS). Do not
                                retry.
           RESOURCE_EXHAUSTED   every slot is taken, here or on the targets, and the wait for one would
-                               be too long; or the client has its maximum number of texts: retry after
+                               be too long; or the client has reached its limit of texts: retry after
                                the delay in google.rpc.RetryInfo (grpc-status-details-bin), which
                                grpc-retry-pushback-ms repeats. Or too many prompts wait to be encoded:
                                retry later, with backoff. Or the request is larger than the service
@@ -242,9 +242,9 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
                                was shorter than greedy_block needs (the message has both lengths: use
                                another verifier). Look for the request_id in the logs.
 
-        A target's INVALID_ARGUMENT or FAILED_PRECONDITION is about the orchestrator's message, and
+        A target's INVALID_ARGUMENT or FAILED_PRECONDITION refers to the orchestrator's message, and is
         therefore INTERNAL here; the target's error text and address appear only in the log. If a
-        drafter fails, hangs or sends a malformed answer, the text goes on without it (except with
+        drafter fails, hangs or sends a malformed answer, the text continues without it (except with
         greedy_block, see UNAVAILABLE). A malformed distribution, which only the target can detect,
         gives INTERNAL.
         """

@@ -74,7 +74,7 @@ class SequenceRequest(google.protobuf.message.Message):
 
     @property
     def verify(self) -> Global___VerifyStep:
-        """verify asks for a verdict on a draft."""
+        """verify requests a verdict on a draft."""
 
     @property
     def close(self) -> Global___CloseSequence:
@@ -82,7 +82,7 @@ class SequenceRequest(google.protobuf.message.Message):
 
     @property
     def run(self) -> Global___RunStep:
-        """run asks for several rounds; each is answered by a verdict."""
+        """run requests several rounds; each is answered by a verdict."""
 
     def __init__(
         self,
@@ -135,14 +135,14 @@ class OpenSequence(google.protobuf.message.Message):
     they must fit into max_length. > 0.
     """
     fingerprint: builtins.str
-    """fingerprint (as in ModelInfo) that the caller expects. A target with another one refuses, since
-    its texts would follow another law: another process may listen at the address since ModelInfo
-    was read. Empty: not compared.
+    """fingerprint (as in ModelInfo) that the caller expects. A target with another one refuses, because
+    its texts would follow another law: since ModelInfo was read, another process may have started
+    at this address. Empty: not compared.
     """
     max_nodes: builtins.int
     """max_nodes is the most candidates of a draft, at most the target's own max_nodes. The target
-    reserves KV cache for them. 0: every draft is a chain, which needs no more room than
-    max_new_tokens. INVALID_ARGUMENT with a verifier that takes chains only.
+    reserves KV cache for them. 0: every draft is a chain, which needs no more cache
+    than max_new_tokens. INVALID_ARGUMENT with a verifier that takes chains only.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -154,7 +154,7 @@ class OpenSequence(google.protobuf.message.Message):
 
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
-        """carry of the last verdict, if the text was begun on another target. A carry with levels
+        """carry of the last verdict, if the text began on another target. A carry with levels
         modifies the next position, which needs the drafter's distribution there: then no token is
         drawn from the prefill, and the first step must have a draft. INVALID_ARGUMENT if the verifier
         has no state.
@@ -186,7 +186,7 @@ Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
 @typing.final
 class VerifyStep(google.protobuf.message.Message):
-    """VerifyStep asks for the verdict on one draft."""
+    """VerifyStep requests the verdict on one draft."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -235,9 +235,8 @@ class RunStep(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round is the number of the first round; the others follow it. Larger than every earlier round
-    of this sequence. 0 adds `rounds` to the last run, whether it is going on or its rounds are
-    used up; this has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 during
-    a run; 0 without an earlier run; or not 0 after the end of the text.
+    of this sequence. 0 adds `rounds` to the last run, even if its rounds are all computed; this
+    has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 during a run; 0 without an earlier run; or not 0 after the end of the text.
     """
     position: builtins.int
     """position is the number of tokens that the sequence holds before the first round; 0 if round
@@ -249,7 +248,7 @@ class RunStep(google.protobuf.message.Message):
     """
     gamma: builtins.int
     """gamma is the most tokens of the longest path that the target drafts in each of these rounds, at
-    most drafts.max_gamma; near the end of the text it drafts less by itself. 0: no drafts.
+    most drafts.max_gamma; near the end of the text the target drafts fewer. 0: no drafts.
     INVALID_ARGUMENT: the target drafts nothing; the verifier does not accept its drafts; the
     verifier has fixed_gamma, and open gave another gamma; or max_length of `drafts` is less than
     the sequence may need.
@@ -360,11 +359,11 @@ class OpenedSequence(google.protobuf.message.Message):
     """open_sequences on the service now, of all its callers."""
     incarnation: builtins.int
     """incarnation (as in ModelInfo) of the process that holds the sequence. If it differs from the
-    one in ModelInfo, the service has restarted since: ask it again what it serves.
+    one in ModelInfo, the service has restarted since: read its ModelInfo again.
     """
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
-        """carry to give to another target, should this one die."""
+        """carry for another target, if this one is lost."""
 
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
@@ -428,7 +427,7 @@ class Verdict(google.protobuf.message.Message):
 
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
-        """carry to give to another target, should this one die."""
+        """carry for another target, if this one is lost."""
 
     @property
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
@@ -436,8 +435,8 @@ class Verdict(google.protobuf.message.Message):
 
     @property
     def drafted(self) -> tandem.common.v1.common_pb2.Draft:
-        """drafted is what the target drafted in a round of a run: the candidates and their tree, without
-        their distributions. Unset if the target drafted nothing.
+        """drafted is the target's draft in a round of a run: the candidates and their tree, without their
+        distributions. Unset if the target drafted nothing.
         """
 
     @property
@@ -540,7 +539,7 @@ class TargetDrafts(google.protobuf.message.Message):
     recipe: builtins.str
     """recipe is the method with its parameters and models, as JSON."""
     fingerprint: builtins.str
-    """fingerprint of the method and its models: targets with the same fingerprint draft alike."""
+    """fingerprint of the method and its models: targets with the same one make the same drafts."""
     shape: tandem.common.v1.common_pb2.DraftShape.ValueType
     """shape of the drafts."""
     pure: builtins.bool
@@ -574,7 +573,7 @@ Global___TargetDrafts: typing_extensions.TypeAlias = TargetDrafts
 
 @typing.final
 class VerifierInfo(google.protobuf.message.Message):
-    """VerifierInfo says what a verification rule needs, so that no caller has to know rules by name."""
+    """VerifierInfo has the traits of a verification rule, so that callers need not know rules by name."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

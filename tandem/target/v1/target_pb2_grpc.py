@@ -72,7 +72,7 @@ class TargetServiceServicer:
         Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
-        INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
+        INVALID_ARGUMENT     a field is out of range, or a draft is inconsistent
         (token outside its row, a weight of 0, sizes that do not
         add up), and the error names it; or the bytes are not
         a valid message. Do not retry.
@@ -92,7 +92,7 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+        """GetModelInfo describes the model and the current load. Changes nothing; safe to
         retry; answers while the model works. UNAVAILABLE until the model is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -132,7 +132,7 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
     Errors, of a sequence (in its `ended`) or of the stream:
-      INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
+      INVALID_ARGUMENT     a field is out of range, or a draft is inconsistent
                            (token outside its row, a weight of 0, sizes that do not
                            add up), and the error names it; or the bytes are not
                            a valid message. Do not retry.
@@ -149,7 +149,7 @@ class TargetServiceStub(typing.Generic[_TargetServiceVerifyType, _TargetServiceG
     """
 
     GetModelInfo: _TargetServiceGetModelInfoType
-    """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+    """GetModelInfo describes the model and the current load. Changes nothing; safe to
     retry; answers while the model works. UNAVAILABLE until the model is loaded.
     """
 
@@ -198,7 +198,7 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         Deadline: a stream needs none; to stop waiting, the caller sends `close`.
 
         Errors, of a sequence (in its `ended`) or of the stream:
-          INVALID_ARGUMENT     a field is out of range, or a draft is not what it says
+          INVALID_ARGUMENT     a field is out of range, or a draft is inconsistent
                                (token outside its row, a weight of 0, sizes that do not
                                add up), and the error names it; or the bytes are not
                                a valid message. Do not retry.
@@ -220,7 +220,7 @@ class TargetServiceServicer(metaclass=abc.ABCMeta):
         request: tandem.target.v1.target_pb2.GetModelInfoRequest,
         context: _ServicerContext,
     ) -> typing.Union[tandem.target.v1.target_pb2.GetModelInfoResponse, collections.abc.Awaitable[tandem.target.v1.target_pb2.GetModelInfoResponse]]:
-        """GetModelInfo says what is served and how busy it is. Changes nothing; safe to
+        """GetModelInfo describes the model and the current load. Changes nothing; safe to
         retry; answers while the model works. UNAVAILABLE until the model is loaded.
         """
 

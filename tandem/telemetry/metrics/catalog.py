@@ -208,7 +208,8 @@ QUEUE_DEPTH = Metric(
     "tandem.queue.depth",
     MetricKind.GAUGE,
     "{sequence}",
-    "Sequences that wait for a slot; at the orchestrator, prompts that wait to be tokenized",
+    "Sequences that wait for a slot; at the orchestrator, texts that wait for a slot or for"
+    " tokenization",
     ("role",),
     roles=_ALL,
 )

@@ -25,7 +25,7 @@ AddressOption = Annotated[
         "-a",
         envvar="TANDEM_ADDRESS",
         metavar="HOST:PORT",
-        help="The orchestrator to talk to.",
+        help="Address of the orchestrator.",
         callback=_address,
     ),
 ]
@@ -44,7 +44,7 @@ AddressesOption = Annotated[
         "-a",
         envvar="TANDEM_ADDRESS",
         metavar="HOST:PORT,...",
-        help="The orchestrator to talk to, then others of the same target to fall back to.",
+        help="Address of the orchestrator; more addresses are tried if it is lost.",
         callback=_addresses,
     ),
 ]
@@ -88,7 +88,7 @@ SloShareOption = Annotated[
         metavar="X",
         min=0,
         max=1,
-        help="Share of all texts that have to be good.",
+        help="Share of all texts that must be good.",
         rich_help_panel=_OBJECTIVE,
     ),
 ]

@@ -231,7 +231,7 @@ Each architecture is tested with tiny random weights in float32:
 - **Logits** equal those of the model's own attention, one token at a time (within 1e-4). The tests
   cover ragged batches with rollbacks, chunked prompts, and sequences longer than the window.
 - **Trees** of up to 16 random nodes, fed in two parts, give the same logits on every path. The
-  tests cover windows shorter than a tree's depth, and decoding on from an accepted path.
+  tests cover windows shorter than a tree's depth, and decoding after an accepted path.
 - **Greedy text** through both engines equals `transformers`' `generate`, token for token.
 
 | architecture | `model_type` | tested besides causal attention |
@@ -246,11 +246,11 @@ Gemma 2, whose attention scores are capped, the service logs a warning and uses 
 models with sliding windows also run with torch.
 
 A checkpoint with `longrope` is served up to its original length, for instance 4,096 positions for
-Phi-3 with 128k. Beyond it, `transformers` switches the frequencies of a whole batch.
+Phi-3 with 128k. Beyond it, `transformers` would switch the frequencies of the whole batch.
 
 ## Refused
 
-A service refuses these at its start, by name and with the reason:
+A service refuses these at its start, with the reason:
 
 | architecture | `model_type` | reason |
 |---|---|---|
@@ -261,7 +261,7 @@ Falcon-H1, Qwen3-Next, xLSTM, …), older models with their own attention code (
 XGLM, BioGPT, …), and models with another form of KV cache (DeepSeek-V2 and V3, for which
 `transformers` stores latents).
 
-## Not tried
+## Not tested
 
 A service checks any other decoder at its start. It feeds 12 tokens in one plain pass, and then as a
 ragged batch with a rollback. If the logits differ, it refuses the model. If only those of a small
@@ -269,9 +269,9 @@ tree differ, it serves the model without trees. This check cannot find differenc
 12 tokens, such as sparse attention over long texts. Sliding windows are checked by configuration: a
 layer that is configured to slide must pass its window to the attention.
 
-Never tried: models with images or sound, quantised weights, and one model on several devices.
+Never tested: models with images or sound, quantised weights, and one model on several devices.
 
-Next: [recipes](recipes.md) for what drafts, [settings](settings.md) for what runs the model.
+Next: [recipes](recipes.md) for drafting methods, [settings](settings.md) for back ends.
 """
 
 

@@ -38,4 +38,4 @@ def test_no_row_is_of_another_method() -> None:
 
 def test_help_names_every_method() -> None:
     shown = CliRunner().invoke(app, ["up", "--help"], env={"COLUMNS": "200"}).stdout
-    assert f"What drafts: {', '.join(METHODS)}, or a TOML file." in shown
+    assert f"How to draft: {', '.join(METHODS)}, or a TOML file." in shown

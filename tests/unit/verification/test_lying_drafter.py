@@ -134,8 +134,8 @@ def test_what_a_lie_makes_of_whole_texts(
 
 def test_the_page_has_these_figures() -> None:
     page = ROOT.joinpath("docs", "security.md").read_text()
-    section = page.partition("### What a lie makes of a text")[2].partition("\n## ")[0]
-    assert f"with {float(_HONEST[_WANTED]):.4f}" in section
+    section = page.partition("### The effect of a lying drafter")[2].partition("\n## ")[0]
+    assert f"is {float(_HONEST[_WANTED]):.4f}" in section
     told = re.findall(r"(\d\.\d{3}), (\d\.\d{4})", section)
     assert told == [(f"{distance:.3f}", f"{chance:.4f}") for _, _, distance, chance in TEXTS]
 

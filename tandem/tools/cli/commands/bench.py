@@ -42,7 +42,7 @@ _Concurrency = Annotated[
         metavar="N",
         min=1,
         max=MOST_IN_FLIGHT,
-        help="Closed loop: clients that ask again as soon as they are answered.",
+        help="Closed loop: clients that send the next request after each answer.",
         rich_help_panel=_LOAD,
     ),
 ]
@@ -182,7 +182,7 @@ def bench(
 
     Times to the first token (TTFT) and latencies count from when a text was due.
     TPOT is (latency - TTFT) / (tokens - 1).
-    ITL is the raw gap between messages, each with all tokens of a round.
+    ITL is the time between messages; a message has all tokens of a round.
     A round lasts from the request for the draft until the verdict has arrived,
     as timed by the orchestrator; without drafts it is the gap.
     "Beside the models" is a round's time minus its forward passes.

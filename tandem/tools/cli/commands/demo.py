@@ -21,7 +21,7 @@ _MERGED = "trace.jsonl"
 _SHOWN_PROMPT = "def "
 
 _Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Where the trace goes.")
+    Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder for the trace.")
 ]
 _Repeats = Annotated[
     int, typer.Option(metavar="N", min=1, help="Runs of each prompt; medians are shown.")
@@ -29,7 +29,9 @@ _Repeats = Annotated[
 _Budget = Annotated[
     float,
     typer.Option(
-        metavar="SECONDS", min=0, help="Compare for at most this long, with fewer texts if need be."
+        metavar="SECONDS",
+        min=0,
+        help="Compare for at most this long; fewer texts run if time is short.",
     ),
 ]
 _NewTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of each text.")]

@@ -106,7 +106,7 @@ _StopTokenId = Annotated[
 _IgnoreEos = Annotated[
     bool,
     typer.Option(
-        "--ignore-eos", help="Go on past the model's end of text.", rich_help_panel=_STOPPING
+        "--ignore-eos", help="Continue past the model's end of text.", rich_help_panel=_STOPPING
     ),
 ]
 _Verifier = Annotated[
@@ -160,7 +160,7 @@ def generate(
     gamma: _Gamma = None,
     nodes: _Nodes = None,
 ) -> None:
-    """Continue a prompt, and show as it streams which tokens the drafter guessed.
+    """Continue a prompt, and mark the accepted drafted tokens while the text streams.
 
     On a terminal, colours distinguish accepted tokens from the target's own;
     a pipe gets the plain text.

@@ -99,8 +99,7 @@ _Results = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="Judge the JSON of a ghz that ran elsewhere, such as in a Job, and run nothing."
-        " Repeatable.",
+        help="Check the JSON of a ghz run elsewhere, such as in a Job; run nothing. Repeatable.",
     ),
 ]
 
@@ -134,11 +133,11 @@ def load(
     out_dir: _Out = Path("out/load"),
     results: _Results = None,
 ) -> None:
-    """Load the public calls with ghz, and report what clients and services saw.
+    """Load the public calls with ghz, and report the results of clients and services.
 
     Starts the embedded pair if no orchestrator answers. Exit code 1 means that
     calls failed, that sequences were left open, or that no rate held the objective;
-    the report is written all the same.
+    the report is written in any case.
     """
     from tandem.tools.cli.display.load import finish, require
     from tandem.tools.load.objective import Objective

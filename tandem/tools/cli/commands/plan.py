@@ -71,7 +71,7 @@ _Targets = Annotated[
         metavar="N",
         min=1,
         max=64,
-        help="Do not size: predict what this many targets do.",
+        help="Predict the figures of this many targets instead of sizing.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -87,7 +87,7 @@ _Clients = Annotated[
         metavar="N",
         min=1,
         max=4096,
-        help="With --targets: clients that ask again as soon as they are answered.",
+        help="With --targets: clients that send the next request after each answer.",
         rich_help_panel=_FLEET,
     ),
 ]
@@ -114,10 +114,10 @@ def plan(
     seed: _Seed = 0,
     json: _Json = False,
 ) -> None:
-    """Say how many replicas meet an objective at a rate, what limits them and what they cost.
+    """Compute how many replicas meet an objective at a rate, their limits and their cost.
 
     Queues are simulated with the measured times, acceptance and texts. With --targets,
-    predict what that many replicas do at a --rate or with --clients.
+    predict the figures of that many replicas at a --rate or with --clients.
     """
     from tandem.tools.load.objective import Objective
     from tandem.tools.planning.plan import Prices, planned

@@ -44,7 +44,7 @@ _Count = Annotated[
 
 
 def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count = None) -> None:
-    """Watch running services: tokens, acceptance, sequences, KV cache, where the time goes."""
+    """Show live metrics of running services: tokens, acceptance, sequences, KV cache, stages."""
     with reported():
         asked = endpoints_of(endpoints)
         looks = _looks(asked, interval, count)

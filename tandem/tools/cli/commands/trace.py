@@ -52,7 +52,7 @@ class Format(StrEnum):
 
 _SOURCES = (
     "Files of OTLP-JSON lines, gzipped or not; folders of them; - for standard input;"
-    " jaeger:http://HOST:16686 or tempo:http://HOST:3200, with ?since=2h&limit=500 if need be."
+    " jaeger:http://HOST:16686 or tempo:http://HOST:3200, optionally with ?since=2h&limit=500."
 )
 _Paths = Annotated[list[str], typer.Argument(metavar="SOURCE...", help=_SOURCES)]
 _Request = Annotated[
@@ -106,7 +106,7 @@ def report(
     ] = None,
     json: _Json = False,
 ) -> None:
-    """Say where the wall time of requests went.
+    """Split the wall time of requests into stages.
 
     Every instant belongs to the one stage that its request waited for, so that
     the shares add up. Counts and percentiles are of a stage's time in one step,
@@ -228,9 +228,9 @@ def export(
 @trace.command()
 def view(
     paths: _Paths,
-    file: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path(
-        "trace.html"
-    ),
+    file: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="File of the page.")
+    ] = Path("trace.html"),
 ) -> None:
     """Write one self-contained HTML page: the waterfall of each request."""
     from tandem.tools.traces.show.view import MAX_REQUESTS, write

@@ -81,7 +81,7 @@ _Recipe = Annotated[
     typer.Option(
         metavar="NAME|FILE",
         envvar="TANDEM_DRAFTER_RECIPE",
-        help=f"What drafts: {_RECIPES}, or a TOML file. Default: TANDEM_DRAFTER_METHOD, or model.",
+        help=f"How to draft: {_RECIPES}, or a TOML file. Default: TANDEM_DRAFTER_METHOD, or model.",
         rich_help_panel=_SPECULATION,
     ),
 ]
@@ -99,7 +99,7 @@ _Gamma = Annotated[
     typer.Option(
         metavar="N",
         min=0,
-        help="Tokens to draft per round, at most 64. Default auto: chosen anew for each round.",
+        help="Tokens to draft per round, at most 64. Default auto: chosen for each round.",
         rich_help_panel=_SPECULATION,
     ),
 ]
