@@ -33,6 +33,8 @@ class Authority:
         self._name = _named(name)
         own = _builder(self._name, self._name, self._key, 1)
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        own = own.add_extension(mine, critical=False)
         self.cert = _written(folder / f"{name}.pem", own.sign(self._key, hashes.SHA256()))
 
     def sign(
@@ -51,6 +53,9 @@ class Authority:
         builder = _builder(_named(name), self._name, key, days)
         if name and not bare:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        # Python from 3.13 on refuses a certificate that does not name its authority's key.
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
         cert = builder.sign(self._key, hashes.SHA256())
         stem = self._folder / (file or name or "nameless")
         secret = key.private_bytes(
