@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
 _DAY = timedelta(days=1)
+_USES = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
+_SIGNS = x509.KeyUsage(**{use: use == "key_cert_sign" for use in _USES})
 Key = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey
 
 
@@ -35,6 +37,7 @@ class Authority:
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         mine = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         own = own.add_extension(mine, critical=False)
+        own = own.add_extension(_SIGNS, critical=True)
         self.cert = _written(folder / f"{name}.pem", own.sign(self._key, hashes.SHA256()))
 
     def sign(
@@ -53,7 +56,7 @@ class Authority:
         builder = _builder(_named(name), self._name, key, days)
         if name and not bare:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        # Python from 3.13 on refuses a certificate that does not name its authority's key.
+        # Python from 3.13 on wants this, and what an authority's key is for.
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(issuer, critical=False)
         cert = builder.sign(self._key, hashes.SHA256())
