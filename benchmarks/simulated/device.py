@@ -6,10 +6,9 @@ import os
 import time
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 
 
 def variables(service: str, a_pass_ms: float, a_row_ms: float) -> dict[str, str]:
@@ -28,12 +27,12 @@ def simulate(service: str) -> None:
     a_pass, a_row = (float(ms) / 1e3 for ms in os.environ[_variable(service)].split(","))
     compute = Decoder.forward
 
-    def forward(self: Decoder, feeds: Sequence[Feed]) -> Tensor:
+    def forward(self: Decoder, feeds: Sequence[Feed]) -> PassOutput:
         until = time.perf_counter() + a_pass + a_row * sum(feed.rows for feed in feeds)
-        logits = compute(self, feeds)
+        output = compute(self, feeds)
         # While it sleeps, the other services have the cores.
         time.sleep(max(until - time.perf_counter(), 0.0))
-        return logits
+        return output
 
     Decoder.forward = forward  # type: ignore[method-assign]
 

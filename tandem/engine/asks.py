@@ -33,11 +33,13 @@ class Take:
         scorer: whose cache it goes to.
         feed: the prompt.
         taken: how many of its tokens are in.
+        states: hidden states of the chunks so far, as far as they are wanted.
     """
 
     scorer: Scorer
     feed: Feed
     taken: int = 0
+    states: list[Tensor] = field(default_factory=list)
 
     @property
     def left(self) -> int:
@@ -48,8 +50,14 @@ class Take:
         """The next so many tokens; rows come with the last ones."""
         feed = self.feed
         assert not isinstance(feed.token_ids, Drawn)  # a prompt is known
-        tokens = feed.token_ids[self.taken : self.taken + count]
-        return Feed(feed.cache, tokens, 0 if count < self.left else feed.rows)
+        end = self.taken + count
+        behind = len(feed.token_ids) - end  # tokens after the chunk
+        return Feed(
+            feed.cache,
+            feed.token_ids[self.taken : end],
+            0 if behind else feed.rows,
+            states=min(count, max(0, feed.states - behind)),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -179,11 +187,14 @@ class Scored:
         logits: [R, V], of all jobs of the pass.
         first: the job's first row.
         count: its rows.
+        states: [S, layers, width] of the job's rows whose hidden states it asked for; None for
+            none.
     """
 
     logits: Tensor
     first: int
     count: int
+    states: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

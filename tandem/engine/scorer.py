@@ -13,9 +13,9 @@ from tandem.profile import PassTime
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     import torch
-    from torch import Tensor
 
     from tandem.inference.feed import Feed
+    from tandem.inference.output import PassOutput
 
 
 class Scorer(Protocol):
@@ -27,8 +27,8 @@ class Scorer(Protocol):
 
     vocab_size: int
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the rows asked for, feed by feed; the feeds' caches grow."""
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        """The rows asked for, feed by feed; the feeds' caches grow."""
 
 
 class Memory(Protocol):

@@ -27,6 +27,7 @@ from tandem.engine.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.job import Job
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
 from tandem.telemetry.tracing.steps import PassRecord
@@ -69,14 +70,14 @@ class Stepper:
             torch.set_num_threads(1)  # of the calling thread
         tokens = sum(job.chunk if job.opening else job.tokens for job in jobs)
         started = self._clock.stamp()
-        passes = [
-            (sharing, scorer.forward([_feed_of(job) for job in sharing]))
-            for scorer, sharing in _by_scorer(jobs)
-        ]
+        passes = []
+        for scorer, sharing in _by_scorer(jobs):
+            feeds = [_feed_of(job) for job in sharing]
+            passes.append((sharing, feeds, scorer.forward(feeds)))
         times = [job.times for job in jobs]  # a job that reports, or ends a lap, begins new ones
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
-        for sharing, logits in passes:
-            _hand_out(sharing, logits)
+        for sharing, feeds, output in passes:
+            _hand_out(sharing, feeds, output)
         while True:
             if deciding := _asking(jobs, Decide):
                 _decide(deciding)
@@ -147,12 +148,13 @@ def _feed_of(job: Job[Any]) -> Feed:
     return ask.chunk(job.chunk)
 
 
-def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
+def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
     """Give each job of a pass its rows, or what is drawn from them."""
-    first = 0
+    logits, first = output.logits, 0
+    states = _states_of(feeds, output)
     drawing: list[tuple[Job[Any], Draw]] = []
     rows: list[int] = []
-    for job in jobs:
+    for job, own in zip(jobs, states, strict=True):
         ask = job.ask
         if isinstance(ask, Draw):
             drawing.append((job, ask))
@@ -161,10 +163,13 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
             continue
         if isinstance(ask, Take):
             ask.taken += job.chunk
+            if own is not None:
+                ask.states.append(own)
             if ask.left:
                 continue
+            own = torch.cat(ask.states) if ask.states else None
         assert isinstance(ask, (Take, Score))
-        job.resume(Scored(logits, first, ask.feed.rows))
+        job.resume(Scored(logits, first, ask.feed.rows, own))
         first += ask.feed.rows
     # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
     for kind in dict.fromkeys(map(_kind, drawing)):
@@ -172,6 +177,15 @@ def _hand_out(jobs: _Jobs, logits: Tensor) -> None:
         drawn = draw([drawing[i][1] for i in chosen], logits, [rows[i] for i in chosen])
         for answer, i in zip(drawn, chosen, strict=True):
             drawing[i][0].resume(answer)
+
+
+def _states_of(feeds: Sequence[Feed], output: PassOutput) -> Iterator[Tensor | None]:
+    """Each feed's hidden states; None where it wants none."""
+    first = 0
+    for feed in feeds:
+        end = first + feed.states
+        yield output.states[first:end] if output.states is not None and feed.states else None
+        first = end
 
 
 def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool, bool]:

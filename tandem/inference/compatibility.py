@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, TandemError, first_line
+from tandem.inference.hidden_states import Layers, tapped
+from tandem.inference.output import PassOutput
 
 # Largest accepted difference of logits, as a share of their spread. Another order of summation
 # causes less; attention to wrong positions causes many times as much.
@@ -47,8 +49,10 @@ def max_positions(config: Any) -> int:
     return limit
 
 
-def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
-    """[n, V] logits of one sequence by the model's own attention, without a cache.
+def plain_pass(
+    model: PreTrainedModel, token_ids: Sequence[int], of_layers: Layers = ()
+) -> PassOutput:
+    """All rows of one sequence by the model's own attention, without a cache.
 
     Eager attention honours everything that a model asks for, such as soft caps.
 
@@ -57,34 +61,44 @@ def plain_logits(model: PreTrainedModel, token_ids: Sequence[int]) -> Tensor:
     """
     model.set_attn_implementation("eager")
     tokens = torch.tensor([list(token_ids)], device=model.device)
-    logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+    with tapped(model, of_layers) as tap:
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits[0]
+        rows = torch.arange(len(logits), device=model.device)
+        states = None if tap is None else tap.take(rows)
     if not bool(logits.isfinite().all()):
         raise StartupError(f"the model {name_of_model(model)} computes logits that are not finite")
-    return logits
+    return PassOutput(logits, states)
 
 
-def compare(model: PreTrainedModel, expected: Tensor, found: Tensor) -> None:
-    """Refuse a model whose logits in a ragged batch differ from a plain pass.
+def compare(model: PreTrainedModel, expected: PassOutput, found: PassOutput) -> None:
+    """Refuse a model whose rows in a ragged batch differ from a plain pass.
 
     Raises:
         StartupError: the model is refused; names the architecture and the difference.
     """
-    if found.shape != expected.shape:
+    if found.logits.shape != expected.logits.shape:
         raise cannot_serve(model, "it does not compute the logits of chosen rows alone")
     if not agrees(expected, found):
         worst = _difference(expected, found)
         raise cannot_serve(model, f"a ragged batch differs from a plain pass ({worst:.2g} std)")
 
 
-def agrees(expected: Tensor, found: Tensor) -> bool:
-    """Whether logits [n, V] differ by no more than the order of summation explains."""
-    return _difference(expected, found) <= _TOLERANCES.get(expected.dtype, 1e-3)
+def agrees(expected: PassOutput, found: PassOutput) -> bool:
+    """Whether the rows differ by no more than the order of summation explains."""
+    return _difference(expected, found) <= _TOLERANCES.get(expected.logits.dtype, 1e-3)
 
 
-def _difference(expected: Tensor, found: Tensor) -> float:
-    """The largest difference, as a share of the logits' spread; NaN if a logit is NaN."""
-    spread = float(expected.float().std()) + 1e-6
-    return float((expected.float() - found.float()).abs().max()) / spread
+def _difference(expected: PassOutput, found: PassOutput) -> float:
+    """The largest difference of logits, or of a layer's hidden states, as a share of their spread;
+    NaN if one is NaN."""
+    pairs = [(expected.logits, found.logits)]
+    if expected.states is not None and found.states is not None:
+        pairs += zip(expected.states.unbind(1), found.states.unbind(1), strict=True)
+    shares = [
+        (ours.float() - theirs.float()).abs().max() / (ours.float().std() + 1e-6)
+        for ours, theirs in pairs
+    ]
+    return float(torch.stack(shares).max())
 
 
 def cannot_serve(model: PreTrainedModel, reason: str | Exception) -> StartupError:

@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
@@ -18,8 +17,10 @@ from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
+from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
+from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
@@ -43,6 +44,7 @@ class Decoder:
         fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
         fingerprint: of a loaded checkpoint, see `model_fingerprint`; else empty.
+        of_layers: whose hidden states passes can give, see `Layers`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Decoder:
         trees: bool = False,
         graph_rows: int = 0,
         longest: int = 0,
+        states_of: str = NONE,
         fingerprint: str = "",
     ) -> None:
         self.name = name
@@ -73,6 +76,7 @@ class Decoder:
         self.pass_times: Sequence[PassTime] = ()
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
         self.fingerprint = fingerprint
+        self.of_layers = layers_from(states_of, model)
         self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
         if graph_rows and self._backends.current.in_one_call:
             longest = min(longest, self.max_length, self.positions)
@@ -94,6 +98,7 @@ class Decoder:
         trees: bool = False,
         graph_rows: int = 0,
         longest: int = 0,
+        states_of: str = NONE,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -113,6 +118,7 @@ class Decoder:
             graph_rows: new tokens of the largest pass to capture as a CUDA graph, if attention
                 takes a batch in one call; 0 captures none.
             longest: length of the longest sequence, in positions; for the graphs.
+            states_of: layers whose hidden states passes can give, see `layers_from`.
 
         Raises:
             StartupError: what is missing, broken or too large, in one sentence.
@@ -132,6 +138,7 @@ class Decoder:
             trees=trees,
             graph_rows=graph_rows,
             longest=longest,
+            states_of=states_of,
             fingerprint=model_fingerprint(loaded, tokenizer_fingerprint(tokenizer)),
         )
 
@@ -147,7 +154,7 @@ class Decoder:
         """Check that the model can be served, choose what computes it, and make the pool."""
         check_support(model)
         with torch.inference_mode():
-            choice = choose_backend(model, engine, drafts, trees)
+            choice = choose_backend(model, engine, drafts, trees, self.of_layers)
             backend = choice.backend
             positions = cache_size(
                 self.device, backend.pool.bytes_per_position, cache_tokens, at_most
@@ -268,19 +275,19 @@ class Decoder:
         """Free a sequence's room. The sequence must no longer be in a batch."""
         self._backends.release(cache)
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of several sequences in one pass.
 
         Args:
             feeds: of different sequences, at least one; their caches grow.
 
         Returns:
-            [R, V] logits in the back end's dtype: the requested rows, feed by feed.
+            The requested rows, feed by feed, in the back end's dtype.
         """
-        logits = self._backends.forward(feeds)
+        output = self._backends.forward(feeds)
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
-        return logits
+        return output
 
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty if the checkpoint has none."""

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from tandem.inference.hidden_states import Layers
+
 # Increment it whenever `openvino/trace.py` makes different graphs.
 _FORM = 1
 _LIBRARIES = ("openvino", "torch", "transformers")
@@ -24,8 +26,9 @@ def cache_folder() -> Path:
     return Path(base) / "tandem" / "openvino"
 
 
-def structure_key(model: PreTrainedModel) -> str:
-    """Hash of everything a structure depends on: configuration, shapes of weights, versions."""
+def structure_key(model: PreTrainedModel, of_layers: Layers = ()) -> str:
+    """Hash of everything a structure depends on: configuration, shapes of weights, versions, and
+    the layers whose hidden states it gives."""
     shapes = {name: list(weight.shape) for name, weight in model.named_parameters()}
     config = {
         name: value
@@ -33,6 +36,7 @@ def structure_key(model: PreTrainedModel) -> str:
         if name not in ("_name_or_path", "dtype", "torch_dtype")
     }
     parts = [_FORM, type(model).__qualname__, config, shapes, _versions(), platform.machine()]
+    parts += of_layers
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -56,6 +56,8 @@ class Feed:
         cache: grows by the tokens.
         token_ids: at least one; drawn ones are on the device only.
         rows: number of last tokens whose logits are wanted; may be 0.
+        states: number of last tokens whose hidden states are wanted, of the layers that the scorer
+            was loaded for.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
     """
@@ -64,6 +66,7 @@ class Feed:
     token_ids: Sequence[int | Drawn] | Drawn
     rows: int
     parents: Sequence[int] | None = None
+    states: int = 0
 
 
 def listed(token_ids: Sequence[int | Drawn] | Drawn) -> Sequence[int | Drawn]:
@@ -84,4 +87,4 @@ def again(feed: Feed) -> Feed:
     tokens = [*cache.branch_tokens, *listed(feed.token_ids)]
     parents = (*cache.branches.parents, *parents)
     before = replace(cache, branches=NO_BRANCHES, branch_tokens=())
-    return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents)
+    return Feed(before, cast("Sequence[int]", tokens), feed.rows, parents, feed.states)

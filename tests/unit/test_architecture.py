@@ -143,7 +143,7 @@ def test_scheduling_model_and_serving_are_apart() -> None:
 
 
 def test_the_engine_does_not_know_what_a_decoder_is() -> None:
-    assert seen_from("tandem.engine", "tandem.inference") == {"feed"}
+    assert seen_from("tandem.engine", "tandem.inference") == {"feed", "output"}
 
 
 def test_no_rule_is_known_by_its_name() -> None:

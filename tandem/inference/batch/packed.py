@@ -24,12 +24,14 @@ class Packing:
         positions: of each token in its own sequence.
         slots: of each token in the pool.
         rows: rows of the batch whose logits are wanted.
+        states: rows whose hidden states are wanted.
     """
 
     segments: list[Segment]
     positions: list[int]
     slots: list[int]
     rows: list[int]
+    states: list[int]
 
     @classmethod
     def of(cls, feeds: Sequence[Feed]) -> Packing:
@@ -38,7 +40,7 @@ class Packing:
         Raises:
             ValueError: a sequence would outgrow its extent; or a parent is no earlier row.
         """
-        packing = cls([], [], [], [])
+        packing = cls([], [], [], [], [])
         first = 0
         for feed in feeds:
             cache, count = feed.cache, len(feed.token_ids)
@@ -61,6 +63,7 @@ class Packing:
             packing.slots.extend(range(cache.start + length - count, cache.start + length))
             first += count
             packing.rows.extend(range(first - feed.rows, first))
+            packing.states.extend(range(first - feed.states, first))
         return packing
 
     def wanted(self, device: torch.device) -> Tensor | None:
@@ -68,6 +71,12 @@ class Packing:
         if len(self.rows) == len(self.positions):
             return None
         return torch.tensor(self.rows, dtype=torch.int64).to(device, non_blocking=True)
+
+    def wanted_states(self, device: torch.device) -> Tensor | None:
+        """`states` on the device; None for no rows."""
+        if not self.states:
+            return None
+        return torch.tensor(self.states, dtype=torch.int64).to(device, non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -81,6 +90,7 @@ class PackedBatch:
         slots: [T] int64, of each token in the pool.
         rows: [R] int64, rows of the batch whose logits are wanted; None for all.
         tiles: for attention in one call; None for one call per sequence.
+        states: [S] int64, rows whose hidden states are wanted; None for none.
     """
 
     segments: list[Segment]
@@ -89,6 +99,7 @@ class PackedBatch:
     slots: Tensor
     rows: Tensor | None
     tiles: Tiles | None = None
+    states: Tensor | None = None
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
     _branch_masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
@@ -120,7 +131,8 @@ class PackedBatch:
             elif branches_too:
                 tiles = BranchTiles(segments, device)
         token_ids = tokens_of(feeds, device)[None]
-        return cls(segments, token_ids, numbers[:1], numbers[1], packing.wanted(device), tiles)
+        wanted, states = packing.wanted(device), packing.wanted_states(device)
+        return cls(segments, token_ids, numbers[:1], numbers[1], wanted, tiles, states)
 
     def mask(
         self, count: int, seen: int, window: int | None, groups: int, like: Tensor

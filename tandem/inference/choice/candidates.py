@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import structlog
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
@@ -21,9 +20,11 @@ from tandem.inference.compatibility import (
     compare,
     max_positions,
     name_of_model,
-    plain_logits,
+    plain_pass,
 )
+from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import (
     PROBE,
@@ -72,12 +73,13 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copied
 
 
-def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
+def by_torch(model: PreTrainedModel, trees: bool = False, of_layers: Layers = ()) -> Backend:
     """The torch back end of any model; the layout of the weights may change.
 
     Args:
         model: in its final dtype, on its device.
         trees: whether sequences may have branches; a device then compiles attention for them too.
+        of_layers: whose hidden states it gives.
 
     Raises:
         StartupError: the model gives other logits in a batch, or cannot be served at all.
@@ -85,27 +87,31 @@ def by_torch(model: PreTrainedModel, trees: bool = False) -> Backend:
     device, dtype = model.device, model.dtype
     together = one_call.worthwhile(device)
     text = _text(model, _LONGER if together else 1)
-    expected, head = plain_logits(model, text), text[: len(PROBE)]
-    sibling = plain_logits(model, SIBLING)
+    expected, head = plain_pass(model, text, of_layers), text[: len(PROBE)]
+    sibling = plain_pass(model, SIBLING, of_layers)
     try:
-        compute = LlamaPass(model) if LlamaPass.fits(model) else ModulePass(model)
+        own = LlamaPass if LlamaPass.fits(model) else ModulePass
+        compute = own(model, of_layers)
         if device.type == "cpu":
             choose_layout(compute)
-        backend = Backend("torch", dtype, compute, KVPool(PROBE_TOKENS), device)
+        pool = KVPool(PROBE_TOKENS)
+        backend = Backend("torch", dtype, compute, pool, device, of_layers=of_layers)
         found = probe(backend, head)
     except StartupError:
         raise
     except Exception as error:  # a model's own code may raise anything
         raise cannot_serve(model, error) from error
-    compare(model, expected[: len(head)], found)
+    compare(model, expected.first(len(head)), found)
     if together:
         also = sibling if trees else None
-        backend = one_call.in_one_call(model, compute, text, expected, also) or backend
+        backend = one_call.in_one_call(model, compute, of_layers, text, expected, also) or backend
     _try_tree(model, backend, expected, sibling)
     return backend
 
 
-def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, sibling: Tensor) -> None:
+def _try_tree(
+    model: PreTrainedModel, backend: Backend, expected: PassOutput, sibling: PassOutput
+) -> None:
     """Make a back end refuse trees, with one warning, if siblings see each other in it."""
     try:
         reason = "the branches of a tree differ from plain passes"
@@ -122,12 +128,15 @@ def _try_tree(model: PreTrainedModel, backend: Backend, expected: Tensor, siblin
         )
 
 
-def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
+def by_openvino(
+    model: PreTrainedModel, record: StartRecord, of_layers: Layers = ()
+) -> Backend | None:
     """OpenVINO's back end; None, and one warning, if it cannot compute this model.
 
     Args:
         model: in its final dtype, on a CPU.
         record: of earlier tries.
+        of_layers: whose hidden states it gives.
     """
     if record.crashes:
         _log.warning(
@@ -138,11 +147,11 @@ def by_openvino(model: PreTrainedModel, record: StartRecord) -> Backend | None:
     record.begin()
     try:
         text = _text(model, _LONGER)
-        backend = _converted(model, 2 * SPARE * len(text))
-        expected = _plain(model, text)
+        backend = _converted(model, 2 * SPARE * len(text), of_layers)
+        expected = _plain(model, text, of_layers)
         compare(model, expected, probe(backend, text))
         if backend.takes_trees:
-            _try_tree(model, backend, expected, _plain(model, SIBLING))
+            _try_tree(model, backend, expected, _plain(model, SIBLING, of_layers))
     except Exception as error:  # not installed, cannot convert: OpenVINO may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
         _log.warning("OpenVINO does not run this model, torch does", reason=reason)
@@ -156,9 +165,9 @@ def _text(model: PreTrainedModel, times: int) -> Sequence[int]:
     return (PROBE * times)[: max_positions(model.config.get_text_config())]
 
 
-def _plain(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
-    """Plain logits from a copy, since another back end may be using the model's own modules."""
-    return plain_logits(sharing_weights(model), text)
+def _plain(model: PreTrainedModel, text: Sequence[int], of_layers: Layers) -> PassOutput:
+    """Plain rows from a copy, since another back end may be using the model's own modules."""
+    return plain_pass(sharing_weights(model), text, of_layers)
 
 
 def openvino_threads() -> int:
@@ -166,7 +175,7 @@ def openvino_threads() -> int:
     return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
-def _converted(model: PreTrainedModel, positions: int) -> Backend:
+def _converted(model: PreTrainedModel, positions: int, of_layers: Layers) -> Backend:
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise Unsupported(f"OpenVINO's pass in {model.dtype}")
     threads = openvino_threads()
@@ -178,12 +187,20 @@ def _converted(model: PreTrainedModel, positions: int) -> Backend:
     from tandem.inference.openvino.store import kept
     from tandem.inference.openvino.trace import trace, weights_of
 
-    structure = kept(model, trace)
+    structure = kept(model, trace, of_layers)
     cut_by_place = slides(structure)
     graph = complete(structure, weights_of(model), precision_of(model.dtype))
     compute = OpenVinoPass(graph, model.dtype, threads, model.num_parameters())
     pool = compute.pool(positions)
-    backend = Backend("openvino", model.dtype, compute, pool, model.device, feeds_again=True)
+    backend = Backend(
+        "openvino",
+        model.dtype,
+        compute,
+        pool,
+        model.device,
+        of_layers=of_layers,
+        feeds_again=True,
+    )
     # OpenVINO's windows count slots in memory, and siblings take more slots than positions.
     backend.takes_trees = not cut_by_place
     return backend

@@ -27,6 +27,7 @@ from tandem.inference.choice.candidates import (
     openvino_threads,
 )
 from tandem.inference.choice.record import StartRecord
+from tandem.inference.hidden_states import Layers
 from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +62,7 @@ class BackendTrial:
         ways: to try.
         record: for the result.
         shapes: of the passes to measure.
+        of_layers: whose hidden states they give.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class BackendTrial:
         ways: Sequence[Candidate],
         record: StartRecord,
         shapes: Sequence[speed.PassShape],
+        of_layers: Layers,
     ) -> None:
         self._model = model
         self._ways = ways
         self._record = record
         self._shapes = shapes
+        self._of_layers = of_layers
 
     @torch.inference_mode()
     def run(self, serving: Backend) -> Backend | None:
@@ -84,7 +88,8 @@ class BackendTrial:
             if way.engine in failed:
                 continue
             try:
-                rival = _made(way, in_dtype(self._model, way.dtype), self._record)
+                own = in_dtype(self._model, way.dtype)
+                rival = _made(way, own, self._record, self._of_layers)
             except StartupError as error:
                 _log.warning("a way to compute this model is left out", reason=first_line(error))
                 rival = None
@@ -102,7 +107,11 @@ class BackendTrial:
 
 
 def choose_backend(
-    model: PreTrainedModel, engine: EngineName, drafts: bool = False, trees: bool = False
+    model: PreTrainedModel,
+    engine: EngineName,
+    drafts: bool = False,
+    trees: bool = False,
+    of_layers: Layers = (),
 ) -> BackendChoice:
     """Choose how a model is computed.
 
@@ -112,6 +121,7 @@ def choose_backend(
             one warning and runs by torch.
         drafts: whether the model drafts, which it may do in any dtype; then only drafts are timed.
         trees: whether sequences may have branches, which OpenVINO cannot take with sliding windows.
+        of_layers: whose hidden states passes give.
 
     Raises:
         StartupError: the model gives other logits in a batch, or cannot be served at all;
@@ -121,22 +131,22 @@ def choose_backend(
     if engine == "openvino" and not cpu:
         raise StartupError(f"ENGINE=openvino runs on a CPU, not on {model.device.type}")
     if not cpu:
-        return BackendChoice(by_torch(model, trees))
+        return BackendChoice(by_torch(model, trees, of_layers))
     ways = _ways(engine, model.dtype, drafts)
-    record = StartRecord(model, torch.get_num_threads(), engine, drafts)
+    record = StartRecord(model, torch.get_num_threads(), engine, drafts, *of_layers)
     first = {str(way): way for way in ways}.get(record.best, ways[0])
     others = [] if record.clear else [way for way in ways if way != first]
     rest = sharing_weights(model) if others or trees else None
     served = model if first.dtype == model.dtype else in_dtype(model, first.dtype)
-    backend = _made(first, served, record, trees)
+    backend = _made(first, served, record, of_layers, trees)
     if backend is None:  # one warning is enough: nothing else is tried
-        return BackendChoice(by_torch(model, trees), record=record)
+        return BackendChoice(by_torch(model, trees, of_layers), record=record)
     for_trees, trial = None, None
     if rest is not None and trees and not backend.takes_trees and backend.engine == "openvino":
-        for_trees = by_torch(sharing_weights(rest), trees)
+        for_trees = by_torch(sharing_weights(rest), trees, of_layers)
     if rest is not None and others:
         shapes = speed.DRAFTS if drafts else speed.DRAFTS + speed.VERIFICATIONS
-        trial = BackendTrial(rest, others, record, shapes)
+        trial = BackendTrial(rest, others, record, shapes, of_layers)
     if backend.engine == "openvino" and for_trees is None and trial is None:
         _forget_weights(model)
     return BackendChoice(backend, trial, for_trees, record)
@@ -153,12 +163,16 @@ def _ways(engine: EngineName, dtype: torch.dtype, drafts: bool) -> list[Candidat
 
 
 def _made(
-    way: Candidate, model: PreTrainedModel, record: StartRecord, trees: bool = False
+    way: Candidate,
+    model: PreTrainedModel,
+    record: StartRecord,
+    of_layers: Layers,
+    trees: bool = False,
 ) -> Backend | None:
     """A back end; None, and one warning, if OpenVINO cannot compute this model."""
     if way.engine == "openvino":
-        return by_openvino(model, record)
-    return by_torch(model, trees)
+        return by_openvino(model, record, of_layers)
+    return by_torch(model, trees, of_layers)
 
 
 def _forget_weights(model: nn.Module) -> None:

@@ -127,8 +127,8 @@ def _timed(
     with backend.busy:  # not timed: waiting for a pass that serves
         started = time.perf_counter()
         for count in rows:
-            logits = backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
-        logits[-1:].cpu()  # a device has computed when it can be read
+            output = backend.forward([Feed(cache, some_tokens(count), count) for cache in caches])
+        output.logits[-1:].cpu()  # a device has computed when it can be read
         spent = time.perf_counter() - started
     for cache in caches:
         cache.rollback(context)

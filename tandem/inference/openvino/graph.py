@@ -48,13 +48,14 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
 
     Returns:
         A graph from `INPUTS`, `BATCH_INPUTS` and key_cache.i and value_cache.i
-        [blocks, H, 32, D] of each layer i to logits [R, V] float32.
+        [blocks, H, 32, D] of each layer i to logits [R, V] float32, and to hidden states where
+        the structure gives some.
 
     Raises:
         Unsupported: weights differ from those traced, or there is no attention.
     """
-    parameters = [port.get_node() for port in structure.inputs]
-    for port in structure.inputs[len(INPUTS) :]:
+    own = [port.get_node() for port in structure.inputs if port.any_name in INPUTS]
+    for port in structure.inputs[len(own) :]:
         _put_weight(port, weights)
     shared = {name: _parameter(name, ov.Type.i32, 1) for name in BATCH_INPUTS.values()}
     shared["max_context_len"] = _parameter("max_context_len", ov.Type.i32, 0)
@@ -65,7 +66,7 @@ def complete(structure: ov.Model, weights: Mapping[str, Tensor], cache_type: ov.
     caches: list[ov.Node] = []
     for layer, joined in enumerate(marks):
         caches += _put_attention(layer, joined, shared, cache_type)
-    used = [*parameters[: len(INPUTS)], *shared.values(), *caches]
+    used = [*own, *shared.values(), *caches]
     return ov.Model(structure.get_results(), used, "tandem")
 
 

@@ -17,6 +17,7 @@ from tandem.inference.batch.segment import Segment
 from tandem.inference.kv.extents import Extents
 from tandem.inference.openvino.graph import BATCH_INPUTS, BLOCK, precision_of
 from tandem.inference.openvino.trace import INPUTS
+from tandem.inference.output import PassOutput
 
 
 @cache
@@ -105,9 +106,9 @@ class OpenVinoPass:
         """An empty KV pool for this model."""
         return BlockPool(positions, self._others.caches)
 
-    def __call__(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
-        """[R, V] float32 logits of the rows that the batch asks for; its keys and values are
-        written to the pool."""
+    def __call__(self, batch: PackedBatch, pool: BlockPool) -> PassOutput:
+        """The rows that the batch asks for, in float32; its keys and values are written to the
+        pool."""
         single = batch.token_ids.shape[1] == len(batch.segments)
         return (self._singles if single else self._others).infer(batch, pool)
 
@@ -136,7 +137,7 @@ class _Request:
         self._places = [i for name, i in self._ports.items() if "_cache." in name]
         # The arrays behind the inputs, kept alive here: OpenVINO's tensors may not do so.
         self._held: dict[str, _Array] = {}
-        for name in (*INPUTS, *BATCH_INPUTS.values()):
+        for name in filter(self._ports.__contains__, (*INPUTS, *BATCH_INPUTS.values())):
             scalar = name == "max_context_len"
             kind = np.int64 if name in INPUTS else np.uint8 if name == "masks" else np.int32
             self._hold(name, np.zeros(int(scalar), kind), scalar)
@@ -147,17 +148,21 @@ class _Request:
         """The inputs for keys and values."""
         return [self._compiled.inputs[i] for i in self._places]
 
-    def infer(self, batch: PackedBatch, pool: BlockPool) -> Tensor:
-        """Logits of a batch."""
+    def infer(self, batch: PackedBatch, pool: BlockPool) -> PassOutput:
+        """The rows of a batch."""
         if pool is not self._pool:
             for index, tensor in zip(self._places, pool.tensors, strict=True):
                 self._request.set_input_tensor(index, tensor)
             self._pool = pool
         for name, value in _values(batch).items():
-            self._hand_in(name, value)
+            if name in self._ports:
+                self._hand_in(name, value)
         self._request.infer(share_outputs=True)
-        # Copied, since the next pass overwrites it. An output buffer of our own takes longer.
-        return torch.from_numpy(self._request.get_output_tensor(0).data.copy())
+        return PassOutput(self._result(0), None if batch.states is None else self._result(1))
+
+    def _result(self, number: int) -> Tensor:
+        """Copied, since the next pass overwrites it. An output buffer of our own takes longer."""
+        return torch.from_numpy(self._request.get_output_tensor(number).data.copy())
 
     def _hand_in(self, name: str, value: Sequence[int] | _Array) -> None:
         """Set an input; in place if its size is unchanged, since a change of size is expensive."""
@@ -187,6 +192,7 @@ def _values(batch: PackedBatch) -> dict[str, Sequence[int] | _Array]:
         "token_ids": batch.token_ids[0].numpy(),
         "positions": batch.positions[0].numpy(),
         "rows": range(total) if batch.rows is None else batch.rows.numpy(),
+        "states": () if batch.states is None else batch.states.numpy(),
         "past_lens": [segment.length - segment.count for segment in segments],
         "subsequence_begins": [*(segment.first for segment in segments), total],
         "block_indices": blocks,

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from tandem.errors import first_line
 from tandem.inference.disk_cache import cache_folder, structure_key
+from tandem.inference.hidden_states import Layers
 from tandem.inference.openvino.paged_pass import core
 
 _log = structlog.get_logger(__name__)
@@ -26,7 +27,11 @@ _log = structlog.get_logger(__name__)
 _FILES = ("graph.xml", "graph.bin", "sha256")
 
 
-def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) -> ov.Model:
+def kept(
+    model: PreTrainedModel,
+    make: Callable[[PreTrainedModel, Layers], ov.Model],
+    of_layers: Layers = (),
+) -> ov.Model:
     """The model's structure from disk; else it is made, and written to disk if possible.
 
     Trouble with the disk gives one warning, and the structure is made.
@@ -36,15 +41,15 @@ def kept(model: PreTrainedModel, make: Callable[[PreTrainedModel], ov.Model]) ->
     """
     wrong = None
     try:
-        folder = cache_folder() / structure_key(model)
+        folder = cache_folder() / structure_key(model, of_layers)
         found = _read(folder)
         if found is not None:
             return found
     except Exception as error:  # no home, no permission, no graph: OpenVINO may raise anything
         wrong = error
-    structure = make(model)
+    structure = make(model, of_layers)
     try:
-        _write(structure, cache_folder() / structure_key(model))
+        _write(structure, cache_folder() / structure_key(model, of_layers))
     except Exception as error:
         wrong = wrong or error
     if wrong is not None:

@@ -29,15 +29,18 @@ from transformers.cache_utils import Cache
 
 from tandem.errors import Unsupported
 from tandem.inference.checkpoint import sharing_weights
+from tandem.inference.hidden_states import Layers, Tap
 from tandem.inference.passes.torch_modules import refuse_what_is_unknown
 
 MARK = "tandem_attention"
-INPUTS = ("token_ids", "positions", "rows")
+# The last one where hidden states are given.
+INPUTS = ("token_ids", "positions", "rows", "states")
 _ATTENTION = "tandem_traced"
 # All traces register their attention under one name, and torch traces one model at a time.
 _TRACING = threading.Lock()
 # Three tokens, two rows: sizes that differ, so that no dimension is mistaken for another.
 _EXAMPLE = (torch.tensor([1, 2, 0]), torch.tensor([0, 1, 2]), torch.tensor([1, 2]))
+_STATES = torch.tensor([2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,12 @@ class _Traced:
 
     Args:
         model: a private copy; its weights are taken out, and its attention is replaced.
+        of_layers: whose hidden states it gives.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, of_layers: Layers) -> None:
         self._model = model
+        self._tap = Tap(model, of_layers) if of_layers else None
         self._owners = _without_weights(model)
         # Attention of each layer, found by a first pass that is not traced.
         self.layers: list[AttentionSpec] = []
@@ -111,9 +116,12 @@ class _Traced:
         self(*inputs)
         self._looking = False
 
-    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, *weights: Tensor) -> Any:
-        """[R, V] logits of tokens [T] at positions [T], for the rows [R] among them."""
+    def __call__(self, token_ids: Tensor, positions: Tensor, rows: Tensor, *others: Tensor) -> Any:
+        """[R, V] logits of tokens [T] at positions [T], for the rows [R] among them; and [S,
+        layers, width] hidden states of the rows [S] that come next, if there is a tap. The weights
+        are last."""
         self._layer = 0
+        weights = others if self._tap is None else others[1:]
         arguments = {
             "input_ids": token_ids[None],
             "position_ids": positions[None],
@@ -124,7 +132,8 @@ class _Traced:
         for owners, weight in zip(self._owners, weights, strict=True):
             for module, name in owners:
                 setattr(module, name, weight)
-        return self._model(**arguments).logits[0]
+        logits = self._model(**arguments).logits[0]
+        return logits if self._tap is None else (logits, self._tap.take(others[0]))
 
     def _attend(
         self,
@@ -179,15 +188,17 @@ def weights_of(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def trace(model: PreTrainedModel) -> ov.Model:
+def trace(model: PreTrainedModel, of_layers: Layers = ()) -> ov.Model:
     """The structure of a model's pass.
 
     Args:
         model: on a CPU; not changed. Its modules are copied, its weights are not.
+        of_layers: whose hidden states it gives.
 
     Returns:
-        A graph in float32 from `INPUTS` [T], [T], [R] int64 and the weights, by their names,
-        to logits [R, V].
+        A graph in float32 from `INPUTS` [T], [T], [R], [S] int64 and the weights, by their names,
+        to logits [R, V] and hidden states [S, layers, width]; without [S] and the states where
+        there are no layers.
 
     Raises:
         Exception: the model cannot be traced; from the model, torch or OpenVINO.
@@ -196,20 +207,21 @@ def trace(model: PreTrainedModel) -> ov.Model:
     with _TRACING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations of functions that transformers calls
         warnings.simplefilter("error", TracerWarning)  # raised if the pass depends on its data
-        traced = _Traced(_structure(model))
+        traced = _Traced(_structure(model), of_layers)
         dummies = [torch.zeros(weight.shape) for weight in weights.values()]
-        inputs = (*_EXAMPLE, *dummies)
+        example = (*_EXAMPLE, _STATES) if of_layers else _EXAMPLE
+        inputs = (*example, *dummies)
         traced.look(*inputs)
         script = torch.jit.trace(  # type: ignore[no-untyped-call]
             lambda *tensors: traced(*tensors), inputs, check_trace=False
         )
-    return _converted(script, inputs, list(weights), traced.layers)
+    return _converted(script, inputs, [*INPUTS[: len(example)], *weights], traced.layers)
 
 
 def _converted(
     script: Any, inputs: tuple[Tensor, ...], names: list[str], layers: list[AttentionSpec]
 ) -> ov.Model:
-    """The traced function as OpenVINO's graph, with named inputs."""
+    """The traced function as OpenVINO's graph, with its inputs' names."""
     frontend = FrontEndManager().load_by_framework("pytorch")
 
     def mark(context: Any) -> list[ov.Output]:
@@ -218,11 +230,11 @@ def _converted(
     frontend.add_extension(ConversionExtension("tandem::attention", mark))
     decoder = TorchScriptPythonDecoder(script, example_input=inputs, shared_memory=True)
     loaded = frontend.load(decoder)
-    for place, name, example in zip(loaded.get_inputs(), (*INPUTS, *names), inputs, strict=True):
+    for place, name, example in zip(loaded.get_inputs(), names, inputs, strict=True):
         free = name in INPUTS
         loaded.set_partial_shape(place, ov.PartialShape([-1] if free else list(example.shape)))
     graph = frontend.convert(loaded)
-    for port, name in zip(graph.inputs, (*INPUTS, *names), strict=True):
+    for port, name in zip(graph.inputs, names, strict=True):
         port.get_tensor().set_names({name})
     return graph
 

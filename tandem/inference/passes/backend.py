@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.feed import Feed, again, listed
+from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.output import PassOutput, joined
 
 # Fed at the start, in a plain pass and in batches: both must give the same logits.
 PROBE = (0, 1, 2, 0, 2, 1, 0, 1, 1, 2, 0, 0)
@@ -49,14 +50,14 @@ class CachePool(Protocol):
 class Pass(Protocol):
     """Computes a batch."""
 
-    def __call__(self, batch: PackedBatch, pool: Any) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
+    def __call__(self, batch: PackedBatch, pool: Any) -> PassOutput:
+        """The rows that the batch asks for; keys and values go to the pool."""
 
 
 class Captured(Protocol):
     """Captured passes for batches of certain sizes."""
 
-    def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], Tensor] | None:
+    def fitting(self, feeds: Sequence[Feed]) -> Callable[[Sequence[Feed]], PassOutput] | None:
         """The captured pass that can compute a batch; None if there is none."""
 
 
@@ -69,6 +70,7 @@ class Backend:
         compute: the pass.
         pool: the KV pool, in the pass's own form.
         device: where tokens and logits are.
+        of_layers: whose hidden states the pass can give.
         in_one_call: whether attention takes all sequences of a batch at once; the pool's blocks
             are then those of `tiles.py`.
         branches_in_one_call: whether it does so for batches with branches.
@@ -87,10 +89,12 @@ class Backend:
         pool: CachePool,
         device: torch.device,
         *,
+        of_layers: Layers = (),
         in_one_call: bool = False,
         feeds_again: bool = False,
     ) -> None:
         self.engine = engine
+        self.of_layers = of_layers
         self.dtype = dtype
         self.pool: Any = pool
         self.busy = threading.RLock()
@@ -113,6 +117,7 @@ class Backend:
             self.compute,
             self.pool.resized(positions),
             self.device,
+            of_layers=self.of_layers,
             in_one_call=self.in_one_call,
             feeds_again=self.feeds_again,
         )
@@ -121,15 +126,15 @@ class Backend:
         other.branches_in_one_call = self.branches_in_one_call
         return other
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """Feed new tokens of different sequences; their caches grow.
 
         Returns:
-            [R, V] logits in the pass's dtype: the requested rows, feed by feed.
+            The requested rows, feed by feed, in the pass's dtype.
 
         Raises:
-            ValueError: a feed does not fit its extent, a parent is no earlier row, or the back end
-                takes no trees and is given one.
+            ValueError: a feed does not fit its extent, a parent is no earlier row, the back end
+                takes no trees and is given one, or it gives no hidden states and is asked for some.
         """
         if self.in_one_call:
             for feed in feeds:
@@ -137,13 +142,15 @@ class Backend:
                     self.pool.clear(feed.cache)
         if not self.takes_trees and any(feed.parents for feed in feeds):
             raise ValueError(f"{self} takes no trees")
+        if not self.of_layers and any(feed.states for feed in feeds):
+            raise ValueError(f"{self} gives no hidden states")
         with self.busy:
-            logits = self._computed(feeds)
+            output = self._computed(feeds)
         for feed in feeds:
             feed.cache.grow(listed(feed.token_ids), feed.parents)
-        return logits
+        return output
 
-    def _computed(self, feeds: Sequence[Feed]) -> Tensor:
+    def _computed(self, feeds: Sequence[Feed]) -> PassOutput:
         graph = None if self.graphs is None else self.graphs.fitting(feeds)
         if graph is not None:
             return graph(feeds)
@@ -163,8 +170,9 @@ def name_of(engine: str, dtype: torch.dtype) -> str:
     return f"{engine} {str(dtype).removeprefix('torch.')}"
 
 
-def probe(backend: Backend, text: Sequence[int]) -> Tensor:
-    """[n, V] logits of a text, fed in pieces together with another sequence, with a rollback.
+def probe(backend: Backend, text: Sequence[int]) -> PassOutput:
+    """The rows of a text, fed in pieces together with another sequence, with a rollback: logits
+    [n, V], and hidden states if the back end gives any.
 
     Args:
         backend: its pool has room for the text twice.
@@ -173,46 +181,54 @@ def probe(backend: Backend, text: Sequence[int]) -> Tensor:
     pool, part = backend.pool, len(text) // 12
     other, cache = pool.reserve(len(text)), pool.reserve(len(text))
     first, second, third = (text[: n * part] for n in (3, 5, 9))
+
+    def whole(tokens: Sequence[int]) -> Feed:
+        count = len(tokens)
+        return Feed(cache, tokens, count, states=count if backend.of_layers else 0)
+
     backend.forward([Feed(other, first, 0)])
-    head = backend.forward(
-        [Feed(cache, second, len(second)), Feed(other, second[len(first) :], 1)]
-    )[: len(second)]
+    head = backend.forward([whole(second), Feed(other, second[len(first) :], 1)])
     backend.forward([Feed(cache, [1] * len(first), 1)])
     cache.rollback(len(second))
-    middle = backend.forward(
-        [Feed(other, text[len(second) :][:1], 0), Feed(cache, third[len(second) :], 4 * part)]
-    )
+    middle = backend.forward([Feed(other, text[len(second) :][:1], 0), whole(third[len(second) :])])
     *rest, last = text[len(third) :]
-    alone = backend.forward([Feed(cache, rest, len(rest))])
-    single = backend.forward([Feed(cache, [last], 1)])  # may be computed by a different kernel
+    alone = backend.forward([whole(rest)])
+    single = backend.forward([whole([last])])  # may be computed by a different kernel
     for reserved in (other, cache):
         pool.release(reserved)
-    return torch.cat((head, middle, alone, single))
+    return joined([head.first(len(second)), middle, alone, single])
 
 
-def probe_tree(backend: Backend, expected: Tensor, sibling: Tensor) -> tuple[Tensor, Tensor]:
+def probe_tree(
+    backend: Backend, expected: PassOutput, sibling: PassOutput
+) -> tuple[PassOutput, PassOutput]:
     """Feed a small tree in two steps together with another sequence, and keep its second path.
 
     Args:
         backend: its pool has room for the probe twice.
-        expected: plain logits [n, V] of the probe.
-        sibling: plain logits [n, V] of `SIBLING`.
+        expected: plain rows of the probe.
+        sibling: plain rows of `SIBLING`.
 
     Returns:
-        The logits that the tree should give, and those that it gives, both [7, V].
+        The rows that the tree should give, and those that it gives, both of seven.
     """
     pool, end = backend.pool, len(_TRUNK)
     other, cache = pool.reserve(len(PROBE)), pool.reserve(len(PROBE))
     (first, second), (third, fourth, last) = PROBE[end : end + 2], SIBLING[end:]
+
+    def whole(cache: SequenceCache, tokens: Sequence[int], parents: Sequence[int] = ()) -> Feed:
+        count = len(tokens)
+        return Feed(cache, tokens, count, parents or None, count if backend.of_layers else 0)
+
     backend.forward([Feed(cache, _TRUNK[:-1], 0)])
     grown = backend.forward(
-        [Feed(cache, [_TRUNK[-1], first, third], 3, (0, 0)), Feed(other, PROBE[:2], 0)]
+        [whole(cache, [_TRUNK[-1], first, third], (0, 0)), Feed(other, PROBE[:2], 0)]
     )
-    leaves = backend.forward([Feed(cache, [second, fourth], 2, (1, 2))])
+    leaves = backend.forward([whole(cache, [second, fourth], (1, 2))])
     cache.keep((2, 4))
-    kept = backend.forward([Feed(cache, [last], 1), Feed(other, PROBE[2:3], 1)])
+    kept = backend.forward([whole(cache, [last]), whole(other, PROBE[2:3])])
     for reserved in (other, cache):
         pool.release(reserved)
-    wanted = [expected[end - 1], expected[end], sibling[end]]
-    wanted += [expected[end + 1], sibling[end + 1], sibling[end + 2], expected[2]]
-    return torch.stack(wanted), torch.cat((grown, leaves, kept))
+    wanted = [(expected, end - 1), (expected, end), (sibling, end)]
+    wanted += [(expected, end + 1), (sibling, end + 1), (sibling, end + 2), (expected, 2)]
+    return joined([plain.row(place) for plain, place in wanted]), joined([grown, leaves, kept])

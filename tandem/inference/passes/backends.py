@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from tandem.errors import Unsupported
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
 
 
@@ -78,16 +79,25 @@ class Backends:
         left = [b for b in earlier if b is kept or b.pool.free_positions < b.pool.positions]
         self._all = (*left, current)
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the requested rows, feed by feed; see `Backend.forward`."""
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        """The requested rows, feed by feed; see `Backend.forward`."""
         backends = self._all
         if len(backends) == 1:
             return backends[0].forward(feeds)
-        parts: dict[int, Tensor] = {}
+        logits: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         for backend in backends:
             own = [i for i, feed in enumerate(feeds) if feed.cache.pool is backend.pool]
             if own:
-                logits = backend.forward([feeds[i] for i in own])
-                rows = torch.split(logits, [feeds[i].rows for i in own])
-                parts.update(zip(own, rows, strict=True))
-        return torch.cat([parts[i].float() for i in range(len(feeds))])
+                output = backend.forward([feeds[i] for i in own])
+                rows = torch.split(output.logits, [feeds[i].rows for i in own])
+                logits.update(zip(own, rows, strict=True))
+                if output.states is not None:
+                    rows = torch.split(output.states, [feeds[i].states for i in own])
+                    states.update(zip(own, rows, strict=True))
+        return PassOutput(_in_order(logits), _in_order(states) if states else None)
+
+
+def _in_order(parts: Mapping[int, Tensor]) -> Tensor:
+    """One tensor of parts by number; back ends may differ in dtype."""
+    return torch.cat([parts[i].float() for i in sorted(parts)])

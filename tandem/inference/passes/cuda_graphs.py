@@ -18,6 +18,7 @@ from tandem.inference.batch.tiles import BLOCK, FEW, Tiles, TileSizes
 from tandem.inference.compatibility import agrees
 from tandem.inference.feed import Feed
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import PROBE_TOKENS, Backend, Pass, some_tokens
 
 _log = structlog.get_logger(__name__)
@@ -42,9 +43,10 @@ class Graph:
         pool: the keys and values that the graph reads and writes; fixed for its life.
         room: sizes to which batches are padded.
         longest: longest text that it may see, in positions.
-        logits: [rows or more, V] for the result, shared with other graphs; None to allocate it.
+        output: [rows or more] for the results, shared with other graphs; None to allocate it.
         device: of all tensors.
         memory: pool for the graph's intermediate results, shared with other graphs.
+        states: whether hidden states are among the results, of every row.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class Graph:
         pool: KVPool,
         room: TileSizes,
         longest: int,
-        logits: Tensor | None,
+        output: PassOutput | None,
         device: torch.device,
         memory: Any,
+        states: bool,
     ) -> None:
         self.room = room
         self._scratch = pool.scratch
@@ -71,19 +74,19 @@ class Graph:
             self._numbers[1],
             None,
             tiles,
+            torch.arange(room.rows, device=device) if states else None,
         )
-        if logits is None:
-            logits = compute(self._batch, pool)
-        self.logits = logits
+        self.output = output or compute(self._batch, pool)
 
         def run() -> None:
             tiles.tabulate()
-            self.logits[: room.rows].copy_(compute(self._batch, pool))
+            for kept, found in _pairs(self.output, compute(self._batch, pool)):
+                kept[: room.rows].copy_(found)
 
         self._replay = capture(run, device, memory)
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
-        """[R, V] logits of the rows that the feeds ask for. Their caches do not grow yet."""
+    def __call__(self, feeds: Sequence[Feed]) -> PassOutput:
+        """The rows that the feeds ask for. Their caches do not grow yet."""
         packing = Packing.of(feeds)
         device, count = self._numbers.device, len(packing.positions)
         self._batch.token_ids[0, :count].copy_(tokens_of(feeds, device))
@@ -94,12 +97,23 @@ class Graph:
         assert self._batch.tiles is not None
         self._batch.tiles.refill(packing.segments)
         self._replay()
-        rows = packing.wanted(device)
-        return self.logits[:count].clone() if rows is None else self.logits.index_select(0, rows)
+        rows, states = packing.wanted(device), packing.wanted_states(device)
+        logits, kept = self.output.logits, self.output.states
+        return PassOutput(
+            logits[:count].clone() if rows is None else logits.index_select(0, rows),
+            None if kept is None or states is None else kept.index_select(0, states),
+        )
 
     def fits(self, texts: int, rows: int) -> bool:
         """Whether a batch fits: `texts` texts of at most `FEW` new rows each, `rows` in total."""
         return texts <= self.room.tiles and rows <= self.room.rows
+
+
+def _pairs(ours: PassOutput, theirs: PassOutput) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits with logits, and states with states where there are some."""
+    yield ours.logits, theirs.logits
+    if ours.states is not None and theirs.states is not None:
+        yield ours.states, theirs.states
 
 
 def capture(run: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:
@@ -137,19 +151,26 @@ class Graphs:
         rows: of the largest graph.
         longest: longest text to expect, in positions.
         device: of all tensors.
+        states: whether they give hidden states too.
     """
 
     def __init__(
-        self, compute: Pass, pool: KVPool, rows: int, longest: int, device: torch.device
+        self,
+        compute: Pass,
+        pool: KVPool,
+        rows: int,
+        longest: int,
+        device: torch.device,
+        states: bool = False,
     ) -> None:
         self._longest = longest
         memory = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        logits = None
+        output = None
         self._graphs: list[Graph] = []
         # The largest first, so that the others fit into its memory.
         for room in reversed(rooms(rows, longest)):
-            graph = Graph(compute, pool, room, longest, logits, device, memory)
-            logits = graph.logits
+            graph = Graph(compute, pool, room, longest, output, device, memory, states)
+            output = graph.output
             self._graphs.insert(0, graph)
 
     def __iter__(self) -> Iterator[Graph]:
@@ -186,7 +207,8 @@ def capture_passes(backend: Backend, rows: int, longest: int) -> None:
         longest: longest text to expect, in positions.
     """
     try:
-        graphs = Graphs(backend.compute, backend.pool, rows, longest, backend.device)
+        states = bool(backend.of_layers)
+        graphs = Graphs(backend.compute, backend.pool, rows, longest, backend.device, states)
         _check(backend, graphs)
     except Exception as error:  # a model's own code, and a device's
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -199,7 +221,7 @@ def _check(backend: Backend, graphs: Graphs) -> None:
     """Compare graphs with the pass itself, for one text and for two.
 
     Raises:
-        Unsupported: a graph gives other logits.
+        Unsupported: a graph gives other rows.
     """
     caches = [cache for cache in (backend.pool.reserve(PROBE_TOKENS) for _ in range(2)) if cache]
     try:
@@ -207,13 +229,16 @@ def _check(backend: Backend, graphs: Graphs) -> None:
             backend.forward([Feed(cache, some_tokens(count), 0)])
         for count, texts in itertools.product((1, 3), range(1, len(caches) + 1)):
             lengths = [cache.length for cache in caches]
-            feeds = [Feed(cache, some_tokens(count), count) for cache in caches[:texts]]
+            states = count if backend.of_layers else 0
+            feeds = [
+                Feed(cache, some_tokens(count), count, states=states) for cache in caches[:texts]
+            ]
             # Every graph that fits, not only the smallest: their kernels differ.
             found = [graph(feeds) for graph in graphs if graph.fits(texts, texts * count)]
             expected = backend.forward(feeds)
             for cache, length in zip(caches, lengths, strict=True):
                 cache.rollback(length)
-            if not all(agrees(expected, logits) for logits in found):
+            if not all(agrees(expected, output) for output in found):
                 raise Unsupported("a captured pass computes otherwise")
     finally:
         for cache in caches:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import structlog
 import torch
-from torch import Tensor
 from torch._dynamo import config as compiler
 from transformers import PreTrainedModel
 
@@ -15,7 +14,9 @@ from tandem.errors import first_line
 from tandem.inference.batch.tiles import BLOCK, FEW
 from tandem.inference.compatibility import compare, max_positions
 from tandem.inference.feed import Feed
+from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import PROBE, Backend, Pass, probe, probe_tree, some_tokens
 
 _log = structlog.get_logger(__name__)
@@ -41,18 +42,20 @@ def worthwhile(device: torch.device) -> bool:
 def in_one_call(
     model: PreTrainedModel,
     compute: Pass,
+    of_layers: Layers,
     text: Sequence[int],
-    expected: Tensor,
-    sibling: Tensor | None = None,
+    expected: PassOutput,
+    sibling: PassOutput | None = None,
 ) -> Backend | None:
     """A back end whose attention takes all sequences of a batch at once.
 
     Args:
         model: to compute.
         compute: its pass.
+        of_layers: whose hidden states the pass gives.
         text: longer than a block, if the model allows it.
-        expected: [n, V] plain logits of `text`.
-        sibling: plain logits of `SIBLING`, if sequences may have branches; with None, batches with
+        expected: plain rows of `text`.
+        sibling: plain rows of `SIBLING`, if sequences may have branches; with None, batches with
             branches take one call per sequence.
 
     Returns:
@@ -61,9 +64,17 @@ def in_one_call(
     """
     try:
         pool = KVPool((_MANY_BLOCKS + 2 * max(_TOGETHER)) * BLOCK, BLOCK)
-        backend = Backend("torch", model.dtype, compute, pool, model.device, in_one_call=True)
+        backend = Backend(
+            "torch",
+            model.dtype,
+            compute,
+            pool,
+            model.device,
+            of_layers=of_layers,
+            in_one_call=True,
+        )
         for part in (text[: len(PROBE)], text):
-            compare(model, expected[: len(part)], probe(backend, part))
+            compare(model, expected.first(len(part)), probe(backend, part))
         at_most = max_positions(model.config.get_text_config()) - 1
         _compile(backend, at_most)
     except Exception as error:  # the compiler may raise anything

@@ -19,7 +19,9 @@ from transformers import PreTrainedModel
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
+from tandem.inference.hidden_states import Layers, stack_states
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.output import PassOutput
 from tandem.inference.passes.torch_layout import PlainLinear
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -32,10 +34,12 @@ class LlamaPass(nn.Module):
 
     Args:
         model: one that `fits`; its own layers are empty afterwards.
+        of_layers: whose hidden states it can give.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
         super().__init__()
+        self._of_layers = of_layers
         inner: Any = model.model
         self._embedding: Tensor = inner.embed_tokens.weight.detach()
         self._rotary = inner.rotary_emb
@@ -69,17 +73,24 @@ class LlamaPass(nn.Module):
         cos, _ = inner.rotary_emb(inner.norm.weight, torch.zeros(1, 1, device=model.device))
         return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
 
-    def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
+    def forward(self, batch: PackedBatch, pool: KVPool) -> PassOutput:
+        """The rows that the batch asks for; keys and values go to the pool."""
         pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotation(batch)
+        found = {0: states}
         for index, layer in enumerate(self.layers):
             states = layer(states, rotation, batch, pool, index)
-        if batch.rows is not None:
-            states = states.index_select(0, batch.rows)
-        logits: Tensor = self.head(self._norm(states))
-        return logits
+            if index + 1 in self._of_layers:
+                found[index + 1] = states
+        wanted = states if batch.rows is None else states.index_select(0, batch.rows)
+        logits: Tensor = self.head(self._norm(wanted))
+        if batch.states is None:
+            return PassOutput(logits)
+        if len(self.layers) + 1 in self._of_layers:
+            found[len(self.layers) + 1] = self._norm(states)
+        chosen = [found[layer] for layer in self._of_layers]
+        return PassOutput(logits, stack_states(chosen, batch.states))
 
     def _rotation(self, batch: PackedBatch) -> Tensor:
         """[T, 1, D/2] complex64: the rotation of each token's position."""

@@ -15,7 +15,9 @@ from transformers import AttentionInterface, PreTrainedModel
 from tandem.errors import Unsupported
 from tandem.inference.batch.attention import attend
 from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.hidden_states import Layers, Tap
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.output import PassOutput
 
 _names = itertools.count()
 
@@ -25,10 +27,12 @@ class ModulePass(nn.Module):
 
     Args:
         model: its attention implementation is set.
+        of_layers: whose hidden states it can give.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, of_layers: Layers = ()) -> None:
         super().__init__()
+        self._tap = Tap(model, of_layers) if of_layers else None
         # The first pass checks that no layer needs more than `attend` does.
         self._checked = False
         self._model = model
@@ -38,8 +42,8 @@ class ModulePass(nn.Module):
         AttentionInterface.register(name, self._attend)
         model.set_attn_implementation(name)
 
-    def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        """[R, V] logits of the rows that the batch asks for; keys and values go to the pool."""
+    def forward(self, batch: PackedBatch, pool: KVPool) -> PassOutput:
+        """The rows that the batch asks for; keys and values go to the pool."""
         self._batch = batch
         pool.slots = batch.slots
         logits: Tensor = self._model(
@@ -50,7 +54,7 @@ class ModulePass(nn.Module):
             logits_to_keep=0 if batch.rows is None else batch.rows,
         ).logits[0]
         self._checked = True
-        return logits
+        return PassOutput(logits, None if self._tap is None else self._tap.take(batch.states))
 
     def _attend(
         self,

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torch import Tensor
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import TargetServicer, service_of
 from target_svc.settings import TargetSettings
@@ -48,7 +48,7 @@ class Target:
         decoder = self.servicer.loaded.decoder
         forward, failures = decoder.forward, iter([RuntimeError("out of memory")])
 
-        def fail(feeds: Sequence[Feed]) -> Tensor:
+        def fail(feeds: Sequence[Feed]) -> PassOutput:
             for failure in failures:
                 raise failure
             return forward(feeds)

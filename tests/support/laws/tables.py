@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from tandem.engine.asks import Ask, Draw, ReadTokens, Steps, Take, ToHost
 from tandem.engine.draws import drafts_of, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 
 VOCAB_SIZE = 3
@@ -57,7 +57,7 @@ class Table:
     def row(self, text: Text) -> npt.NDArray[np.int64]:
         return self._rows[text]
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         raise AssertionError("its asks are answered one by one")
 
 

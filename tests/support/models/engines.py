@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc.round import TargetSequence
@@ -37,7 +36,7 @@ def watch(engine: TargetEngine | DrafterEngine, before: Callable[[Sequence[Feed]
     """Call `before` in the engine thread before each forward pass."""
     forward = engine.decoder.forward
 
-    def watched(feeds: Sequence[Feed]) -> Tensor:
+    def watched(feeds: Sequence[Feed]) -> PassOutput:
         before(feeds)
         return forward(feeds)
 

@@ -49,39 +49,54 @@ def plain_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list
     return [model(input_ids=torch.tensor([text]), use_cache=False).logits[0] for text in texts]
 
 
+Rows = list[dict[int, Tensor]]  # of each text, by position
+
+
+def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> Rows:
+    """See `ragged_rows`."""
+    logits, _ = ragged_rows(decoder, texts)
+    return logits
+
+
 @torch.inference_mode()
-def ragged_logits(decoder: Decoder, texts: Sequence[Sequence[int]]) -> list[dict[int, Tensor]]:
-    """Rows of the same texts by position, from random batches: some of the texts, some tokens of
-    each, some rows of these, and rejected drafts."""
+def ragged_rows(decoder: Decoder, texts: Sequence[Sequence[int]]) -> tuple[Rows, Rows]:
+    """Logits of the same texts by position, and hidden states if the decoder gives any, from random
+    batches: some of the texts, some tokens of each, some rows of these, and rejected drafts."""
     rng = random.Random(2)
     caches = [decoder.reserve(len(text)) for text in texts]
-    rows: list[dict[int, Tensor]] = [{} for _ in texts]
+    rows: Rows = [{} for _ in texts]
+    states: Rows = [{} for _ in texts]
     while True:
         unfinished = [
-            (text, cache, row)
-            for text, cache, row in zip(texts, caches, rows, strict=True)
+            (text, cache, found)
+            for text, cache, *found in zip(texts, caches, rows, states, strict=True)
             if cache is not None and cache.length < len(text)
         ]
         if not unfinished:
             for cache in filter(None, caches):
                 decoder.release(cache)
-            return rows
+            return rows, states
         feeds, kept = [], []
         every_row = rng.random() < 0.5
-        for text, cache, row in rng.sample(unfinished, rng.randint(1, len(unfinished))):
+        for text, cache, found in rng.sample(unfinished, rng.randint(1, len(unfinished))):
             count = rng.choice((1, 1, 2, 4, WINDOW + 3))
             news = text[cache.length : cache.length + count]
             # The tokens after the kept ones are wrong, and rolled back.
             keep = rng.choice((len(news), rng.randint(0, len(news))))
             wrong = [(token_id + 1) % VOCAB_SIZE for token_id in news[keep:]]
             wanted = len(news) if every_row else rng.randint(0, len(news))
-            feeds.append(Feed(cache, [*news[:keep], *wrong], wanted))
-            kept.append((row, cache.length + keep))
-        logits = iter(decoder.forward(feeds))
-        for feed, (row, length) in zip(feeds, kept, strict=True):
-            places = range(feed.cache.length - feed.rows, feed.cache.length)
-            found = zip(places, islice(logits, feed.rows), strict=True)
-            row.update({place: states for place, states in found if place < length})
+            told = rng.choice((0, len(news), rng.randint(0, len(news)))) if decoder.of_layers else 0
+            feeds.append(Feed(cache, [*news[:keep], *wrong], wanted, states=told))
+            kept.append((found, cache.length + keep))
+        output = decoder.forward(feeds)
+        logits, behind = iter(output.logits), iter(() if output.states is None else output.states)
+        for feed, (found, length) in zip(feeds, kept, strict=True):
+            for own, given, count in zip(
+                found, (logits, behind), (feed.rows, feed.states), strict=True
+            ):
+                places = range(feed.cache.length - count, feed.cache.length)
+                each = zip(places, islice(given, count), strict=True)
+                own.update({place: row for place, row in each if place < length})
             feed.cache.rollback(length)
 
 
@@ -104,6 +119,23 @@ def worst_difference(row: Architecture, engine: EngineName = "torch") -> float:
     found = ragged_logits(decoder, texts)
     assert torch.cat(expected).std() > 1, "too flat to show a difference"
     return float(differences(expected, found).max())
+
+
+@torch.inference_mode()
+def worst_states(row: Architecture, engine: EngineName = "torch") -> float:
+    """The largest difference of a hidden state of ragged batches from transformers' own, as a share
+    of the layer's spread."""
+    texts, model = random_texts(), build(row)
+    own = plain(model)
+    expected = []
+    for text in texts:
+        found = own(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+        expected.append(torch.stack([layer[0] for layer in found.hidden_states], 1))
+    spread = torch.cat(expected).std((0, 2))[:, None]
+    decoder = Decoder(model, row.name, cache_tokens=256, engine=engine, states_of="0,1,last")
+    assert engine == decoder.engine
+    _, states = ragged_rows(decoder, texts)
+    return float((differences(expected, states) / spread).max())
 
 
 def differences(expected: Sequence[Tensor], found: Sequence[dict[int, Tensor]]) -> Tensor:

@@ -66,6 +66,21 @@ def test_siblings_are_drawn_without_those_of_others(taken: list[int], support: i
     assert chi_square_p_value(counts, np.array(law)) > 1e-4
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_text_is_drafted_what_its_target_lacks(temperature: float) -> None:
+    """Texts of targets with different vocabularies, in one batch."""
+    sampling = Sampling(temperature=temperature)
+    asks = [ask(seed, [1], [], sampling) for seed in range(100)]
+    for place, one in enumerate(asks):
+        one.vocab_size = 2 + place % 4
+    logits = torch.arange(len(LAW), dtype=torch.float32).expand(len(asks), -1).clone()
+    drawn = draw(asks, logits, range(len(asks)))
+    found = {i % 4: 0 for i in range(4)}
+    for place, (token,) in enumerate(tokens_of([ReadTokens(one) for one in drawn])):
+        found[place % 4] = max(found[place % 4], token)
+    assert found == {0: 1, 1: 2, 2: 3, 3: 4}, "the last id of each is the likeliest"
+
+
 def test_later_rows_are_drawn_whole() -> None:
     asks = [ask(seed, [1, 1], told(0), Sampling()) for seed in range(TEXTS)]
     counts = np.zeros(len(LAW))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.drafting.model import ModelDrafter
@@ -22,6 +21,7 @@ from tandem.engine.stepper import Stepper
 from tandem.errors import EngineFailure
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
@@ -208,13 +208,13 @@ class Breaking:
         self.vocab_size = decoder.vocab_size
         self.passes = -1
 
-    def forward(self, feeds: Sequence[Feed]) -> Tensor:
-        logits = self._decoder.forward(feeds)
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        output = self._decoder.forward(feeds)
         self.passes += 1
         at, row = self._broken
         if self.passes == at:
-            logits[row, 3] = torch.nan
-        return logits
+            output.logits[row, 3] = torch.nan
+        return output
 
 
 DRAFTER = "the drafter computed a distribution that is not finite"

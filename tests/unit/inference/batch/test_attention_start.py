@@ -14,9 +14,10 @@ from triton.runtime.errors import OutOfResources
 
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import FEW, MANY, Tiles
-from tandem.inference.compatibility import agrees, plain_logits
+from tandem.inference.compatibility import agrees, plain_pass
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
+from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import some_tokens
 from tests.support.devices.flex import BLOCK, as_a_device_reads, without_compiler
@@ -40,7 +41,7 @@ def test_what_a_former_holder_left_is_forgotten(monkeypatch: pytest.MonkeyPatch)
         for states in (*decoder.pool.keys, *decoder.pool.values):
             assert states.isfinite().all(), "a new pool"
             states.fill_(torch.nan)
-        assert decoder.forward(feeds).isfinite().all()
+        assert decoder.forward(feeds).logits.isfinite().all()
 
 
 NAMES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode")
@@ -112,7 +113,7 @@ def test_what_does_not_fit_into_shared_memory_is_one_warning_and_one_call_a_text
     monkeypatch.setattr(flex, "flex_attention", on_a_small_card)
     model = build(LLAMA, num_hidden_layers=1, head_dim=256)
     with torch.inference_mode():
-        expected = plain_logits(model, some_tokens(5))
+        expected = plain_pass(model, some_tokens(5))
         with capture_logs() as logs:
             decoder = Decoder(model, "tiny", cache_tokens=4 * BLOCK, graph_rows=16, longest=BLOCK)
         (warning,) = [line for line in logs if line["log_level"] == "warning"]
@@ -121,7 +122,7 @@ def test_what_does_not_fit_into_shared_memory_is_one_warning_and_one_call_a_text
         rows_computed.clear()
         caches = [cache for cache in (decoder.reserve(BLOCK) for _ in range(2)) if cache]
         found = decoder.forward([Feed(cache, some_tokens(5), 5) for cache in caches])
-        assert all(agrees(expected, logits) for logits in torch.split(found, 5))
+        assert all(agrees(expected, PassOutput(rows)) for rows in torch.split(found.logits, 5))
     assert not rows_computed
 
 

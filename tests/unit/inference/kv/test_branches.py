@@ -112,7 +112,7 @@ def test_chains_and_trees_share_a_batch(engine: Any) -> None:
     for nth, (first, last) in enumerate(((9, 10), (10, 37))):
         feeds = [Feed(c, text[first:last], 1) for c, text in zip(caches, texts, strict=False)]
         growing = [tree.feeds(cache)[nth] for cache, tree in behind]
-        logits = decoder.forward([*feeds[:1], *growing, *feeds[1:]])
+        logits = decoder.forward([*feeds[:1], *growing, *feeds[1:]]).logits
         rows = iter(torch.split(logits, [1, *(feed.rows for feed in growing), 1, 1]))
         ends = [next(rows)]
         for (_, tree), theirs in zip(behind, expected, strict=True):
@@ -142,7 +142,7 @@ def test_several_drawn_tokens_are_a_level_of_a_tree() -> None:
             decoder.forward([Feed(cache, [5, 9, 2], 0)])
             parents = ((0, 0), (2, 1), (4,))
             found = [
-                decoder.forward([Feed(cache, level, len(level), hang)])
+                decoder.forward([Feed(cache, level, len(level), hang)]).logits
                 for level, hang in zip(levels, parents, strict=True)
             ]
             logits.append(torch.cat(found))

@@ -29,6 +29,7 @@ from tests.support.models.parity import (
     ragged_logits,
     random_texts,
     worst_difference,
+    worst_states,
 )
 from tests.support.models.tiny import (
     Text,
@@ -58,6 +59,12 @@ def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) 
     assert worst_difference(row, "openvino") < TOLERANCE
 
 
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("row", CONVERTED, ids=lambda row: row.model_type)
+def test_hidden_states_are_those_of_plain_passes(row: Architecture) -> None:
+    assert worst_states(row, "openvino") < TOLERANCE
+
+
 @needs_units
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt_neox"])
 def test_bfloat16_rounds_no_more_than_the_modules(
@@ -83,7 +90,7 @@ def test_a_batch_may_ask_for_no_rows_and_reach_into_many_blocks() -> None:
     caches = [decoder.reserve(150) for _ in range(2)]
     for first, last, rows in ((0, 100, 0), (100, 101, 1), (101, 150, 49)):
         feeds = [Feed(cache, text[first:last], rows) for cache in caches if cache is not None]
-        found = decoder.forward(feeds).view(2, rows, 31)
+        found = decoder.forward(feeds).logits.view(2, rows, 31)
         assert torch.allclose(found, expected[last - rows : last], atol=TOLERANCE)
 
 
@@ -96,7 +103,8 @@ def test_what_others_left_in_a_block_is_not_seen() -> None:
         tensor.data[...] = np.nan
     cache = decoder.reserve(5)
     assert cache is not None
-    assert torch.allclose(decoder.forward([Feed(cache, text, 5)]), expected, atol=TOLERANCE)
+    found = decoder.forward([Feed(cache, text, 5)]).logits
+    assert torch.allclose(found, expected, atol=TOLERANCE)
 
 
 def test_extents_are_whole_blocks() -> None:

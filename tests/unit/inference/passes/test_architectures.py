@@ -37,6 +37,7 @@ from tests.support.models.parity import (
     ragged_logits,
     random_texts,
     worst_difference,
+    worst_states,
 )
 from tests.support.models.tiny import Text, make_drafter, make_target, running, speculate
 
@@ -53,6 +54,11 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 @every_architecture
 def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) -> None:
     assert worst_difference(row) < TOLERANCE
+
+
+@every_architecture
+def test_hidden_states_are_those_of_plain_passes(row: Architecture) -> None:
+    assert worst_states(row) < TOLERANCE
 
 
 def test_the_llama_family_runs_as_plain_operators() -> None:

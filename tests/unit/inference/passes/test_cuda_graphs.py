@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch import Tensor
 
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import BLOCK as PRODUCTS_BLOCK
 from tandem.inference.batch.tiles import FEW, Tiles, TileSizes
+from tandem.inference.choice import candidates
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.pool import SequenceCache
+from tandem.inference.output import PassOutput
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.inference.passes import one_call
-from tandem.inference.passes.cuda_graphs import Graph, rooms
+from tandem.inference.passes.cuda_graphs import Graph, _pairs, rooms
 from tests.support.devices.flex import BLOCK, Kernel, without_compiler
 from tests.support.devices.recording import Recorder
 from tests.support.models.architectures import SUPPORTED, Architecture, build
@@ -44,6 +45,8 @@ def recorder() -> Iterator[Recorder]:
         patch.setattr(flex, "flex_attention", Kernel())
         patch.setattr(one_call, "worthwhile", lambda _: True)
         patch.setattr(graph, "capture", recorder)
+        # It follows a measurement, and two models must be computed alike.
+        patch.setattr(candidates, "choose_layout", lambda _: None)
         yield recorder
 
 
@@ -54,12 +57,19 @@ def pair(recorder: Recorder) -> list[Decoder]:
 
 
 def pair_of(row: Architecture) -> list[Decoder]:
-    """The same model with graphs and without."""
+    """The same model with graphs and without; some give hidden states."""
     options = {"num_hidden_layers": 1} if row.model_type in ALIKE else {}
-    models = [build(row, **options) for _ in range(2)]
+    states_of = "none" if row.model_type in ALIKE else "1,last"
     return [
-        Decoder(model, "tiny", cache_tokens=50 * BLOCK, graph_rows=rows, longest=LONGEST)
-        for model, rows in zip(models, (ROWS, 0), strict=True)
+        Decoder(
+            build(row, **options),
+            "tiny",
+            cache_tokens=50 * BLOCK,
+            graph_rows=rows,
+            longest=LONGEST,
+            states_of=states_of,
+        )
+        for rows in (ROWS, 0)
     ]
 
 
@@ -75,7 +85,8 @@ def reserved(decoder: Decoder, count: int, longest: int = LONGEST) -> Iterator[l
 
 
 def serve(decoders: list[Decoder], rng: random.Random, steps: int = STEPS) -> float:
-    """Random batches of nine texts, with rollbacks; the largest difference of a logit."""
+    """Random batches of nine texts, with rollbacks; the largest difference of a logit, or of a
+    hidden state."""
     with reserved(decoders[0], 9) as captured, reserved(decoders[1], 9) as plain:
         return difference(decoders, [captured, plain], rng, steps)
 
@@ -93,15 +104,21 @@ def difference(
         counts = [rng.choice((1, 1, 1, 2, 5, FEW, FEW + 1)) for _ in chosen]
         wanted = [rng.randint(0, count) for count in counts]
         wanted[-1] = counts[-1]
+        told = [rng.randint(0, count) if decoders[0].of_layers else 0 for count in counts]
         lengths = [caches[0][i].length - rng.randint(0, 5) for i in chosen]
         found = []
         for decoder, own in zip(decoders, caches, strict=True):
             feeds = []
-            for i, count, rows, length in zip(chosen, counts, wanted, lengths, strict=True):
+            for i, count, rows, length, states in zip(
+                chosen, counts, wanted, lengths, told, strict=True
+            ):
                 own[i].rollback(max(0, min(length, LONGEST - count)))
-                feeds.append(Feed(own[i], [(i * 7 + n) % 60 for n in range(count)], rows))
+                tokens = [(i * 7 + n) % 60 for n in range(count)]
+                feeds.append(Feed(own[i], tokens, rows, states=states))
             found.append(decoder.forward(feeds))
-        worst = max(worst, float((found[0] - found[1]).abs().max()))
+        for ours, theirs in _pairs(*found):
+            worst = max(worst, float((ours - theirs).abs().max()))
+        assert (found[0].states is None) == (found[1].states is None) == (not any(told))
     return worst
 
 
@@ -126,7 +143,7 @@ def test_drawn_tokens_reach_a_graph_without_the_host(pair: list[Decoder]) -> Non
             draws = Draws(torch.tensor([5, 3]), None)  # type: ignore[arg-type]
             decoder.forward([Feed(cache, [1, 2], 1) for cache in caches])
             feeds = [Feed(cache, Drawn(draws, 1 - i), 1) for i, cache in enumerate(caches)]
-            logits.append(decoder.forward(feeds))
+            logits.append(decoder.forward(feeds).logits)
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
 
 
@@ -134,7 +151,7 @@ def test_drawn_tokens_reach_a_graph_without_the_host(pair: list[Decoder]) -> Non
 def test_a_result_outlives_the_next_pass(pair: list[Decoder]) -> None:
     decoder, _ = pair
     with reserved(decoder, 1) as (cache,):
-        first = decoder.forward([Feed(cache, [1], 1)])
+        first = decoder.forward([Feed(cache, [1], 1)]).logits
         kept = first.clone()
         decoder.forward([Feed(cache, [2], 1)])
         assert torch.equal(first, kept)
@@ -162,7 +179,7 @@ def test_the_start_holds_every_size_to_the_pass(
     calls: set[TileSizes] = set()
     calling = Graph.__call__
 
-    def call(self: Graph, feeds: Any) -> Tensor:
+    def call(self: Graph, feeds: Any) -> PassOutput:
         calls.add(self.room)
         return calling(self, feeds)
 
@@ -186,7 +203,7 @@ def test_a_text_longer_than_promised_ends_the_graphs(recorder: Recorder) -> None
         cache = decoder.reserve(LONGEST + BLOCK)
         assert cache is not None
         decoder.forward([Feed(cache, [n % 60 for n in range(LONGEST)], 0)])
-        logits.append(decoder.forward([Feed(cache, [1], 1)]))
+        logits.append(decoder.forward([Feed(cache, [1], 1)]).logits)
         replays = recorder.replays
         decoder.forward([Feed(cache, [1], 1)])
         assert recorder.replays == replays
@@ -235,7 +252,7 @@ def stale_rows(patch: pytest.MonkeyPatch) -> None:
 def spare_rows_at_a_text(patch: pytest.MonkeyPatch) -> None:
     calling = Graph.__call__
 
-    def call(self: Graph, feeds: Any) -> Tensor:
+    def call(self: Graph, feeds: Any) -> PassOutput:
         self._scratch = feeds[0].cache.start
         return calling(self, feeds)
 

@@ -185,12 +185,13 @@ def test_trees_stay_on_the_device(
             Feed(cache, [Drawn(drawn, i) for i in range(len(tree[level]))], 1, tree[level])
             for cache, tree in zip(caches, levels, strict=False)
         ]
-        logits = decoder.forward([*feeds, Feed(caches[2], [5], 1)])
+        logits = decoder.forward([*feeds, Feed(caches[2], [5], 1)]).logits
         assert (tuple(logits.shape), logits.device.type) == ((3, VOCAB_SIZE), "cuda")
     for cache, path in zip(caches, ((2, 4), (1, 3, 6)), strict=False):
         cache.keep(path)
     assert kernel.calls == (2 * config.num_hidden_layers if at_once else 0)
-    assert decoder.forward([Feed(cache, [5], 1) for cache in caches]).device.type == "cuda"
+    output = decoder.forward([Feed(cache, [5], 1) for cache in caches])
+    assert output.logits.device.type == "cuda"
 
 
 def test_times_are_the_devices_own(host: Host, clock: Stamps) -> None:
