@@ -66,6 +66,22 @@ def test_siblings_are_drawn_without_those_of_others(taken: list[int], support: i
     assert chi_square_p_value(counts, np.array(law)) > 1e-4
 
 
+@pytest.mark.parametrize("support", [0, 5])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_row_is_shaped_by_its_own_texts_sampling(count: int, support: int) -> None:
+    """Any row that is sent as it was drawn from is exact; only this one is near the target's."""
+    samplings = [Sampling(temperature=0.5), Sampling(top_k=2), Sampling(top_p=0.6)]
+    asks = [ask(seed, [count], [], each, support) for seed, each in enumerate(samplings)]
+    logits = torch.tensor(LAW, dtype=torch.float32).log().expand(len(asks), -1).clone()
+    drawn = draw(asks, logits, range(len(asks)))
+    drafts = drafts_of([ToHost(own, [0] * count, distinct=True) for own in drawn])
+    cut = np.array([np.square(LAW), [0.4, 0.3, 0, 0, 0], [0.4, 0.3, 0, 0, 0]])
+    for grown, law in zip(drafts, cut / cut.sum(1, keepdims=True), strict=True):
+        row = np.zeros(len(LAW))
+        row[grown.draft.ids] = grown.draft.weights  # type: ignore[union-attr]
+        assert row / row.sum() == pytest.approx(law, abs=1e-4)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_no_text_is_drafted_what_its_target_lacks(temperature: float) -> None:
     """Texts of targets with different vocabularies, in one batch."""
