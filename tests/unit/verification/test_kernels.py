@@ -71,6 +71,14 @@ def test_a_sample_is_bit_for_bit_the_plain_one(
     assert not weights[3].any()
 
 
+def test_a_token_begins_exactly_where_the_one_before_it_ends() -> None:
+    """Two tokens of one weight share the 64-bit numbers in halves; random ones miss the border."""
+    numbers = (0, 2**63 - 1, 2**63, 2**64 - 1)
+    digits = np.array([[number & 0xFFFFFFFF, number >> 32] for number in numbers])
+    tokens, _, _ = sample(np.full((4, 2), 0.5, np.float32), 1.0, 2, digits)
+    assert tokens.tolist() == [0, 0, 1, 1]
+
+
 def draft_of(rng: _Rng, gamma: int, vocab_size: int, *, whole: bool = False) -> Draft:
     """Rows that share few tokens with anything, some of them certain; or all of `whole` ones."""
     token_ids, sizes = [], []
