@@ -64,6 +64,7 @@ lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
 
 types: setup ## Check types
 	$(BIN)/mypy .
@@ -71,6 +72,7 @@ types: setup ## Check types
 format: setup ## Format all code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/buf format --write
 
 protos: setup ## Generate the stubs from protos/
 	PATH=$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --grpc_python_out=. \

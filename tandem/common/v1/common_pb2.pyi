@@ -191,7 +191,7 @@ class Draft(google.protobuf.message.Message):
 
     The contract of a draft, on which every rule's exactness rests: candidate i's token is
     distributed as its row says, given the context, all earlier rounds and the candidates before it.
-
+    Whether there is a candidate i, where it hangs and which row it has may depend in any way on the
     candidates before it, but not on the token of candidate i. So:
       - A drafter decides, then draws, then sends. It may draft fewer tokens than requested, or none,
         and may stop after any token that it has drawn.

@@ -123,10 +123,10 @@ class OrchestratorServiceStub(typing.Generic[_OrchestratorServiceGenerateType, _
     target: send the same request with its seed, received_token_ids = all ids that came,
     first_round = last received round + 1. The text continues after the received tokens and
     follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
-    whole text equals the text without the break (float32). With drafts, other tokens may follow, since the
-    rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-    tokens alone do not determine the law of the next ones. Exception: if gamma was 0 in every
-    received round, resume it with gamma 0.
+    whole text equals the text without the break (float32). With drafts, other tokens may follow,
+    since the rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be
+    resumed: its tokens alone do not determine the law of the next ones. Exception: if gamma was 0
+    in every received round, resume it with gamma 0.
     Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
     sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 
@@ -210,10 +210,10 @@ class OrchestratorServiceServicer(metaclass=abc.ABCMeta):
         target: send the same request with its seed, received_token_ids = all ids that came,
         first_round = last received round + 1. The text continues after the received tokens and
         follows the same law (distribution). At temperature 0, and with gamma 0 and a given seed, the
-        whole text equals the text without the break (float32). With drafts, other tokens may follow, since the
-        rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be resumed: its
-        tokens alone do not determine the law of the next ones. Exception: if gamma was 0 in every
-        received round, resume it with gamma 0.
+        whole text equals the text without the break (float32). With drafts, other tokens may follow,
+        since the rounds differ. A text of a verifier that is not resumable (greedy_block) cannot be
+        resumed: its tokens alone do not determine the law of the next ones. Exception: if gamma was 0
+        in every received round, resume it with gamma 0.
         Deadline: the caller's choice; the orchestrator ends the text when it passes, and frees both
         sequences. After DEADLINE_EXCEEDED the received tokens remain valid.
 

@@ -135,9 +135,9 @@ class OpenSequence(google.protobuf.message.Message):
     they must fit into max_length. > 0.
     """
     fingerprint: builtins.str
-    """fingerprint (as in ModelInfo) that the caller expects. A target with another one refuses, because
-    its texts would follow another law: since ModelInfo was read, another process may have started
-    at this address. Empty: not compared.
+    """fingerprint (as in ModelInfo) that the caller expects. A target with another one refuses,
+    because its texts would follow another law: since ModelInfo was read, another process may have
+    started at this address. Empty: not compared.
     """
     max_nodes: builtins.int
     """max_nodes is the most candidates of a draft, at most the target's own max_nodes. The target
@@ -236,7 +236,8 @@ class RunStep(google.protobuf.message.Message):
     round: builtins.int
     """round is the number of the first round; the others follow it. Larger than every earlier round
     of this sequence. 0 adds `rounds` to the last run, even if its rounds are all computed; this
-    has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 during a run; 0 without an earlier run; or not 0 after the end of the text.
+    has no effect if the text has ended meanwhile. FAILED_PRECONDITION: not 0 during a run; 0
+    without an earlier run; or not 0 after the end of the text.
     """
     position: builtins.int
     """position is the number of tokens that the sequence holds before the first round; 0 if round
