@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy.typing as npt
+
 from tandem.common.v1 import common_pb2
+from tandem.engine.asks import HiddenDtype, StatesWanted
 from tandem.errors import InvalidRequest
+from tandem.inference.hidden_states import MOST_LAYERS
 from tandem.rpc import messages
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS, Verifier
@@ -40,6 +44,76 @@ def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: in
         return rule.carry_from(levels, gamma)
     except ValueError as error:
         raise InvalidRequest(f"open.carry: {error}") from None
+
+
+_HIDDEN_DTYPES = {
+    common_pb2.HIDDEN_DTYPE_BFLOAT16: HiddenDtype.BFLOAT16,
+    common_pb2.HIDDEN_DTYPE_FLOAT32: HiddenDtype.FLOAT32,
+}
+
+
+def wanted_from(message: common_pb2.FeedbackSpec, layers: Sequence[int]) -> StatesWanted | None:
+    """The hidden states that a drafter wants; None for none.
+
+    Args:
+        message: as received.
+        layers: whose states the target can give.
+
+    Raises:
+        InvalidRequest: it cannot give these.
+    """
+    if not message.layers:
+        if message.prompt_tokens or message.hidden_dtype:
+            raise InvalidRequest("open.feedback.layers must not be empty where the rest is set")
+        return None
+    chosen = list(message.layers[: MOST_LAYERS + 1])
+    if len(chosen) > MOST_LAYERS or len(set(chosen)) < len(chosen):
+        raise InvalidRequest(f"open.feedback.layers may hold {MOST_LAYERS} layers, each once")
+    if lacking := [layer for layer in chosen if layer not in layers]:
+        raise InvalidRequest(
+            f"open.feedback.layers holds layer {lacking[0]}; the target gives {list(layers)}"
+            " (its FEEDBACK)"
+        )
+    dtype = _HIDDEN_DTYPES.get(message.hidden_dtype)
+    if dtype is None:
+        raise InvalidRequest(f"open.feedback.hidden_dtype {message.hidden_dtype} is unknown")
+    return StatesWanted(tuple(layers.index(layer) for layer in chosen), dtype)
+
+
+def check_fits(wanted: StatesWanted | None, positions: int, info: common_pb2.ModelInfo) -> None:
+    """Refuse hidden states of a prompt that are too many for a message.
+
+    Args:
+        wanted: of each position.
+        positions: how many.
+        info: of the target.
+
+    Raises:
+        InvalidRequest: how many fit.
+    """
+    if wanted is None:
+        return
+    each = len(wanted.layers) * info.hidden_size * wanted.dtype.bytes
+    fitting = (info.max_message_bytes - messages.AROUND_BYTES) // each
+    if positions > fitting:
+        raise InvalidRequest(
+            f"open.feedback.prompt_tokens may be {fitting} here, got {positions}: more hidden"
+            f" states do not fit into a message of {info.max_message_bytes} bytes"
+        )
+
+
+def feedback_to(round_: int, first: int, states: npt.NDArray[Any]) -> common_pb2.Feedback:
+    """Hidden states as they travel.
+
+    Args:
+        round_: whose pass computed them.
+        first: index of the first position in the text.
+        states: [positions, layers, width], bfloat16 as int16.
+    """
+    little = states.astype(states.dtype.newbyteorder("<"), copy=False)
+    return common_pb2.Feedback(
+        round=round_, first=first, positions=len(states), hidden=little.tobytes()
+    )
 
 
 def carry_to(levels: Sequence[tuple[float, int]]) -> common_pb2.VerifierCarry | None:

@@ -13,6 +13,7 @@ from tandem.engine.asks import (
     DeviceVerdict,
     Score,
     Scored,
+    StatesWanted,
     Steps,
     Take,
     ToHost,
@@ -42,6 +43,8 @@ class TargetSequence:
             drafter's pools.
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
+        wanted: hidden states that its drafter wants; None for none.
+        prompt_states: how many of the prompt's last positions they are wanted of.
         untold: tokens that the target's own drafter has not been told of, the prompt's among them;
             None where it has no drafter.
         drafting: the sequence as that drafter sees it, from its first draft on.
@@ -56,6 +59,8 @@ class TargetSequence:
     nodes: int = 0
     end: int = 0
     end_token_ids: frozenset[int] = frozenset()
+    wanted: StatesWanted | None = None
+    prompt_states: int = 0
     untold: list[int] | None = None
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
@@ -89,13 +94,18 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         if before:
             yield Take(scorer, Feed(cache, before, 0))
         return None
-    scored = yield Take(scorer, Feed(cache, prompt, 1))
+    states = min(sequence.prompt_states, len(prompt)) if sequence.wanted else 0
+    scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
     return (yield from _decide(sequence, round_, Draft.certain(()), scored))
 
 
 def verify(
-    scorer: Scorer, sequence: TargetSequence, round_: int, draft: Draft | Sequence[Drawn]
+    scorer: Scorer,
+    sequence: TargetSequence,
+    round_: int,
+    draft: Draft | Sequence[Drawn],
+    feedback: bool = False,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
@@ -107,15 +117,18 @@ def verify(
         round_: keys the numbers.
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
+        feedback: the verdict brings the hidden states that the sequence's drafter wants.
     """
     parents: list[int] | None = None
     tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
     if isinstance(draft, Draft) and draft.parents is not None:
-        rows = draft.row_of_places()
-        fed = [node for node, home in enumerate(draft.homes()) if home == node + 1]
-        tokens = [draft.token_ids[node] for node in fed]
-        parents = [rows[draft.parents[node]] for node in fed]
-    feed = Feed(cache_of(sequence), [sequence.last_token, *tokens], len(tokens) + 1, parents)
+        places = draft.row_of_places()
+        nodes = [node for node, home in enumerate(draft.homes()) if home == node + 1]
+        tokens = [draft.token_ids[node] for node in nodes]
+        parents = [places[draft.parents[node]] for node in nodes]
+    fed = [sequence.last_token, *tokens]
+    states = len(fed) if feedback else 0
+    feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
     scored = yield Score(scorer, feed)
     return (yield from _decide(sequence, round_, draft, scored))
 
@@ -133,6 +146,7 @@ def _decide(
         sequence.accepting,
         sequence.following,
         round_,
+        None if scored.states is None else sequence.wanted,
     )
     decision: Decision = yield ToHost(decided)
     draft, cache = decision.draft, cache_of(sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.common.v1 import common_pb2
@@ -19,7 +20,7 @@ from tandem.telemetry.tracing.ids import SpanIds
 from tandem.verification import VERIFIERS, Verifier
 from target_svc import round as rounds
 from target_svc.drafts import OwnDrafts
-from target_svc.messages import carry_from, carry_to
+from target_svc.messages import carry_from, carry_to, check_fits, feedback_to, wanted_from
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 
@@ -38,6 +39,7 @@ class VerifiedSequence(
         info: limits that were announced.
         max_rounds: that a run may still have.
         drafts: that the target can make itself, if it can.
+        feedback_layers: whose hidden states it can give.
     """
 
     many_answers = "run"
@@ -49,8 +51,11 @@ class VerifiedSequence(
         info: common_pb2.ModelInfo,
         max_rounds: int,
         drafts: OwnDrafts | None = None,
+        feedback_layers: Sequence[int] = (),
     ) -> None:
         super().__init__(engine, info)
+        self._info = info
+        self._feedback_layers = feedback_layers
         self._max_rounds = max_rounds
         self._drafts = drafts
         self._credit: Credit | None = None  # of the run that is on, or was the last step
@@ -83,6 +88,9 @@ class VerifiedSequence(
             open_sequences=self._engine.admission.open_sequences,
             incarnation=self._incarnation,
         )
+        if decision is not None and decision.states is not None:
+            first = prompt_tokens - len(decision.states)
+            opened.feedback.CopyFrom(feedback_to(request.first_round, first, decision.states))
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
@@ -116,6 +124,9 @@ class VerifiedSequence(
         sampling = messages.sampling_from(request.sampling)
         if len(request.end_token_ids) > _MOST_ENDS:
             raise InvalidRequest(f"open.end_token_ids may hold {_MOST_ENDS} ids")
+        wanted = wanted_from(request.feedback, self._feedback_layers)
+        prompt_states = min(request.feedback.prompt_tokens, len(token_ids)) if wanted else 0
+        check_fits(wanted, prompt_states, self._info)
         return TargetSequence(
             token_ids,
             sampling,
@@ -124,6 +135,8 @@ class VerifiedSequence(
             request.max_nodes,
             len(token_ids) + request.max_new_tokens,
             frozenset(request.end_token_ids),
+            wanted,
+            prompt_states,
             None if self._drafts is None else [],
         )
 
@@ -152,9 +165,14 @@ class VerifiedSequence(
             raise InvalidRequest(fault)
         self._check_room()
         self._check_depth(draft.depth)
-        steps = rounds.verify(self._scorer, sequence, request.round, draft)
+        if request.feedback and sequence.wanted is None:
+            raise InvalidRequest("verify.feedback must be unset: open asked for none")
+        first = sequence.length - 1  # the last emitted token is computed by this round
+        steps = rounds.verify(self._scorer, sequence, request.round, draft, request.feedback)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         verdict = self._verdict(request.round, sequence.length, decision, times)
+        if decision.states is not None:
+            verdict.feedback.CopyFrom(feedback_to(request.round, first, decision.states))
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",

@@ -61,7 +61,7 @@ class TargetServicer(
     def _load(self) -> LoadedTarget:
         settings = self.settings
         recipe = own_recipe(settings)  # what is wrong with it is said before a model is loaded
-        decoder = load_decoder(settings, trees=settings.max_nodes > 0)
+        decoder = load_decoder(settings, trees=settings.max_nodes > 0, states_of=settings.feedback)
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
         drafts, models = None, [decoder]
@@ -80,7 +80,12 @@ class TargetServicer(
             await self.streams.run(
                 context,
                 lambda: VerifiedSequence(
-                    loaded.engine, loaded.decoder, loaded.info, most, loaded.drafts
+                    loaded.engine,
+                    loaded.decoder,
+                    loaded.info,
+                    most,
+                    loaded.drafts,
+                    loaded.decoder.of_layers,
                 ),
             )
 
@@ -100,6 +105,7 @@ class TargetServicer(
                 verifiers=verifier_infos(),
                 max_rounds=self.settings.max_rounds,
                 drafts=None if loaded.drafts is None else loaded.drafts.info,
+                feedback_layers=loaded.decoder.of_layers,
             )
 
     async def GetTokenizer(

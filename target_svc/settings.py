@@ -33,4 +33,10 @@ class TargetSettings(ModelSettings):
         " one or a TOML file; its settings are those of a drafter (`TANDEM_DRAFTER_MODEL` and so"
         " on). Empty: the target does not draft",
     )
+    feedback: str = Field(
+        "none",
+        pattern=r"^(none|(\d{1,4}|last)(,(\d{1,4}|last))*)$",
+        description="layers whose hidden states drafters can get, such as `2,16,29,last`: 0 is the"
+        " embedding, i the output of layer i, `last` what the head reads; at most four",
+    )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.engine.scorer import Scorer
@@ -18,6 +19,7 @@ from tandem.speculation.randomness import Foreseen
 from tandem.speculation.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    import numpy.typing as npt
     from torch import Tensor
 
     from tandem.verification import Verifier
@@ -117,6 +119,31 @@ class Draw:
     earlier: Sequence[Drawn] = ()
 
 
+class HiddenDtype(Enum):
+    """How hidden states leave the device."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+    @property
+    def bytes(self) -> int:
+        """Of a number."""
+        return 2 if self is HiddenDtype.BFLOAT16 else 4
+
+
+@dataclass(frozen=True, slots=True)
+class StatesWanted:
+    """Hidden states that a verdict brings along.
+
+    Attributes:
+        layers: among those that the scorer gives, by their place there.
+        dtype: in which they leave the device.
+    """
+
+    layers: tuple[int, ...]
+    dtype: HiddenDtype
+
+
 @dataclass(slots=True, eq=False)
 class Decide:
     """Have a rule decide a draft; the answer is `DeviceVerdict`.
@@ -130,6 +157,7 @@ class Decide:
         accepting: the request's numbers, as uniforms.
         following: the same, for what follows the kept tokens.
         round: keys the numbers.
+        wanted: hidden states of what is kept, which `scored` has; None for none.
     """
 
     rule: Verifier[Any]
@@ -140,6 +168,7 @@ class Decide:
     accepting: Foreseen
     following: Foreseen
     round: int
+    wanted: StatesWanted | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -187,14 +216,18 @@ class Scored:
         logits: [R, V], of all jobs of the pass.
         first: the job's first row.
         count: its rows.
-        states: [S, layers, width] of the job's rows whose hidden states it asked for; None for
-            none.
+        states: [S, layers, width] of all jobs of the pass that asked for hidden states, or of the
+            job alone; None where it asked for none.
+        first_state: the job's first row of `states`.
+        prompt_states: rows of the job's states before those of its logits.
     """
 
     logits: Tensor
     first: int
     count: int
     states: Tensor | None = None
+    first_state: int = 0
+    prompt_states: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -206,21 +239,28 @@ class Verdicts:
         carries: the rule's state of each, on the device.
         numbers: [B, N] float64, which go to the host.
         carried: how many of the N, the last ones, are the rule's state.
+        states: see `kept_states`; None where none are wanted.
     """
 
     rule: Verifier[Any]
     carries: Sequence[Any]
     numbers: Tensor
     carried: int
+    states: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
 class DeviceVerdict:
-    """A job's verdict on its draft, which may be on the device too: place `index` of a step's."""
+    """A job's verdict on its draft, which may be on the device too: place `index` of a step's.
+
+    Attributes:
+        prompt_states: positions before place 0 whose hidden states come with it.
+    """
 
     verdicts: Verdicts
     index: int
     draft: Draft | Sequence[Drawn]
+    prompt_states: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -235,6 +275,8 @@ class Decision:
         overlaps: Σ min(p, q) of each node.
         carry: the rule's state, on the device.
         levels: the same as it travels.
+        states: [positions, layers, width] hidden states of the prompt's end, of place 0 and of the
+            kept path, bfloat16 as int16; None where none were wanted.
     """
 
     draft: Draft
@@ -244,6 +286,7 @@ class Decision:
     overlaps: list[float]
     carry: Any = None
     levels: list[tuple[float, int]] = field(default_factory=list)
+    states: npt.NDArray[Any] | None = None
 
 
 @dataclass(slots=True, eq=False)

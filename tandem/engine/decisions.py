@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
 from tandem.engine.draws import chains_of, draws_of, not_finite, rows_of, to_host
+from tandem.engine.feedback import kept_states
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import Drawn
 from tandem.speculation.distribution import process
@@ -39,17 +42,21 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     probs_of = _probabilities([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
     # Chains are decided apart from trees, by what is made for them; and where they are.
-    groups: dict[tuple[int, str, bool, bool, int], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for place in sound:
         ask, size = asks[place], len(asks[place].draft).bit_length()
         kind = isinstance(ask.draft, Draft), drafts[place].is_chain
-        groups.setdefault((id(ask.scored.logits), ask.rule.name, *kind, size), []).append(place)
+        states = ask.wanted, id(ask.scored.states)
+        key = id(ask.scored.logits), ask.rule.name, *kind, size, *states
+        groups.setdefault(key, []).append(place)
     for (logits, *_), places in groups.items():
         probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
-        for index, place in enumerate(places):
-            answers[place] = DeviceVerdict(verdicts, index, asks[place].draft)
+        verdicts.states = kept_states(group, verdicts.numbers[:, 0])
+        for index, ask in enumerate(group):
+            before = ask.scored.prompt_states
+            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before)
     return [answer for answer in answers if answer is not None]
 
 
@@ -216,34 +223,45 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
     batches = {id(each.verdicts): each.verdicts for each in decided}
     chains = [each.draft for each in decided if not isinstance(each.draft, Draft)]
     drawn = draws_of(chains)
-    there, arrays = to_host(drawn, [verdicts.numbers for verdicts in batches.values()])
+    kept = {key: each.states for key, each in batches.items() if each.states is not None}
+    there, arrays = to_host(
+        drawn, [*(verdicts.numbers for verdicts in batches.values()), *kept.values()]
+    )
     drafts = iter(chains_of(chains, drawn, there))
-    numbers = {key: array.tolist() for key, array in zip(batches, arrays, strict=True)}
+    numbers = {key: array.tolist() for key, array in zip(batches, arrays, strict=False)}
+    states = dict(zip(kept, arrays[len(batches) :], strict=True))
     return [
         _decision(
             each,
             each.draft if isinstance(each.draft, Draft) else next(drafts),
             numbers[id(each.verdicts)][each.index],
+            states.get(id(each.verdicts)),
         )
         for each in decided
     ]
 
 
 def _decision(
-    decided: DeviceVerdict, draft: Draft | None, row: list[float]
+    decided: DeviceVerdict,
+    draft: Draft | None,
+    row: list[float],
+    states: npt.NDArray[Any] | None,
 ) -> Decision | EngineFailure:
     if draft is None:
         return not_finite("drafter")
     place, token, check = row[:_HEAD]
     if not np.isfinite(check):
         return not_finite("target")
-    verdicts = decided.verdicts
+    verdicts, accepted = decided.verdicts, len(draft.path_to(int(place)))
+    if states is not None:
+        states = states[decided.index, : decided.prompt_states + 1 + accepted]
     return Decision(
         draft,
         int(place),
-        len(draft.path_to(int(place))),
+        accepted,
         int(token),
         row[_HEAD : _HEAD + len(draft)],
         verdicts.carries[decided.index],
         verdicts.rule.levels_of(row[len(row) - verdicts.carried :]),
+        states,
     )

@@ -60,6 +60,11 @@ class Model(Scorer, Memory, Protocol):
         name: of the checkpoint.
         fingerprint: of weights, configuration and tokenizer; equal ones have the same law.
         tokenizer_fingerprint: of the tokenizer alone; empty where it has none.
+        weights_fingerprint: of weights rounded to bfloat16, and configuration: the same in any
+            dtype.
+        hidden_size: width of hidden states.
+        layers: of the model.
+        of_layers: whose hidden states its passes can give; see `FeedbackSpec` in common.proto.
         eos_token_ids: that end a text.
         max_length: positions of its longest sequence.
         parameters: how many it has.
@@ -73,6 +78,10 @@ class Model(Scorer, Memory, Protocol):
     name: str
     fingerprint: str
     tokenizer_fingerprint: str
+    weights_fingerprint: str
+    hidden_size: int
+    layers: int
+    of_layers: tuple[int, ...]
     eos_token_ids: list[int]
     max_length: int
     parameters: int

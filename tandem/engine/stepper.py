@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from tandem.engine.asks import (
     Decide,
@@ -151,11 +150,12 @@ def _feed_of(job: Job[Any]) -> Feed:
 def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
     """Give each job of a pass its rows, or what is drawn from them."""
     logits, first = output.logits, 0
-    states = _states_of(feeds, output)
+    first_state = 0
     drawing: list[tuple[Job[Any], Draw]] = []
     rows: list[int] = []
-    for job, own in zip(jobs, states, strict=True):
-        ask = job.ask
+    for job, feed in zip(jobs, feeds, strict=True):
+        ask, own = job.ask, first_state
+        first_state += feed.states
         if isinstance(ask, Draw):
             drawing.append((job, ask))
             rows.append(first)
@@ -163,13 +163,19 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
             continue
         if isinstance(ask, Take):
             ask.taken += job.chunk
-            if own is not None:
-                ask.states.append(own)
+            if output.states is not None and feed.states:
+                ask.states.append(output.states[own:first_state])
             if ask.left:
                 continue
-            own = torch.cat(ask.states) if ask.states else None
         assert isinstance(ask, (Take, Score))
-        job.resume(Scored(logits, first, ask.feed.rows, own))
+        scored = Scored(logits, first, ask.feed.rows)
+        if ask.feed.states:
+            scored.prompt_states = ask.feed.states - ask.feed.rows
+            if isinstance(ask, Take):
+                scored.states = torch.cat(ask.states)
+            else:
+                scored.states, scored.first_state = output.states, own
+        job.resume(scored)
         first += ask.feed.rows
     # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
     for kind in dict.fromkeys(map(_kind, drawing)):
@@ -177,15 +183,6 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
         drawn = draw([drawing[i][1] for i in chosen], logits, [rows[i] for i in chosen])
         for answer, i in zip(drawn, chosen, strict=True):
             drawing[i][0].resume(answer)
-
-
-def _states_of(feeds: Sequence[Feed], output: PassOutput) -> Iterator[Tensor | None]:
-    """Each feed's hidden states; None where it wants none."""
-    first = 0
-    for feed in feeds:
-        end = first + feed.states
-        yield output.states[first:end] if output.states is not None and feed.states else None
-        first = end
 
 
 def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool, bool]:

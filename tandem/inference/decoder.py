@@ -16,7 +16,7 @@ from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support, max_positions
 from tandem.inference.feed import Feed
-from tandem.inference.fingerprint import model_fingerprint, tokenizer_fingerprint
+from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
@@ -28,6 +28,8 @@ from tandem.inference.threads import use_threads
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
+
+_NO_HASHES = Fingerprints()
 
 
 class Decoder:
@@ -43,7 +45,10 @@ class Decoder:
         forward_passes: model calls so far.
         fed_tokens: positions computed by those calls.
         tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
-        fingerprint: of a loaded checkpoint, see `model_fingerprint`; else empty.
+        fingerprint: of a loaded checkpoint, see `Fingerprints.model`; else empty.
+        weights_fingerprint: likewise, see `Fingerprints.weights`.
+        hidden_size: width of hidden states.
+        layers: of the model.
         of_layers: whose hidden states passes can give, see `Layers`.
     """
 
@@ -61,7 +66,7 @@ class Decoder:
         graph_rows: int = 0,
         longest: int = 0,
         states_of: str = NONE,
-        fingerprint: str = "",
+        hashes: Fingerprints = _NO_HASHES,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -75,7 +80,9 @@ class Decoder:
         self.fed_tokens = 0
         self.pass_times: Sequence[PassTime] = ()
         self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.fingerprint = fingerprint
+        self.fingerprint, self.weights_fingerprint = hashes
+        self.hidden_size = int(config.hidden_size)
+        self.layers = int(config.num_hidden_layers)
         self.of_layers = layers_from(states_of, model)
         self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
         if graph_rows and self._backends.current.in_one_call:
@@ -139,7 +146,7 @@ class Decoder:
             graph_rows=graph_rows,
             longest=longest,
             states_of=states_of,
-            fingerprint=model_fingerprint(loaded, tokenizer_fingerprint(tokenizer)),
+            hashes=fingerprints(loaded, tokenizer_fingerprint(tokenizer)),
         )
 
     def _start(

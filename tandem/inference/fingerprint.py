@@ -1,4 +1,4 @@
-"""A model's identity in 64 characters: equal if, and only if, the model's law is equal."""
+"""A model's identity in 64 characters: of its law, and of its weights in any dtype."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,19 +18,37 @@ _MOST_THREADS = 8
 _ORIGIN = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
-def model_fingerprint(model: PreTrainedModel, tokenizer: str) -> str:
-    """SHA-256 over a loaded model's weights, configuration, end-of-text ids and tokenizer hash.
+class Fingerprints(NamedTuple):
+    """Of a loaded model, SHA-256 each. Files may be split and named in any way.
 
-    Weights are hashed as loaded, so files may be split and named in any way, but another dtype
-    gives another fingerprint.
+    Attributes:
+        model: of weights as loaded, configuration, end-of-text ids and tokenizer hash: another
+            dtype gives another one.
+        weights: of weights rounded to bfloat16, and configuration: the same in any dtype.
+    """
+
+    model: str = ""
+    weights: str = ""
+
+
+def fingerprints(model: PreTrainedModel, tokenizer: str) -> Fingerprints:
+    """See `Fingerprints`.
+
+    Args:
+        model: loaded, with its weights.
+        tokenizer: its hash.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _ORIGIN}
     ends = model.generation_config.eos_token_id if model.generation_config else None
     tensors = sorted(model.state_dict().items())
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
-        digests = list(threads.map(_digest, (tensor for _, tensor in tensors)))
+        digests = list(threads.map(_digests, (tensor for _, tensor in tensors)))
     names = [name for name, _ in tensors]
-    return _sha256([list(zip(names, digests, strict=True)), config, ends, tokenizer])
+    loaded, rounded = zip(*digests, strict=True)
+    return Fingerprints(
+        _sha256([list(zip(names, loaded, strict=True)), config, ends, tokenizer]),
+        _sha256([list(zip(names, rounded, strict=True)), config]),
+    )
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -38,6 +56,14 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     if tokenizer is None:
         return ""
     return _sha256(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+
+
+def _digests(tensor: Tensor) -> tuple[str, str]:
+    """Of a tensor as it is, and rounded to bfloat16."""
+    own = _digest(tensor)
+    if not tensor.is_floating_point() or tensor.dtype == torch.bfloat16:
+        return own, own
+    return own, _digest(tensor.to(torch.bfloat16))
 
 
 def _digest(tensor: Tensor) -> str:

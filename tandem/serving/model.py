@@ -28,6 +28,7 @@ def load_decoder(
     drafts: bool = False,
     trees: bool = False,
     beside: Model | None = None,
+    states_of: str = "none",
 ) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
@@ -37,6 +38,7 @@ def load_decoder(
         trees: its sequences may have branches.
         beside: a larger model of this process, whose sequences it has too: it needs no more memory
             and no more threads than that one.
+        states_of: layers whose hidden states it gives.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -53,6 +55,7 @@ def load_decoder(
         graph_rows=settings.graph_rows,
         longest=settings.max_length,
         trees=trees,
+        states_of=states_of,
     )
     positions, longest = decoder.positions, max_length(decoder, settings)
     if positions < longest:
@@ -112,6 +115,9 @@ def info_of(decoder: Model, settings: ModelSettings, *law: str | float) -> commo
         max_message_bytes=settings.max_message_mib * MIB,
         fingerprint=fingerprint_of(decoder.fingerprint, *law),
         zone=settings.zone,
+        hidden_size=decoder.hidden_size,
+        layers=decoder.layers,
+        weights_fingerprint=decoder.weights_fingerprint,
         cache_tokens=decoder.positions,
         pass_times=passes_of(decoder),
     )

@@ -48,6 +48,30 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _HiddenDtype:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _HiddenDtypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_HiddenDtype.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    HIDDEN_DTYPE_UNSPECIFIED: _HiddenDtype.ValueType  # 0
+    """HIDDEN_DTYPE_UNSPECIFIED is never sent."""
+    HIDDEN_DTYPE_BFLOAT16: _HiddenDtype.ValueType  # 1
+    """HIDDEN_DTYPE_BFLOAT16: two bytes each, rounded to the nearest."""
+    HIDDEN_DTYPE_FLOAT32: _HiddenDtype.ValueType  # 2
+    """HIDDEN_DTYPE_FLOAT32: four bytes each."""
+
+class HiddenDtype(_HiddenDtype, metaclass=_HiddenDtypeEnumTypeWrapper):
+    """HiddenDtype is how hidden states are sent."""
+
+HIDDEN_DTYPE_UNSPECIFIED: HiddenDtype.ValueType  # 0
+"""HIDDEN_DTYPE_UNSPECIFIED is never sent."""
+HIDDEN_DTYPE_BFLOAT16: HiddenDtype.ValueType  # 1
+"""HIDDEN_DTYPE_BFLOAT16: two bytes each, rounded to the nearest."""
+HIDDEN_DTYPE_FLOAT32: HiddenDtype.ValueType  # 2
+"""HIDDEN_DTYPE_FLOAT32: four bytes each."""
+Global___HiddenDtype: typing_extensions.TypeAlias = HiddenDtype
+
 class _DraftShape:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -256,6 +280,78 @@ class Draft(google.protobuf.message.Message):
 Global___Draft: typing_extensions.TypeAlias = Draft
 
 @typing.final
+class FeedbackSpec(google.protobuf.message.Message):
+    """FeedbackSpec says what a drafter wants to know of the target's passes. The orchestrator reads it
+    in the drafter's GetModelInfo and sends it to the target in `open`. Empty: nothing is wanted,
+    sent or computed.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: builtins.int
+    HIDDEN_DTYPE_FIELD_NUMBER: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    hidden_dtype: Global___HiddenDtype.ValueType
+    """hidden_dtype of the states. Required if there are layers."""
+    prompt_tokens: builtins.int
+    """prompt_tokens is how many of the prompt's last positions are wanted with `opened`; fewer come
+    if the prompt is shorter. Their states must fit into a message.
+    """
+    @property
+    def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """layers whose hidden states are wanted, in this order, each once, at most 4: 0 is the embedding
+        (what the first layer reads), i the output of layer i, and ModelInfo.layers + 1 what the head
+        reads, after the final norm. Each must be one of the target's feedback_layers.
+        """
+
+    def __init__(
+        self,
+        *,
+        layers: collections.abc.Iterable[builtins.int] | None = ...,
+        hidden_dtype: Global___HiddenDtype.ValueType = ...,
+        prompt_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hidden_dtype", b"hidden_dtype", "layers", b"layers", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+
+Global___FeedbackSpec: typing_extensions.TypeAlias = FeedbackSpec
+
+@typing.final
+class Feedback(google.protobuf.message.Message):
+    """Feedback holds hidden states of consecutive positions of a text. The target makes it, the drafter
+    reads it, and the orchestrator passes it on unread.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: builtins.int
+    POSITIONS_FIELD_NUMBER: builtins.int
+    HIDDEN_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """round whose pass computed the states; that of the prefill is first_round of `open`."""
+    positions: builtins.int
+    """positions is the number of positions."""
+    hidden: builtins.bytes
+    """hidden holds the states: little-endian numbers of hidden_dtype,
+    [positions][layers][hidden_size].
+    """
+    first: builtins.int
+    """first is the index in the text (prompt and emitted tokens, from 0) of the first position. Its
+    state was computed from this token and those before it.
+    """
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        positions: builtins.int = ...,
+        hidden: builtins.bytes = ...,
+        first: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "hidden", b"hidden", "positions", b"positions", "round", b"round"]) -> None: ...
+
+Global___Feedback: typing_extensions.TypeAlias = Feedback
+
+@typing.final
 class VerifierCarry(google.protobuf.message.Message):
     """VerifierCarry is the state that a rule keeps between the rounds of one sequence: the levels of
     its modified target distribution, oldest first (Algorithm 5 of arXiv 2403.10444, nested). At most
@@ -320,6 +416,9 @@ class ModelInfo(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
     DEVICE_FIELD_NUMBER: builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: builtins.int
     PARAMETERS_FIELD_NUMBER: builtins.int
     MAX_MESSAGE_BYTES_FIELD_NUMBER: builtins.int
     ENGINE_FIELD_NUMBER: builtins.int
@@ -363,6 +462,15 @@ class ModelInfo(google.protobuf.message.Message):
     """
     device: builtins.str
     """device the model runs on ("cpu", "cuda", ...)."""
+    hidden_size: builtins.int
+    """hidden_size is the width of the model's hidden states; 0 without a model."""
+    layers: builtins.int
+    """layers is the number of the model's layers; 0 without a model."""
+    weights_fingerprint: builtins.str
+    """weights_fingerprint is a SHA-256, in hexadecimal, over the weights rounded to bfloat16 and the
+    model's configuration: the same for every dtype and device. A head was trained for the target
+    that has it. Empty without a model.
+    """
     parameters: builtins.int
     """parameters is the number of weights."""
     max_message_bytes: builtins.int
@@ -417,6 +525,9 @@ class ModelInfo(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         dtype: builtins.str = ...,
         device: builtins.str = ...,
+        hidden_size: builtins.int = ...,
+        layers: builtins.int = ...,
+        weights_fingerprint: builtins.str = ...,
         parameters: builtins.int = ...,
         max_message_bytes: builtins.int = ...,
         engine: builtins.str = ...,
@@ -427,7 +538,7 @@ class ModelInfo(google.protobuf.message.Message):
         pass_times: collections.abc.Iterable[Global___PassTime] | None = ...,
         cache_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "improving", b"improving", "incarnation", b"incarnation", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -117,6 +117,7 @@ class OpenSequence(google.protobuf.message.Message):
     END_TOKEN_IDS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -164,6 +165,12 @@ class OpenSequence(google.protobuf.message.Message):
     def end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """end_token_ids end a run: no round follows one that emits any of them. At most 256."""
 
+    @property
+    def feedback(self) -> tandem.common.v1.common_pb2.FeedbackSpec:
+        """feedback that the drafter of the text wants. Empty: none. INVALID_ARGUMENT: a layer that is not
+        among feedback_layers, more than 4 layers or one twice, or an unknown dtype.
+        """
+
     def __init__(
         self,
         *,
@@ -178,9 +185,10 @@ class OpenSequence(google.protobuf.message.Message):
         end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         fingerprint: builtins.str = ...,
         max_nodes: builtins.int = ...,
+        feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -193,6 +201,7 @@ class VerifyStep(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     DRAFT_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the step; larger than every earlier round of this sequence. Each random number of
     the verdict is keyed by it.
@@ -200,6 +209,10 @@ class VerifyStep(google.protobuf.message.Message):
     position: builtins.int
     """position is the number of tokens (prompt and emitted) that the sequence holds:
     where the first drafted token would stand. A mismatch is FAILED_PRECONDITION.
+    """
+    feedback: builtins.bool
+    """feedback: the verdict brings the feedback that open asked for. INVALID_ARGUMENT if open asked
+    for none.
     """
     @property
     def draft(self) -> tandem.common.v1.common_pb2.Draft:
@@ -211,9 +224,10 @@ class VerifyStep(google.protobuf.message.Message):
         round: builtins.int = ...,
         position: builtins.int = ...,
         draft: tandem.common.v1.common_pb2.Draft | None = ...,
+        feedback: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["draft", b"draft"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft", b"draft", "position", b"position", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["draft", b"draft", "feedback", b"feedback", "position", b"position", "round", b"round"]) -> None: ...
 
 Global___VerifyStep: typing_extensions.TypeAlias = VerifyStep
 
@@ -352,6 +366,7 @@ class OpenedSequence(google.protobuf.message.Message):
     TIMES_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the random numbers of first_round. Unset if open had a
     carry with levels.
@@ -370,6 +385,10 @@ class OpenedSequence(google.protobuf.message.Message):
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the prefill."""
 
+    @property
+    def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
+        """feedback on the prompt's last positions, if open asked for any; unset where no token was drawn."""
+
     def __init__(
         self,
         *,
@@ -378,9 +397,10 @@ class OpenedSequence(google.protobuf.message.Message):
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         open_sequences: builtins.int = ...,
         incarnation: builtins.int = ...,
+        feedback: tandem.common.v1.common_pb2.Feedback | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
@@ -398,6 +418,7 @@ class Verdict(google.protobuf.message.Message):
     OVERLAPS_FIELD_NUMBER: builtins.int
     CARRY_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
     PLACE_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     LAST_FIELD_NUMBER: builtins.int
@@ -435,6 +456,13 @@ class Verdict(google.protobuf.message.Message):
         """times of the step."""
 
     @property
+    def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
+        """feedback on the last token that was emitted before the round and on the accepted ones, if the
+        step asked for it: num_accepted + 1 positions. The token that the verdict emits last has not
+        been computed yet.
+        """
+
+    @property
     def drafted(self) -> tandem.common.v1.common_pb2.Draft:
         """drafted is the target's draft in a round of a run: the candidates and their tree, without their
         distributions. Unset if the target drafted nothing.
@@ -454,14 +482,15 @@ class Verdict(google.protobuf.message.Message):
         overlaps: collections.abc.Iterable[builtins.float] | None = ...,
         carry: tandem.common.v1.common_pb2.VerifierCarry | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        feedback: tandem.common.v1.common_pb2.Feedback | None = ...,
         place: builtins.int = ...,
         open_sequences: builtins.int = ...,
         last: builtins.bool = ...,
         drafted: tandem.common.v1.common_pb2.Draft | None = ...,
         draft_times: tandem.common.v1.common_pb2.StageTimes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 
@@ -488,6 +517,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     VERIFIERS_FIELD_NUMBER: builtins.int
     MAX_ROUNDS_FIELD_NUMBER: builtins.int
     DRAFTS_FIELD_NUMBER: builtins.int
+    FEEDBACK_LAYERS_FIELD_NUMBER: builtins.int
     max_rounds: builtins.int
     """max_rounds is the most rounds that a run may still have. 0: the target has no runs."""
     @property
@@ -506,6 +536,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     def drafts(self) -> Global___TargetDrafts:
         """drafts that the target can make itself, in runs. Unset: none."""
 
+    @property
+    def feedback_layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """feedback_layers are the layers whose hidden states the target can give (see FeedbackSpec)."""
+
     def __init__(
         self,
         *,
@@ -514,9 +548,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         verifiers: collections.abc.Iterable[Global___VerifierInfo] | None = ...,
         max_rounds: builtins.int = ...,
         drafts: Global___TargetDrafts | None = ...,
+        feedback_layers: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drafts", b"drafts", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "feedback_layers", b"feedback_layers", "info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
 

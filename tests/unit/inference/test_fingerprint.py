@@ -31,6 +31,24 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DRAFTER, tmp_path / "of-another-name"))
 
 
+def test_that_of_the_weights_is_the_same_in_any_dtype(original: str, copy: Path) -> None:
+    """A head is made for weights, whoever computes them; rounded to bfloat16 they are the same."""
+    whole, half, least = (
+        Decoder.load(str(copy), "cpu", dtype, 64, engine="torch")
+        for dtype in ("float32", "bfloat16", "float16")
+    )
+    assert whole.fingerprint == original
+    assert whole.weights_fingerprint == half.weights_fingerprint
+    assert len({one.fingerprint for one in (whole, half, least)}) == 3
+    assert whole.weights_fingerprint not in ("", whole.fingerprint)
+    model = AutoModelForCausalLM.from_pretrained(copy, dtype="auto")
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] *= 1.1
+    model.save_pretrained(copy)
+    changed = Decoder.load(str(copy), "cpu", "bfloat16", 64, engine="torch")
+    assert changed.weights_fingerprint != half.weights_fingerprint
+
+
 def test_a_copy_has_the_same(original: str, copy: Path) -> None:
     assert of(copy) == original
     assert len(original) == 64

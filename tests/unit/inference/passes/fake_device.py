@@ -25,7 +25,7 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine import draws
 from tandem.engine import stepper as steppers
-from tandem.engine.asks import Take, Truncation
+from tandem.engine.asks import HiddenDtype, StatesWanted, Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference.batch import flex
@@ -128,9 +128,18 @@ def host(
     def start(self: Decoder, model: Any, *rest: Any) -> None:
         """Without the probe, which compares numbers."""
         own = torch_llama.LlamaPass
-        compute = own(model) if own.fits(model) else ModulePass(model)
+        layers = self.of_layers
+        compute = own(model, layers) if own.fits(model) else ModulePass(model, layers)
         pool = KVPool(512, BLOCK if in_one_call else 1)
-        backend = Backend("torch", model.dtype, compute, pool, self.device, in_one_call=in_one_call)
+        backend = Backend(
+            "torch",
+            model.dtype,
+            compute,
+            pool,
+            self.device,
+            of_layers=layers,
+            in_one_call=in_one_call,
+        )
         self._backends = Backends(backend)
 
     monkeypatch.setattr(Decoder, "_start", start)
@@ -140,12 +149,14 @@ def host(
         yield host
 
 
-def decoder_on_device(config: PreTrainedConfig, modules: bool = False) -> Decoder:
+def decoder_on_device(
+    config: PreTrainedConfig, modules: bool = False, states_of: str = "none"
+) -> Decoder:
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config)
     if modules:
         model.config.hidden_act = "gelu"  # what no plain list of operators is written for
-    return Decoder(model, "fake")
+    return Decoder(model, "fake", states_of=states_of)
 
 
 class Waiter:
@@ -246,10 +257,12 @@ def a_draft(gamma: int) -> Draft:
 
 
 def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: Any) -> None:
-    """Open and verify drafts of given lengths."""
+    """Open and verify drafts of given lengths; with hidden states if the decoder gives any."""
     stepper = Stepper(decoder.device)
+    layers = tuple(range(len(decoder.of_layers)))
+    wanted = StatesWanted(layers, HiddenDtype.BFLOAT16) if layers else None
     sequences = [
-        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule])
+        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule], wanted=wanted, prompt_states=2)
         for i, sampling in enumerate(samplings)
     ]
     for sequence in sequences:
@@ -261,6 +274,9 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     decided = run(
         stepper,
         sequences,
-        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)])),
+        lambda one: rounds.verify(decoder, one, 1, a_draft(lengths[id(one)]), bool(layers)),
     )
-    assert all(decision.num_accepted == 1 for decision in decided)
+    for decision in decided:
+        assert decision.num_accepted == 1
+        if layers:
+            assert decision.states.shape == (2, len(layers), decoder.hidden_size)

@@ -111,6 +111,14 @@ def test_a_verification_waits_for_the_device_once(
     assert clock.waits == 2  # with these
 
 
+@pytest.mark.parametrize("rule", ["block", "spectr"])
+def test_hidden_states_come_with_the_verdict(host: Host, clock: Stamps, rule: str) -> None:
+    decoder = decoder_on_device(LLAMA, states_of="0,last")
+    verify(decoder, MIXTURES["mixed"], rule, [3, 2, 1])
+    assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
+    assert clock.waits == 2
+
+
 # A draft that comes to the host before it is scored is waited for too.
 @pytest.mark.parametrize(
     ("rule", "mixture", "on_device", "waits"),
