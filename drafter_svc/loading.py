@@ -44,7 +44,10 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
         StartupError: one sentence on what is wrong with the recipe, or with a model of it.
     """
     recipe = recipe_of(settings)
-    return _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
+    loaded = _with_models(settings, recipe) if recipe.checkpoints else _alone(settings, recipe)
+    if loaded.drafter.wants is not None:
+        loaded.info.hidden_size = loaded.drafter.wants.hidden_size
+    return loaded
 
 
 def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:

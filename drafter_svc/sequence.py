@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from drafter_svc.messages import features_from
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.drafter import Drafter, DraftSequence
@@ -72,8 +73,9 @@ class DraftedSequence(
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
+        features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
         steps = self._drafter.go_on(
-            sequence, request.round, emitted, request.gamma, request.max_nodes
+            sequence, request.round, emitted, request.gamma, request.max_nodes, features
         )
         draft, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._progress = Progress(self._progress.length + len(emitted), request.round)

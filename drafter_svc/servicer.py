@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from drafter_svc.loading import LoadedDrafter, load
+from drafter_svc.messages import feedback_spec
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.settings import DrafterSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
@@ -62,6 +63,8 @@ class DrafterServicer(
                 shape=messages.shape_to(loaded.drafter.shape),
                 pure=loaded.drafter.pure,
                 recipe=loaded.recipe,
+                feedback=feedback_spec(loaded.drafter.wants),
+                made_for=loaded.drafter.made_for,
             )
 
 

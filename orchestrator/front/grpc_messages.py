@@ -85,6 +85,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         gammas=counts.gammas,
         nodes=counts.nodes,
         draft_bytes=counts.draft_bytes,
+        feedback_bytes=counts.feedback_bytes,
         drafter_lost=summary.drafter_lost,
         stages=_stages_to(summary.times),
         effective=_effective(generation),

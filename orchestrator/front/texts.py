@@ -27,6 +27,7 @@ from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Request, Round, Summary
 from tandem.errors import TandemError
+from tandem.rpc.messages import AROUND_BYTES
 from tandem.telemetry.logs import bind_request
 
 _log = structlog.get_logger(__name__)
@@ -204,6 +205,7 @@ class Texts:
                 seconds = self._pool.drafter_deadlines.opening(length, bool(needed_by))
                 return min(seconds, settings.draft_seconds)
 
+            drafting = capabilities.drafter
             drafter = DrafterWithFailover(
                 peers.drafter,
                 lambda: target.prompt,
@@ -212,6 +214,7 @@ class Texts:
                 needed_by,
                 lose_drafter,
                 peers.let_drafter_go,
+                drafting.max_message_bytes - AROUND_BYTES if drafting is not None else 0,
             )
             own_size = own_size_of(capabilities, generation)
             # A rule that needs every draft cannot turn to the target's drafts later.

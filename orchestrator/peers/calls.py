@@ -110,16 +110,28 @@ class DraftCall:
         return times
 
     async def draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        new_token_ids: Sequence[int],
+        size: DraftSize,
+        exact: bool,
+        feedback: Sequence[common_pb2.Feedback] = (),
     ) -> Drafted:
         """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
-            drafted = await self._draft(round_, position, new_token_ids, size, exact)
+            drafted = await self._draft(round_, position, new_token_ids, size, exact, feedback)
         self._record.times.drafted_tokens += len(drafted.token_ids)
         return drafted
 
     async def _draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        new_token_ids: Sequence[int],
+        size: DraftSize,
+        exact: bool,
+        feedback: Sequence[common_pb2.Feedback],
     ) -> Drafted:
         gamma = size.gamma
         step = drafter_pb2.DraftStep(
@@ -128,6 +140,7 @@ class DraftCall:
             new_token_ids=new_token_ids,
             gamma=gamma,
             max_nodes=size.nodes,
+            feedback=feedback,
         )
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._record.spans.call("draft", DRAFT_METHOD, self._call.address)
@@ -189,6 +202,7 @@ class VerifyCall:
         waits: its deadlines.
         record: the text's, which books each exchange.
         replica: that it is for.
+        feedback: that the text's drafter wants; None for none.
     """
 
     def __init__(
@@ -197,8 +211,10 @@ class VerifyCall:
         waits: Waits,
         record: TextRecord,
         replica: CountingOn,
+        feedback: common_pb2.FeedbackSpec | None = None,
     ) -> None:
         self._call = call
+        self._feedback = feedback
         self._replica = replica
         self._waits = waits
         self._record = record
@@ -236,6 +252,7 @@ class VerifyCall:
             end_token_ids=prompt.end_token_ids,
             carry=carry,
             fingerprint=self._replica.fingerprint,
+            feedback=self._feedback,
         )
         message = target_pb2.SequenceRequest(open=request)
         span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
@@ -250,7 +267,8 @@ class VerifyCall:
         if owes:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
-        return Decided(0, 0, opened.token_id, (), _times_of(self._call, opened), _carry_of(opened))
+        times, carry = _times_of(self._call, opened), _carry_of(opened)
+        return Decided(0, 0, opened.token_id, (), times, carry, self._feedback_of(opened))
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """See `TextTarget`."""
@@ -261,7 +279,11 @@ class VerifyCall:
 
     async def _verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         step = target_pb2.VerifyStep(
-            round=round_, position=position, draft=drafted.payload if drafted else None
+            round=round_,
+            position=position,
+            draft=drafted.payload if drafted else None,
+            # Without a drafter nobody would read it.
+            feedback=drafted is not None and self._feedback is not None,
         )
         message = target_pb2.SequenceRequest(verify=step)
         span = self._record.spans.call("verify", VERIFY_METHOD, self._call.address)
@@ -354,7 +376,16 @@ class VerifyCall:
         if not all(0 <= overlap <= _MOST_OVERLAP for overlap in overlaps):
             raise self._call.broken("verdict.overlaps must be 0..1 each")
         times = _times_of(self._call, verdict)
-        return Decided(place, accepted, verdict.next_token_id, overlaps, times, _carry_of(verdict))
+        carry, feedback = _carry_of(verdict), self._feedback_of(verdict)
+        return Decided(place, accepted, verdict.next_token_id, overlaps, times, carry, feedback)
+
+    def _feedback_of(self, answer: Any) -> common_pb2.Feedback | None:
+        """What an answer brings for the drafter, which checks it."""
+        if self._feedback is None or not answer.HasField("feedback"):
+            return None
+        feedback: common_pb2.Feedback = answer.feedback
+        self._record.counts.feedback_bytes += len(feedback.hidden)
+        return feedback
 
 
 def _parents_of(

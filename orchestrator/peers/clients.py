@@ -131,9 +131,11 @@ class TargetClient(Peer):
         record: TextRecord,
         max_bytes: int,
         counting_on: CountingOn,
+        feedback: common_pb2.FeedbackSpec | None = None,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
-        return VerifyCall(self._sequence(seconds, max_bytes), waits, record, counting_on)
+        call = self._sequence(seconds, max_bytes)
+        return VerifyCall(call, waits, record, counting_on, feedback)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())

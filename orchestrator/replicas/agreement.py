@@ -11,13 +11,15 @@ from orchestrator.replicas.compatibility import (
     Law,
     law_of,
     noting,
+    require_feedback,
     require_fit,
     require_law,
     require_protocol,
     require_trees,
+    wanted_feedback,
 )
 from orchestrator.replicas.replica import Replica
-from tandem.errors import TandemError
+from tandem.errors import TandemError, Unavailable
 
 R = TypeVar("R", bound=Replica[Any])
 
@@ -62,11 +64,19 @@ def agree(
     law = max(laws, key=lambda law: (laws.count(law), law == present))
     same = _sift(speaking, misfits, lambda reply: require_law(law, reply))
     others = [replica for replica in speaking if replica in misfits]
-    info = same[0].reply.info
+    chosen = same[0].reply
+    wanted = wanted_feedback([replica.reply for replica in drafters])
 
     def require_pair(reply: Any) -> None:
-        require_fit(info, reply.info, "a drafter")
-        require_trees(info, reply)
+        require_fit(chosen.info, reply.info, "a drafter")
+        require_trees(chosen.info, reply)
+        for each in same:  # a text may go to any of them
+            require_feedback(each.reply, reply)
+        if reply.feedback.layers and reply.feedback != wanted:
+            raise Unavailable(
+                f"a drafter ({reply.info.model}) reads other hidden states than the first one does:"
+                " drafters that read any must read the same"
+            )
 
     fitting = _sift(drafters, misfits, require_pair)
     return Agreement(law, same, others, fitting, misfits)

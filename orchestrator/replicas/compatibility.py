@@ -67,6 +67,47 @@ def require_trees(target: common_pb2.ModelInfo, reply: drafter_pb2.GetModelInfoR
         )
 
 
+_BYTES = {common_pb2.HIDDEN_DTYPE_BFLOAT16: 2, common_pb2.HIDDEN_DTYPE_FLOAT32: 4}
+
+
+def require_feedback(
+    target: target_pb2.GetModelInfoResponse, reply: drafter_pb2.GetModelInfoResponse
+) -> None:
+    """Refuse a drafter that was made for another target, or wants hidden states that the target
+    does not give.
+
+    Raises:
+        Unavailable: what differs.
+    """
+    who, own, wanted = f"a drafter ({reply.info.model})", target.info, reply.feedback
+    if reply.made_for not in ("", own.weights_fingerprint):
+        raise Unavailable(
+            f"{who} was made for a target with the weights {reply.made_for[:12]}, and the target"
+            f" ({own.model}) has {own.weights_fingerprint[:12]}: take the head of this target"
+        )
+    if not wanted.layers:
+        return
+    if reply.info.hidden_size != own.hidden_size:
+        raise Unavailable(
+            f"{who} reads hidden states of {reply.info.hidden_size} numbers, and the target"
+            f" ({own.model}) has {own.hidden_size}: take a head of this target"
+        )
+    if lacking := sorted(set(wanted.layers) - set(target.feedback_layers)):
+        given = ",".join(map(str, target.feedback_layers)) or "none"
+        layers = ",".join(map(str, wanted.layers))
+        raise Unavailable(
+            f"{who} reads hidden states of layer {lacking[0]}, and the target ({own.model}) gives"
+            f" {given}: set the target's FEEDBACK to {layers}"
+        )
+    each = len(wanted.layers) * own.hidden_size * _BYTES.get(wanted.hidden_dtype, 4)
+    room = min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES
+    if max(wanted.prompt_tokens, 1) * each > room:
+        raise Unavailable(
+            f"{who} reads hidden states of {wanted.prompt_tokens} prompt tokens, {each} bytes each,"
+            " and they do not fit into a message: raise MAX_MESSAGE_MIB of both services"
+        )
+
+
 def _short(info: common_pb2.ModelInfo) -> str:
     return info.tokenizer_fingerprint[:12] or "(none)"
 
@@ -122,6 +163,13 @@ def rules_of(
 def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
     """Every rule takes chains; one for trees takes independent chains too."""
     return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
+
+
+def wanted_feedback(
+    drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+) -> common_pb2.FeedbackSpec | None:
+    """What drafters want of the target: a text says it once, whichever of them it gets."""
+    return next((reply.feedback for reply in drafters if reply.feedback.layers), None)
 
 
 _ENTRY_BYTES = 6
@@ -250,6 +298,7 @@ class Capabilities:
         recipes: of the drafters, each once, as JSON.
         law: that every target of it has.
         by_target: the targets draft themselves: no drafter is asked.
+        feedback: that drafters want of the target; None for none.
         without_drafters: the same targets where they draft themselves, for texts that lose their
             drafters; None where they do not, or do so anyway.
     """
@@ -264,6 +313,7 @@ class Capabilities:
     recipes: tuple[str, ...] = ()
     by_target: bool = False
     without_drafters: Capabilities | None = None
+    feedback: common_pb2.FeedbackSpec | None = None
 
     @property
     def pass_times(self) -> Iterator[Sequence[PassTime]]:
@@ -283,6 +333,8 @@ class Capabilities:
         """Whether a target can go on with any text that began with these."""
         kept = [getattr(reply.info, limit) >= getattr(self.target, limit) for limit in _LIMITS]
         kept.append(reply.max_rounds >= self.max_rounds)
+        wanted = set() if self.feedback is None else set(self.feedback.layers)
+        kept.append(wanted <= set(reply.feedback_layers))
         own = self if self.by_target else self.without_drafters
         if own is not None:
             kept += [reply.drafts.max_gamma >= own.max_gamma]
@@ -325,4 +377,5 @@ def capabilities_of(
         tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
         by_target,
         without_drafters,
+        wanted_feedback(drafters),
     )

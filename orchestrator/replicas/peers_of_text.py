@@ -119,6 +119,7 @@ class PeersOfText:
             self._record,
             limit,
             _counting_on(replica),
+            self._capabilities.feedback,
         )
 
     def drafter(self) -> TextDrafter | None:

@@ -157,6 +157,7 @@ class Decided:
         overlaps: Σ min(p, q) of each drafted token.
         times: the target's.
         carry: the rule's state, for another target, unread.
+        feedback: what the drafter wants to know of the round, unread; None where nothing came.
     """
 
     place: int
@@ -165,6 +166,7 @@ class Decided:
     overlaps: Sequence[float] = field(default_factory=tuple)
     times: StageTimes = field(default_factory=StageTimes)
     carry: Any = None
+    feedback: Any = None
 
 
 class TextDrafter(Protocol):
@@ -174,9 +176,23 @@ class TextDrafter(Protocol):
         """Prefill."""
 
     async def draft(
-        self, round_: int, position: int, new_token_ids: Sequence[int], size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        new_token_ids: Sequence[int],
+        size: DraftSize,
+        exact: bool,
+        feedback: Sequence[Any] = (),
     ) -> Drafted:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
+
+        Args:
+            round_: number of the round.
+            position: tokens that the sequence holds.
+            new_token_ids: emitted since.
+            size: of the draft.
+            exact: fewer tokens are of no use.
+            feedback: of the target since, see `Decided`.
 
         Raises:
             ShortDraft: there are fewer.

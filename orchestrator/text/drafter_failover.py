@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
@@ -49,6 +51,7 @@ class DrafterWithFailover:
             empty where the text can.
         on_loss: called when the drafter is lost, with why; without, where there is none.
         let_go: called when the drafter serves the text no more.
+        most_feedback_bytes: of the target's feedback, to keep for the next draft.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class DrafterWithFailover:
         needed_by: str,
         on_loss: Callable[[TandemError | None], None],
         let_go: Callable[[], None],
+        most_feedback_bytes: int = 0,
     ) -> None:
         self.lost = False
         self._make = make
@@ -76,6 +80,9 @@ class DrafterWithFailover:
         self._asked = time.monotonic()
         # Emitted, and not told to the drafter yet.
         self._untold: list[int] = []
+        self._feedback: deque[Any] = deque()
+        self._feedback_bytes = 0
+        self._most_feedback_bytes = most_feedback_bytes
 
     def begin(self, *, late: bool = False) -> None:
         """Open it, in the background.
@@ -101,9 +108,19 @@ class DrafterWithFailover:
             self._on_loss(None)
         self.lost = True
 
-    def tell(self, emitted: list[int]) -> None:
-        """Have the next draft follow tokens that were emitted."""
+    def tell(self, emitted: list[int], feedback: Any = None) -> None:
+        """Have the next draft follow tokens that were emitted, with the target's feedback on them.
+
+        Of more feedback than a message to a drafter holds, the newest is kept: a drafter needs an
+        unbroken run of positions, up to the last one.
+        """
         self._untold += emitted
+        if feedback is None:
+            return
+        self._feedback.append(feedback)
+        self._feedback_bytes += len(feedback.hidden)
+        while self._feedback_bytes > self._most_feedback_bytes:
+            self._feedback_bytes -= len(self._feedback.popleft().hidden)
 
     async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
         """A draft, or None: while there is no drafter, or it is opened late.
@@ -131,14 +148,20 @@ class DrafterWithFailover:
             if self._opening is not None:
                 await self._opened(self._opening)
             drafted = await self._drafter.draft(
-                round_, length - len(self._untold), self._untold, size, bool(self._needed_by)
+                round_,
+                length - len(self._untold),
+                self._untold,
+                size,
+                bool(self._needed_by),
+                self._feedback,
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise
         except TandemError as error:
             self._lose(error, round_)
             return None
-        self._untold = []
+        self._untold, self._feedback_bytes = [], 0
+        self._feedback.clear()
         return drafted
 
     def _rest(self) -> None:

@@ -22,6 +22,7 @@ class TextCounts:
         overlap_sum: Σ min(p, q) over drafted positions whose context was emitted.
         overlap_positions: how many those are.
         draft_bytes: size of the drafts' distributions.
+        feedback_bytes: size of the hidden states that came for the drafter.
     """
 
     new_tokens: int = 0
@@ -32,6 +33,7 @@ class TextCounts:
     overlap_sum: float = 0.0
     overlap_positions: int = 0
     draft_bytes: int = 0
+    feedback_bytes: int = 0
 
     def add_round(
         self, gamma: int, nodes: int, ranks: Sequence[int], overlaps: Sequence[float]

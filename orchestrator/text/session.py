@@ -122,7 +122,7 @@ class Session:
         kept = drafted.path_to(decided.place) if drafted else []
         emitted = [*kept, decided.next_token]
         self._target.tell(emitted)
-        self._drafter.tell(emitted)
+        self._drafter.tell(emitted, decided.feedback)
         with self._record.stage("detokenize", span="detokenize"):
             return self._emission.commit(self._target.round, emitted, drafted, decided, expected)
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
+from tandem.drafting.features import Feature, Features, FeatureSpec
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
@@ -29,6 +30,7 @@ class DraftSequence:
         nodes: positions that it needs beyond its text, for nodes that are not kept.
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
+        features: of the target's passes, where the method wants any.
         numbers: for its draws.
     """
 
@@ -38,6 +40,7 @@ class DraftSequence:
     nodes: int = 0
     caches: list[Any] = field(default_factory=list)
     state: Any = None
+    features: Features = field(default_factory=Features)
     numbers: Foreseen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,11 +61,16 @@ class Drafter(ABC):
             the tokens that it was asked for. A rule with `needs_pure` relies on both. The tests
             hold a method to it (docs/testing.md).
         largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
+        wants: hidden states of the target; None for none. There may be gaps, and none may have come
+            yet: then it drafts nothing.
+        made_for: weights fingerprint of the target that it was trained for; empty for any.
     """
 
     shape: ClassVar[DraftShape] = DraftShape.CHAIN
     pure: ClassVar[bool] = False
     largest_tree: int = 0
+    wants: FeatureSpec | None = None
+    made_for: str = ""
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
@@ -75,6 +83,7 @@ class Drafter(ABC):
         emitted: Sequence[int],
         gamma: int,
         budget: int = 0,
+        features: Sequence[Feature] = (),
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it.
 
@@ -84,7 +93,10 @@ class Drafter(ABC):
             emitted: token ids, at least one.
             gamma: as for `draft`.
             budget: as for `draft`; 0 for none beside gamma.
+            features: that came since the last draft.
         """
+        for feature in features:
+            sequence.features.add(feature)
         self.observe(sequence, emitted)
         return (yield from self.draft(sequence, round_, gamma, budget or gamma))
 

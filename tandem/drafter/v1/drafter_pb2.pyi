@@ -163,6 +163,7 @@ class DraftStep(google.protobuf.message.Message):
     NEW_TOKEN_IDS_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the draft; larger than every round before on this sequence. Each
     random number of the draft is keyed by it.
@@ -188,6 +189,14 @@ class DraftStep(google.protobuf.message.Message):
         computed again.
         """
 
+    @property
+    def feedback(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[tandem.common.v1.common_pb2.Feedback]:
+        """feedback of the target on the text so far, in the order of rounds: all that came since the last
+        step, as GetModelInfoResponse.feedback asks for. There may be gaps, and none may have come: a
+        drafter that needs more than it has drafts nothing. INVALID_ARGUMENT if it asks for none, or if
+        the positions, the rounds or the size of the states are not what they should be.
+        """
+
     def __init__(
         self,
         *,
@@ -196,8 +205,9 @@ class DraftStep(google.protobuf.message.Message):
         new_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         gamma: builtins.int = ...,
         max_nodes: builtins.int = ...,
+        feedback: collections.abc.Iterable[tandem.common.v1.common_pb2.Feedback] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["feedback", b"feedback", "gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
 
 Global___DraftStep: typing_extensions.TypeAlias = DraftStep
 
@@ -368,6 +378,8 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     SHAPE_FIELD_NUMBER: builtins.int
     PURE_FIELD_NUMBER: builtins.int
     RECIPE_FIELD_NUMBER: builtins.int
+    FEEDBACK_FIELD_NUMBER: builtins.int
+    MADE_FOR_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the drafting method (docs/recipes.md has the table)."""
     draft_support: builtins.int
@@ -383,6 +395,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """recipe describes the method as JSON: the keys of its recipe file, with models by name only. For
     people.
     """
+    made_for: builtins.str
+    """made_for is the weights_fingerprint of the target that the drafter was trained for; a target
+    with another one does not suit it. Empty: any target that has the layers and their width.
+    """
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -390,6 +406,12 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     @property
     def stats(self) -> tandem.common.v1.common_pb2.EngineStats:
         """stats of the engine."""
+
+    @property
+    def feedback(self) -> tandem.common.v1.common_pb2.FeedbackSpec:
+        """feedback that the drafter wants of the target. Its states must have info.hidden_size numbers.
+        Empty: none.
+        """
 
     def __init__(
         self,
@@ -401,8 +423,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         shape: tandem.common.v1.common_pb2.DraftShape.ValueType = ...,
         pure: builtins.bool = ...,
         recipe: builtins.str = ...,
+        feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
+        made_for: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "info", b"info", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["feedback", b"feedback", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

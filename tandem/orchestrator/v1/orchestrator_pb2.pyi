@@ -465,6 +465,7 @@ class Summary(google.protobuf.message.Message):
     GAMMAS_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
     DRAFT_BYTES_FIELD_NUMBER: builtins.int
+    FEEDBACK_BYTES_FIELD_NUMBER: builtins.int
     DRAFTER_LOST_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
@@ -500,6 +501,8 @@ class Summary(google.protobuf.message.Message):
     """overlap_positions is the number of positions in overlap_sum."""
     draft_bytes: builtins.int
     """draft_bytes is the size of the drafts' distributions on the wire."""
+    feedback_bytes: builtins.int
+    """feedback_bytes is the size of the hidden states that the target sent for the drafter."""
     drafter_lost: builtins.bool
     """drafter_lost: drafts were requested, but the drafter failed, or there was none. The text
     continued with drafts of its target; or, if the target cannot draft, without drafts until
@@ -557,12 +560,13 @@ class Summary(google.protobuf.message.Message):
         gammas: collections.abc.Iterable[builtins.int] | None = ...,
         nodes: collections.abc.Iterable[builtins.int] | None = ...,
         draft_bytes: builtins.int = ...,
+        feedback_bytes: builtins.int = ...,
         drafter_lost: builtins.bool = ...,
         stages: Global___Stages | None = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from orchestrator.text.contracts import Drafted, DraftSize, Prompt
 from orchestrator.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from orchestrator.text.record import TextRecord
+from tandem.common.v1 import common_pb2
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 TWO, NONE = DraftSize(2), DraftSize(0)
+MOST_BYTES = 100
 
 
 class Fake:
@@ -24,6 +27,7 @@ class Fake:
         self.may_open = asyncio.Event()
         self.opened: list[int] = []
         self.asked: list[tuple[int, int, list[int]]] = []
+        self.told: list[list[int]] = []
         self.cancelled = False
 
     async def open(self, prompt: Prompt) -> StageTimes:
@@ -32,9 +36,16 @@ class Fake:
         return StageTimes()
 
     async def draft(
-        self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        news: list[int],
+        size: DraftSize,
+        exact: bool,
+        feedback: Sequence[common_pb2.Feedback],
     ) -> Drafted:
         self.asked.append((round_, position, list(news)))
+        self.told.append([each.round for each in feedback])
         return Drafted([7] * size.gamma, None, None, 0, StageTimes())
 
     async def close(self) -> None: ...
@@ -59,6 +70,7 @@ class Text:
             needed_by,
             self.lose,
             self.let_go,
+            MOST_BYTES,
         )
 
     def prompt(self) -> Prompt:
@@ -70,12 +82,14 @@ class Text:
     def let_go(self) -> None:
         self.left += 1
 
-    async def go(self, size: DraftSize) -> Drafted | None:
-        """A round that emits one token."""
+    async def go(self, size: DraftSize, feedback_bytes: int = 0) -> Drafted | None:
+        """A round that emits one token, of which the target tells so many bytes."""
         self.round += 1
         drafted = await self.drafting.draft(self.round, len(self.tokens), size)
         self.tokens.append(40 + self.round)
-        self.drafting.tell(self.tokens[-1:])
+        hidden = bytes(feedback_bytes)
+        feedback = common_pb2.Feedback(round=self.round, hidden=hidden) if hidden else None
+        self.drafting.tell(self.tokens[-1:], feedback)
         return drafted
 
 
@@ -95,6 +109,22 @@ async def test_rounds_go_on_while_a_drafter_is_opened_late() -> None:
     assert fake.asked == [(5, 4, [42, 43, 44])]
     await text.go(TWO)
     assert fake.asked[-1] == (6, 7, [45])
+
+
+async def test_feedback_is_handed_on_once_and_the_newest_is_kept() -> None:
+    """As much as a message holds: what is older is of no use without it."""
+    fake = Fake()
+    fake.may_open.set()
+    text = Text([fake])
+    for feedback_bytes in (30, 40, 40, MOST_BYTES - 40, 5, MOST_BYTES + 1):
+        await text.go(NONE, feedback_bytes)
+    await text.go(NONE, 20)
+    text.drafting.begin()
+    await text.go(TWO, 60)
+    await text.go(TWO, 60)
+    await text.go(TWO)
+    await text.go(TWO)
+    assert fake.told == [[7], [8], [9], []]
 
 
 async def test_one_that_is_opened_beside_the_target_is_waited_for() -> None:
@@ -149,9 +179,7 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
     """Others would lose theirs by a client who is in a hurry."""
 
     class Hurried(Fake):
-        async def draft(
-            self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
-        ) -> Drafted:
+        async def draft(self, *asked: Any) -> Drafted:
             raise OutOfTime("the drafter did not answer before the deadline")
 
     hurried = Hurried()
@@ -167,9 +195,7 @@ async def test_a_deadline_of_the_text_is_no_loss_of_the_drafter() -> None:
 
 async def test_one_that_ended_a_silent_sequence_is_opened_again() -> None:
     class Full(Fake):
-        async def draft(
-            self, round_: int, position: int, news: list[int], size: DraftSize, exact: bool
-        ) -> Drafted:
+        async def draft(self, *asked: Any) -> Drafted:
             raise SequenceIdled("the drafter ended an idle sequence")
 
     first, second = Full(), Fake()

@@ -1,0 +1,68 @@
+"""Between the drafter's messages and the domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.features import Feature, FeatureSpec
+from tandem.engine.asks import HiddenDtype
+from tandem.errors import InvalidRequest
+
+_DTYPES: dict[HiddenDtype, tuple[common_pb2.HiddenDtype.ValueType, np.dtype[Any]]] = {
+    HiddenDtype.BFLOAT16: (common_pb2.HIDDEN_DTYPE_BFLOAT16, np.dtype("<i2")),
+    HiddenDtype.FLOAT32: (common_pb2.HIDDEN_DTYPE_FLOAT32, np.dtype("<f4")),
+}
+
+
+def feedback_spec(wants: FeatureSpec | None) -> common_pb2.FeedbackSpec | None:
+    """What a drafter wants of the target, as the handshake says it."""
+    if wants is None:
+        return None
+    dtype, _ = _DTYPES[wants.dtype]
+    return common_pb2.FeedbackSpec(
+        layers=wants.layers, hidden_dtype=dtype, prompt_tokens=wants.prompt_tokens
+    )
+
+
+def features_from(
+    request: drafter_pb2.DraftStep, wants: FeatureSpec | None, length: int
+) -> list[Feature]:
+    """Hidden states that came with a step.
+
+    Args:
+        request: the step.
+        wants: those that the drafter asked for.
+        length: of the text behind the step's new tokens.
+
+    Raises:
+        InvalidRequest: they are not what was asked for.
+    """
+    if request.feedback and wants is None:
+        raise InvalidRequest("draft.feedback must be empty: this drafter asks for none")
+    found: list[Feature] = []
+    before = -1
+    for place, message in enumerate(request.feedback):
+        assert wants is not None
+        name, count = f"draft.feedback[{place}]", message.positions
+        if not before < message.round < request.round:
+            raise InvalidRequest(f"{name}.round is {message.round}, behind {before}")
+        before = message.round
+        # The last token of the text is not computed yet.
+        if not 1 <= count < length - message.first:
+            raise InvalidRequest(
+                f"{name} has {count} positions from {message.first} on, the text {length} tokens"
+            )
+        if len(message.hidden) != count * wants.bytes:
+            raise InvalidRequest(
+                f"{name}.hidden has {len(message.hidden)} bytes, {count} positions have"
+                f" {count * wants.bytes}"
+            )
+        _, kind = _DTYPES[wants.dtype]
+        states = np.frombuffer(message.hidden, kind)
+        states = states.reshape(count, len(wants.layers), wants.hidden_size)
+        found.append(Feature(message.first, states))
+    return found
