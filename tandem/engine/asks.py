@@ -98,10 +98,12 @@ class Draw:
         round: keys the numbers.
         node: keys the first number; the next draw has the next one. Less than `nodes`.
         nodes: that the round may draw.
-        counts: draws behind each row; (1,) for a single one behind a single row.
-        distinct: draws behind one row are without replacement. At temperature 0 they are the
+        counts: draws of each group: those behind one place; (1,) for a single one.
+        rows: the feed's row that each group is drawn from; None for one group a row, in order.
+            Groups of one row are drawn apart, and share the row when they are sent.
+        distinct: draws of one group are without replacement. At temperature 0 they are the
             likeliest tokens, each certain.
-        earlier: where distinct, draws that others made at the first row's place, without which
+        earlier: where distinct, draws that others made at the first group's place, without which
             its own are drawn too.
     """
 
@@ -117,6 +119,7 @@ class Draw:
     counts: Sequence[int] = (1,)
     distinct: bool = False
     earlier: Sequence[Drawn] = ()
+    rows: Sequence[int] | None = None
 
 
 class HiddenDtype(Enum):

@@ -46,9 +46,11 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         firsts: each ask's first row.
     """
     rows = [
-        first + i for ask, first in zip(asks, firsts, strict=True) for i in range(len(ask.counts))
+        first + row
+        for ask, first in zip(asks, firsts, strict=True)
+        for row in (range(len(ask.counts)) if ask.rows is None else ask.rows)
     ]
-    if len(rows) < len(logits):
+    if rows != list(range(len(logits))):
         logits = logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
     each = [ask for ask in asks for _ in ask.counts]
     logits = _within_vocabulary(each, logits)
@@ -60,6 +62,9 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         drawn = _singles(each, logits, _digits(asks, 1)[:, 0])
     else:
         drawn = _siblings(each, logits, _digits(asks, siblings), earlier)
+    if any(ask.rows is not None for ask in asks):
+        first_of: dict[int, int] = {}
+        drawn.same = [first_of.setdefault(row, place) for place, row in enumerate(rows)]
     return [
         [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
@@ -303,8 +308,8 @@ def tree_of(host: ToHost, there: Mapping[int, Arrays]) -> DrawnTree | None:
             continue
         if host.distinct and token in siblings:
             continue
-        # A certain row belongs to one token; others are shared by all draws behind a place.
-        key = (id(drawn.draws), row, rank if drawn.draws.certain else 0)
+        # A certain row belongs to one token; others are shared by all that were drawn from them.
+        key = (id(drawn.draws), drawn.draws.shared(row), rank if drawn.draws.certain else 0)
         if key not in rows:
             rows[key] = len(parts)
             parts.append((ids[:0], weights[:0]) if len(ids) == 1 else (ids, weights))

@@ -159,7 +159,7 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
         if isinstance(ask, Draw):
             drawing.append((job, ask))
             rows.append(first)
-            first += len(ask.counts)
+            first += ask.feed.rows
             continue
         if isinstance(ask, Take):
             ask.taken += job.chunk

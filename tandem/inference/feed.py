@@ -24,12 +24,19 @@ class Draws:
         rows: the R distributions they were drawn from.
         siblings: the most draws of one row; rows with fewer are padded.
         certain: whether they were not drawn, but are the likeliest tokens of their rows.
+        same: for each row the first one that is the same one of the pass; None where each has its
+            own.
     """
 
     tokens: Tensor
     rows: Categorical
     siblings: int = 1
     certain: bool = False
+    same: Sequence[int] | None = None
+
+    def shared(self, row: int) -> int:
+        """The row as which a row is sent."""
+        return row if self.same is None else self.same[row]
 
 
 @dataclass(slots=True, eq=False)

@@ -156,8 +156,9 @@ class Answering:
         assert isinstance(scorer, Table)
         assert not ask.sampling.greedy
         texts = self._feed(ask.feed)[-ask.feed.rows :]
-        assert len(texts) == len(ask.counts)
-        rows = np.stack([scorer.row(text[len(PROMPT) :]) for text in texts])
+        groups = range(len(texts)) if ask.rows is None else ask.rows
+        assert len(groups) == len(ask.counts)
+        rows = np.stack([scorer.row(texts[row][len(PROMPT) :]) for row in groups])
         siblings = max(ask.counts)
         tokens = np.zeros((len(rows), siblings), np.int64)
         for i, (row, count) in enumerate(zip(rows, ask.counts, strict=True)):
@@ -175,6 +176,8 @@ class Answering:
         drawn = Draws(
             torch.from_numpy(tokens.flatten()), Categorical(ids, torch.from_numpy(rows)), siblings
         )
+        if ask.rows is not None:
+            drawn.same = [list(groups).index(row) for row in groups]
         return [
             Drawn(drawn, i * siblings + rank)
             for i, count in enumerate(ask.counts)

@@ -107,6 +107,30 @@ def test_later_rows_are_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_groups_of_one_row_are_drawn_apart_and_share_it(temperature: float) -> None:
+    """One head's row, at every place of a depth."""
+    other = np.array([0.1, 0.1, 0.2, 0.2, 0.4])
+    pairs = np.zeros((len(LAW), len(LAW)))
+    for seed in range(TEXTS if temperature else 1):
+        one = ask(seed, [2, 1, 1], [], Sampling(temperature=temperature))
+        one.rows = [0, 1, 1]
+        rows = torch.tensor(np.stack([LAW, other]), dtype=torch.float32).log()
+        (drawn,) = draw([one], rows, [0])
+        (grown,) = drafts_of([ToHost(drawn, [0, 0, 1, 2], distinct=True)])
+        draft = grown.draft  # type: ignore[union-attr]
+        assert draft.token_ids[0] != draft.token_ids[1]
+        pairs[draft.token_ids[2], draft.token_ids[3]] += 1
+        if temperature:
+            assert draft.row_of == [0, 0, 1, 1]
+            assert draft.sizes == [len(LAW)] * 2
+        else:
+            assert draft.token_ids == [0, 1, 4, 4]
+            assert draft.row_of == [0, 1, 2, 2], "siblings that are certain have a row each"
+    if temperature:
+        assert chi_square_p_value(pairs.flatten(), np.outer(other, other).flatten()) > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_where_others_left_nothing_there_is_no_node(temperature: float) -> None:
     others = told(3, 1, 0, 2)
     one = ask(1, [3], others, Sampling(temperature=temperature))
