@@ -97,7 +97,8 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     states = min(sequence.prompt_states, len(prompt)) if sequence.wanted else 0
     scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
-    return (yield from _decide(sequence, round_, Draft.certain(()), scored))
+    wanted = sequence.wanted if states else None
+    return (yield from _decide(sequence, round_, Draft.certain(()), scored, wanted))
 
 
 def verify(
@@ -130,11 +131,16 @@ def verify(
     states = len(fed) if feedback else 0
     feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
     scored = yield Score(scorer, feed)
-    return (yield from _decide(sequence, round_, draft, scored))
+    wanted = sequence.wanted if states else None
+    return (yield from _decide(sequence, round_, draft, scored, wanted))
 
 
 def _decide(
-    sequence: TargetSequence, round_: int, drafted: Draft | Sequence[Drawn], scored: Scored
+    sequence: TargetSequence,
+    round_: int,
+    drafted: Draft | Sequence[Drawn],
+    scored: Scored,
+    wanted: StatesWanted | None,
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
@@ -146,7 +152,7 @@ def _decide(
         sequence.accepting,
         sequence.following,
         round_,
-        None if scored.states is None else sequence.wanted,
+        wanted,
     )
     decision: Decision = yield ToHost(decided)
     draft, cache = decision.draft, cache_of(sequence)
