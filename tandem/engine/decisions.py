@@ -53,7 +53,7 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
         probs, starts = probs_of[logits]
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
-        verdicts.states = kept_states(group, verdicts.numbers[:, 0])
+        verdicts.states = kept_states(group, verdicts.numbers)
         for index, ask in enumerate(group):
             before = ask.scored.prompt_states
             answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before)

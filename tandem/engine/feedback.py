@@ -17,14 +17,14 @@ _AS_SENT = {
 }
 
 
-def kept_states(asks: Sequence[Decide], places: Tensor) -> Tensor | None:
+def kept_states(asks: Sequence[Decide], numbers: Tensor) -> Tensor | None:
     """[B, D, layers, width]: of each draft, the states of the prompt's end (if they are wanted), of
     place 0, and of the kept path, in this order; what comes behind them has no meaning. bfloat16 as
     int16.
 
     Args:
         asks: of one pass, which want the same layers and dtype, or all none.
-        places: [B], of the last node that each verdict keeps, on the device.
+        numbers: of their verdicts, see `Verdicts`; on the device.
     """
     wanted, states = asks[0].wanted, asks[0].scored.states
     if wanted is None or states is None:
@@ -36,7 +36,7 @@ def kept_states(asks: Sequence[Decide], places: Tensor) -> Tensor | None:
         for own in paths
     ]
     rows = torch.tensor(table).to(states.device, non_blocking=True)
-    index = places.long().clamp(0, most - 1)[:, None, None].expand(-1, 1, longest)
+    index = numbers[:, 0].long().clamp(0, most - 1)[:, None, None].expand(-1, 1, longest)
     picked = states.index_select(0, rows.gather(1, index).flatten())
     if wanted.layers != tuple(range(states.shape[1])):
         picked = torch.stack([picked[:, layer] for layer in wanted.layers], 1)

@@ -24,9 +24,11 @@ from tandem.drafter.v1 import drafter_pb2_grpc
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature, FeatureSpec
 from tandem.engine.asks import HiddenDtype, Steps
+from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.speculation.draft import Draft
+from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import Stack, address_of, connect, start
@@ -76,16 +78,14 @@ def listen(patch: pytest.MonkeyPatch, drafter: Drafter) -> None:
 
 @asynccontextmanager
 async def served(
-    random_pair: tuple[Path, Path], feedback: str, ready: bool = True
+    random_pair: tuple[Path, Path], feedback: str, ready: bool = True, targets: int = 1
 ) -> AsyncIterator[Any]:
-    """An orchestrator's stub, over a drafter and a target."""
+    """An orchestrator's stub, over a drafter and targets."""
     async with AsyncExitStack() as stack:
         drafter = await start(stack, make_drafter(DrafterSettings(method="lookup")))
         chosen = TargetSettings(model=str(random_pair[1]), feedback=feedback, engine="torch")
-        target = await start(stack, make_target(chosen))
-        settings = OrchestratorSettings(
-            drafters=(address_of(drafter),), targets=(address_of(target),)
-        )
+        addresses = [address_of(await start(stack, make_target(chosen))) for _ in range(targets)]
+        settings = OrchestratorSettings(drafters=(address_of(drafter),), targets=tuple(addresses))
         front = await start(stack, make_orchestrator(settings))
         if ready:
             await front.ready()
@@ -131,6 +131,36 @@ async def test_a_drafter_hears_of_each_position_once(
             # Behind the last draft too, though nobody is told of it any more.
             least = (position - 1) * SPEC.bytes
             assert least < reply.summary.feedback_bytes <= len(text) * SPEC.bytes
+
+
+async def test_another_target_goes_on_where_the_lost_one_was(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells the end of its prompt, which is known but for the last token: there is no gap."""
+    listener = Listener()
+    listen(monkeypatch, listener)
+    answer = VerifiedSequence._step
+    lost: list[Any] = []
+
+    async def mortal(self: VerifiedSequence, message: Any, traced: Any) -> Any:
+        reply = await answer(self, message, traced)
+        if message.verify.round == 4 and not lost:
+            lost.append(message)
+            raise Unavailable("killed")
+        return reply
+
+    monkeypatch.setattr(VerifiedSequence, "_step", mortal)
+    async with served(random_pair, "0,1,last", targets=2) as stub:
+        reply = await stub.Complete(asked_for(1))
+    assert lost
+    text = [*PROMPT, *reply.token_ids]
+    states, position = expected(random_pair[1], text), len(PROMPT) - 3
+    for before, feature in listener.heard:
+        assert before == text[: len(before)]
+        assert feature is not None
+        assert (feature.first, feature.end) == (position, len(before) - 1)
+        assert np.allclose(feature.states, states[position : feature.end], atol=1e-4)
+        position = feature.end
 
 
 async def test_plain_rounds_bring_none_and_leave_a_gap(
