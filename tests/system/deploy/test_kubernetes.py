@@ -138,13 +138,15 @@ def check_endpoints(plane: ControlPlane, manifests: Manifests) -> None:
     for name, service in manifests.all("Service").items():
         selector = f"--selector=kubernetes.io/service-name={name}"
         slices = plane.get("endpointslices", "--namespace", NAMESPACE, selector)
-        ready = [one for each in slices for one in each["endpoints"] if one["conditions"]["ready"]]
-        (found,) = {port["port"] for each in slices for port in each["ports"]}
-        assert found == service["spec"]["ports"][0]["port"]
+        # Of a Deployment without replicas there are neither.
+        found = [one for each in slices for one in each["endpoints"] or ()]
+        ports = {port["port"] for each in slices for port in each["ports"] or ()}
         pod_name = service["spec"]["selector"]["app.kubernetes.io/name"]
-        assert {one["targetRef"]["name"] for one in ready} == {
-            pod["metadata"]["name"] for pod in pods(plane, pod_name)
-        }
+        running = {pod["metadata"]["name"] for pod in pods(plane, pod_name)}
+        assert len(running) == deployment(plane, pod_name)["spec"]["replicas"]
+        ready = {one["targetRef"]["name"] for one in found if one["conditions"]["ready"]}
+        assert ready == running
+        assert ports == {service["spec"]["ports"][0]["port"] for _ in running}
 
 
 @needs_control_plane
