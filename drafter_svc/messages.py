@@ -9,12 +9,14 @@ import numpy as np
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.features import Feature, FeatureSpec
-from tandem.engine.asks import HiddenDtype
 from tandem.errors import InvalidRequest
+from tandem.rpc import messages
+from tandem.speculation.hidden_dtype import HiddenDtype
 
-_DTYPES: dict[HiddenDtype, tuple[common_pb2.HiddenDtype.ValueType, np.dtype[Any]]] = {
-    HiddenDtype.BFLOAT16: (common_pb2.HIDDEN_DTYPE_BFLOAT16, np.dtype("<i2")),
-    HiddenDtype.FLOAT32: (common_pb2.HIDDEN_DTYPE_FLOAT32, np.dtype("<f4")),
+# numpy has no bfloat16.
+_NUMBERS: dict[HiddenDtype, np.dtype[Any]] = {
+    HiddenDtype.BFLOAT16: np.dtype("<i2"),
+    HiddenDtype.FLOAT32: np.dtype("<f4"),
 }
 
 
@@ -22,9 +24,10 @@ def feedback_spec(wants: FeatureSpec | None) -> common_pb2.FeedbackSpec | None:
     """What a drafter wants of the target, as the handshake says it."""
     if wants is None:
         return None
-    dtype, _ = _DTYPES[wants.dtype]
     return common_pb2.FeedbackSpec(
-        layers=wants.layers, hidden_dtype=dtype, prompt_tokens=wants.prompt_tokens
+        layers=wants.layers,
+        hidden_dtype=messages.hidden_dtype_to(wants.dtype),
+        prompt_tokens=wants.prompt_tokens,
     )
 
 
@@ -61,8 +64,7 @@ def features_from(
                 f"{name}.hidden has {len(message.hidden)} bytes, {count} positions have"
                 f" {count * wants.bytes}"
             )
-        _, kind = _DTYPES[wants.dtype]
-        states = np.frombuffer(message.hidden, kind)
-        states = states.reshape(count, len(wants.layers), wants.hidden_size)
-        found.append(Feature(message.first, states))
+        states = np.frombuffer(message.hidden, _NUMBERS[wants.dtype])
+        shape = count, len(wants.layers), wants.hidden_size
+        found.append(Feature(message.first, states.reshape(shape)))
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import HiddenDtype, StatesWanted
+from tandem.engine.asks import StatesWanted
 from tandem.errors import InvalidRequest
 from tandem.inference.hidden_states import MOST_LAYERS
 from tandem.rpc import messages
@@ -46,12 +46,6 @@ def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: in
         raise InvalidRequest(f"open.carry: {error}") from None
 
 
-_HIDDEN_DTYPES = {
-    common_pb2.HIDDEN_DTYPE_BFLOAT16: HiddenDtype.BFLOAT16,
-    common_pb2.HIDDEN_DTYPE_FLOAT32: HiddenDtype.FLOAT32,
-}
-
-
 def wanted_from(message: common_pb2.FeedbackSpec, layers: Sequence[int]) -> StatesWanted | None:
     """The hidden states that a drafter wants; None for none.
 
@@ -74,7 +68,7 @@ def wanted_from(message: common_pb2.FeedbackSpec, layers: Sequence[int]) -> Stat
             f"open.feedback.layers holds layer {lacking[0]}; the target gives {list(layers)}"
             " (its FEEDBACK)"
         )
-    dtype = _HIDDEN_DTYPES.get(message.hidden_dtype)
+    dtype = messages.hidden_dtype_from(message.hidden_dtype)
     if dtype is None:
         raise InvalidRequest(f"open.feedback.hidden_dtype {message.hidden_dtype} is unknown")
     return StatesWanted(tuple(layers.index(layer) for layer in chosen), dtype)

@@ -44,7 +44,7 @@ class TargetSequence:
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
         wanted: hidden states that its drafter wants; None for none.
-        prompt_states: how many of the prompt's last positions they are wanted of.
+        prompt_states: how many of the prompt's last positions they are wanted of; at most all.
         untold: tokens that the target's own drafter has not been told of, the prompt's among them;
             None where it has no drafter.
         drafting: the sequence as that drafter sees it, from its first draft on.
@@ -94,7 +94,7 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         if before:
             yield Take(scorer, Feed(cache, before, 0))
         return None
-    states = min(sequence.prompt_states, len(prompt)) if sequence.wanted else 0
+    states = sequence.prompt_states
     scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
     wanted = sequence.wanted if states else None

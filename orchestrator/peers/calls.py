@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from opentelemetry.util.types import AttributeValue
 
 from orchestrator.peers.deadlines import Waits
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, News, Prompt
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -110,37 +110,25 @@ class DraftCall:
         return times
 
     async def draft(
-        self,
-        round_: int,
-        position: int,
-        new_token_ids: Sequence[int],
-        size: DraftSize,
-        exact: bool,
-        feedback: Sequence[common_pb2.Feedback] = (),
+        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
     ) -> Drafted:
         """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
-            drafted = await self._draft(round_, position, new_token_ids, size, exact, feedback)
+            drafted = await self._draft(round_, position, news, size, exact)
         self._record.times.drafted_tokens += len(drafted.token_ids)
         return drafted
 
     async def _draft(
-        self,
-        round_: int,
-        position: int,
-        new_token_ids: Sequence[int],
-        size: DraftSize,
-        exact: bool,
-        feedback: Sequence[common_pb2.Feedback],
+        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
     ) -> Drafted:
         gamma = size.gamma
         step = drafter_pb2.DraftStep(
             round=round_,
             position=position,
-            new_token_ids=new_token_ids,
+            new_token_ids=news.token_ids,
             gamma=gamma,
             max_nodes=size.nodes,
-            feedback=feedback,
+            feedback=news.feedback,
         )
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._record.spans.call("draft", DRAFT_METHOD, self._call.address)
@@ -149,7 +137,7 @@ class DraftCall:
         drafted, expect = reply.drafted, self._call.expect
         self._replica.note_load(drafted.open_sequences)
         expect("drafted.round", drafted.round, round_, round_)
-        end = position + len(new_token_ids)
+        end = position + len(news.token_ids)
         expect("drafted.position", drafted.position, end, end)
         draft = drafted.draft
         most = size.nodes or gamma

@@ -15,11 +15,12 @@ from orchestrator.replicas.compatibility import (
     require_fit,
     require_law,
     require_protocol,
+    require_same_feedback,
     require_trees,
     wanted_feedback,
 )
 from orchestrator.replicas.replica import Replica
-from tandem.errors import TandemError, Unavailable
+from tandem.errors import TandemError
 
 R = TypeVar("R", bound=Replica[Any])
 
@@ -65,20 +66,16 @@ def agree(
     same = _sift(speaking, misfits, lambda reply: require_law(law, reply))
     others = [replica for replica in speaking if replica in misfits]
     chosen = same[0].reply
-    wanted = wanted_feedback([replica.reply for replica in drafters])
 
     def require_pair(reply: Any) -> None:
         require_fit(chosen.info, reply.info, "a drafter")
         require_trees(chosen.info, reply)
         for each in same:  # a text may go to any of them
             require_feedback(each.reply, reply)
-        if reply.feedback.layers and reply.feedback != wanted:
-            raise Unavailable(
-                f"a drafter ({reply.info.model}) reads other hidden states than the first one does:"
-                " drafters that read any must read the same"
-            )
 
     fitting = _sift(drafters, misfits, require_pair)
+    wanted = wanted_feedback([replica.reply for replica in fitting])
+    fitting = _sift(fitting, misfits, lambda reply: require_same_feedback(wanted, reply))
     return Agreement(law, same, others, fitting, misfits)
 
 

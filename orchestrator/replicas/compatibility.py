@@ -12,7 +12,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.profile import PassTime
-from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
+from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION, hidden_dtype_from
 from tandem.target.v1 import target_pb2
 
 
@@ -67,9 +67,6 @@ def require_trees(target: common_pb2.ModelInfo, reply: drafter_pb2.GetModelInfoR
         )
 
 
-_BYTES = {common_pb2.HIDDEN_DTYPE_BFLOAT16: 2, common_pb2.HIDDEN_DTYPE_FLOAT32: 4}
-
-
 def require_feedback(
     target: target_pb2.GetModelInfoResponse, reply: drafter_pb2.GetModelInfoResponse
 ) -> None:
@@ -99,7 +96,10 @@ def require_feedback(
             f"{who} reads hidden states of layer {lacking[0]}, and the target ({own.model}) gives"
             f" {given}: set the target's FEEDBACK to {layers}"
         )
-    each = len(wanted.layers) * own.hidden_size * _BYTES.get(wanted.hidden_dtype, 4)
+    dtype = hidden_dtype_from(wanted.hidden_dtype)
+    if dtype is None:
+        raise Unavailable(f"{who} reads hidden states of an unknown dtype, {wanted.hidden_dtype}")
+    each = len(wanted.layers) * own.hidden_size * dtype.bytes
     room = min(own.max_message_bytes, reply.info.max_message_bytes) - AROUND_BYTES
     if max(wanted.prompt_tokens, 1) * each > room:
         raise Unavailable(
@@ -163,6 +163,21 @@ def rules_of(
 def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
     """Every rule takes chains; one for trees takes independent chains too."""
     return drafter in (common_pb2.DRAFT_SHAPE_CHAIN, rule) or rule == common_pb2.DRAFT_SHAPE_TREE
+
+
+def require_same_feedback(
+    wanted: common_pb2.FeedbackSpec | None, reply: drafter_pb2.GetModelInfoResponse
+) -> None:
+    """Refuse a drafter that wants other feedback than others do.
+
+    Raises:
+        Unavailable: it does.
+    """
+    if reply.feedback.layers and reply.feedback != wanted:
+        raise Unavailable(
+            f"a drafter ({reply.info.model}) reads other hidden states than the first one does:"
+            " drafters that read any must read the same"
+        )
 
 
 def wanted_feedback(

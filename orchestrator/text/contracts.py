@@ -169,6 +169,19 @@ class Decided:
     feedback: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a drafter has not been told of yet.
+
+    Attributes:
+        token_ids: emitted since its last draft.
+        feedback: of the target since, see `Decided`; oldest first.
+    """
+
+    token_ids: Sequence[int]
+    feedback: Sequence[Any] = ()
+
+
 class TextDrafter(Protocol):
     """A sequence on a drafter. Calls raise TandemError as it failed."""
 
@@ -176,23 +189,9 @@ class TextDrafter(Protocol):
         """Prefill."""
 
     async def draft(
-        self,
-        round_: int,
-        position: int,
-        new_token_ids: Sequence[int],
-        size: DraftSize,
-        exact: bool,
-        feedback: Sequence[Any] = (),
+        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
     ) -> Drafted:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
-
-        Args:
-            round_: number of the round.
-            position: tokens that the sequence holds.
-            new_token_ids: emitted since.
-            size: of the draft.
-            exact: fewer tokens are of no use.
-            feedback: of the target since, see `Decided`.
 
         Raises:
             ShortDraft: there are fewer.

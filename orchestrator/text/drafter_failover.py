@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.text.contracts import Drafted, DraftSize, Prompt, TextDrafter
+from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt, TextDrafter
 from orchestrator.text.record import TextRecord
 from tandem.errors import (
     DrafterLost,
@@ -150,10 +150,9 @@ class DrafterWithFailover:
             drafted = await self._drafter.draft(
                 round_,
                 length - len(self._untold),
-                self._untold,
+                News(self._untold, self._feedback),
                 size,
                 bool(self._needed_by),
-                self._feedback,
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise

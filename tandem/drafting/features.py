@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandem.engine.asks import HiddenDtype
+from tandem.speculation.hidden_dtype import HiddenDtype
 
 
 @dataclass(frozen=True)

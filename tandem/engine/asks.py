@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.randomness import Foreseen
 from tandem.speculation.sampling import Sampling
 
@@ -120,18 +120,6 @@ class Draw:
     distinct: bool = False
     earlier: Sequence[Drawn] = ()
     rows: Sequence[int] | None = None
-
-
-class HiddenDtype(Enum):
-    """How hidden states leave the device."""
-
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-    @property
-    def bytes(self) -> int:
-        """Of a number."""
-        return 2 if self is HiddenDtype.BFLOAT16 else 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decide, HiddenDtype
+from tandem.engine.asks import Decide
 from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
 
 # numpy has no bfloat16.
 _AS_SENT = {

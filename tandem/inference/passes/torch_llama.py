@@ -78,7 +78,7 @@ class LlamaPass(nn.Module):
         pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotation(batch)
-        found = {0: states}
+        found = {0: states} if self._of_layers else {}
         for index, layer in enumerate(self.layers):
             states = layer(states, rotation, batch, pool, index)
             if index + 1 in self._of_layers:

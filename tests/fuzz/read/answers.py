@@ -10,7 +10,7 @@ from orchestrator.front.grpc_messages import _stages_to
 from orchestrator.peers.calls import DraftCall, VerifyCall
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import sizes
-from orchestrator.text.contracts import Decided, Drafted, DraftSize
+from orchestrator.text.contracts import Decided, Drafted, DraftSize, News
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.record import TextRecord
 from tandem.profile import Profile
@@ -62,7 +62,7 @@ class Draftings(Answers):
         peer.answer = message
         call = DraftCall(peer, PATIENT, TextRecord(), 1 << 20, ANYBODY)
         call._vocab_size = VOCAB_SIZE
-        drafted = await call.draft(1, 3, [4], _SIZE, exact=False)
+        drafted = await call.draft(1, 3, News([4]), _SIZE, exact=False)
         assert drafted.gamma <= _SIZE.gamma
         assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
         for place in range(len(drafted.token_ids) + 1):

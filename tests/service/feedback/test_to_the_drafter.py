@@ -23,11 +23,12 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2_grpc
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature, FeatureSpec
-from tandem.engine.asks import HiddenDtype, Steps
+from tandem.engine.asks import Steps
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
 from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
@@ -62,6 +63,19 @@ class Listener(Drafter):
             assert feature.end == known.end
         self.heard.append((list(sequence.token_ids), feature))
         return Draft.certain([4, 2, 0][:gamma])
+
+    def check(self, text: list[int], target: Path) -> int:
+        """That it heard of each position once, from the prompt's last three on: of all but the last
+        token at each draft. Returns the position behind the last one."""
+        states, position = expected(target, text), len(PROMPT) - SPEC.prompt_tokens
+        for before, feature in self.heard:
+            assert before == text[: len(before)]
+            assert feature is not None
+            assert (feature.first, feature.end) == (position, len(before) - 1)
+            assert np.allclose(feature.states, states[position : feature.end], atol=1e-4)
+            position = feature.end
+        assert self.heard
+        return position
 
 
 def listen(patch: pytest.MonkeyPatch, drafter: Drafter) -> None:
@@ -111,7 +125,6 @@ def asked_for(seed: int, gamma: int = 3) -> pb.CompleteRequest:
 async def test_a_drafter_hears_of_each_position_once(
     random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the prompt's last three, then of each token once it is computed: all but the last one."""
     listener = Listener()
     listen(monkeypatch, listener)
     async with served(random_pair, "0,1,last") as stub:
@@ -119,15 +132,7 @@ async def test_a_drafter_hears_of_each_position_once(
             listener.heard.clear()
             reply = await stub.Complete(asked_for(seed))
             text = [*PROMPT, *reply.token_ids]
-            states = expected(random_pair[1], text)
-            position = len(PROMPT) - 3
-            for before, feature in listener.heard:
-                assert before == text[: len(before)]
-                assert feature is not None
-                assert (feature.first, feature.end) == (position, len(before) - 1)
-                assert np.allclose(feature.states, states[position : feature.end], atol=1e-4)
-                position = feature.end
-            assert listener.heard
+            position = listener.check(text, random_pair[1])
             # Behind the last draft too, though nobody is told of it any more.
             least = (position - 1) * SPEC.bytes
             assert least < reply.summary.feedback_bytes <= len(text) * SPEC.bytes
@@ -154,13 +159,7 @@ async def test_another_target_goes_on_where_the_lost_one_was(
         reply = await stub.Complete(asked_for(1))
     assert lost
     text = [*PROMPT, *reply.token_ids]
-    states, position = expected(random_pair[1], text), len(PROMPT) - 3
-    for before, feature in listener.heard:
-        assert before == text[: len(before)]
-        assert feature is not None
-        assert (feature.first, feature.end) == (position, len(before) - 1)
-        assert np.allclose(feature.states, states[position : feature.end], atol=1e-4)
-        position = feature.end
+    listener.check(text, random_pair[1])
 
 
 async def test_plain_rounds_bring_none_and_leave_a_gap(

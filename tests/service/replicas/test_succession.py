@@ -13,7 +13,7 @@ import pytest
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.peers.clients import DrafterClient, TargetClient
-from orchestrator.text.contracts import DraftSize, Prompt
+from orchestrator.text.contracts import DraftSize, News, Prompt
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.speculation.sampling import Sampling
@@ -245,7 +245,7 @@ async def test_a_real_successor_decides_as_the_lost_target_would(
             tokens += news
             while (left := most - (len(tokens) - 2)) > 0:
                 drafted = await drafter.draft(
-                    round_ + 1, len(tokens) - len(news), news, DraftSize(min(4, left)), True
+                    round_ + 1, len(tokens) - len(news), News(news), DraftSize(min(4, left)), True
                 )
                 carry, other = decided.carry, None
                 if carry is not None:

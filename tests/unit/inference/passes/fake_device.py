@@ -25,7 +25,7 @@ from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.model import ModelDrafter
 from tandem.engine import draws
 from tandem.engine import stepper as steppers
-from tandem.engine.asks import HiddenDtype, StatesWanted, Take, Truncation
+from tandem.engine.asks import StatesWanted, Take, Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference.batch import flex
@@ -37,6 +37,7 @@ from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
@@ -262,7 +263,13 @@ def verify(decoder: Decoder, samplings: Sequence[Sampling], rule: str, gammas: A
     layers = tuple(range(len(decoder.of_layers)))
     wanted = StatesWanted(layers, HiddenDtype.BFLOAT16) if layers else None
     sequences = [
-        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule], wanted=wanted, prompt_states=2)
+        TargetSequence(
+            [1] * (2 + i),
+            sampling,
+            VERIFIERS[rule],
+            wanted=wanted,
+            prompt_states=2 if layers else 0,
+        )
         for i, sampling in enumerate(samplings)
     ]
     for sequence in sequences:

@@ -215,6 +215,26 @@ async def test_drafters_have_to_fit_the_targets_that_serve(made: Made) -> None:
     assert "another tokenizer" in str(agreed.misfits[bad])
 
 
+async def test_drafters_that_read_hidden_states_read_the_same(made: Made) -> None:
+    """As the first one of those that fit: one for another target has no say."""
+    target, *drafters = made.target(hidden_size=8), *(made.drafter(hidden_size=8) for _ in range(4))
+    target.reply.feedback_layers.extend([0, 1, 2])
+    misfit, chosen, other, without = drafters
+    for replica, layer in ((misfit, 3), (chosen, 1), (other, 2)):
+        replica.reply.feedback.layers.append(layer)
+        replica.reply.feedback.hidden_dtype = common_pb2.HIDDEN_DTYPE_BFLOAT16
+    agreed = agree([target], drafters, None)
+    assert agreed.drafters == [chosen, without]
+    assert "reads hidden states of layer 3, and the target" in str(agreed.misfits[misfit])
+    assert "reads other hidden states than the first" in str(agreed.misfits[other])
+    replies = [replica.reply for replica in agreed.drafters]
+    wanted = capabilities_of([target.reply], replies)
+    assert wanted.feedback == chosen.reply.feedback
+    assert wanted.takes(target.reply)
+    target.reply.feedback_layers.pop(1)
+    assert not wanted.takes(target.reply)
+
+
 async def test_a_text_goes_on_only_where_its_limits_are_kept(made: Made) -> None:
     began = capabilities_of([made.target().reply], [])
     for changes, takes in (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from orchestrator.text.contracts import Drafted, DraftSize, Prompt
+from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt
 from orchestrator.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
@@ -36,16 +35,10 @@ class Fake:
         return StageTimes()
 
     async def draft(
-        self,
-        round_: int,
-        position: int,
-        news: list[int],
-        size: DraftSize,
-        exact: bool,
-        feedback: Sequence[common_pb2.Feedback],
+        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
     ) -> Drafted:
-        self.asked.append((round_, position, list(news)))
-        self.told.append([each.round for each in feedback])
+        self.asked.append((round_, position, list(news.token_ids)))
+        self.told.append([each.round for each in news.feedback])
         return Drafted([7] * size.gamma, None, None, 0, StageTimes())
 
     async def close(self) -> None: ...
