@@ -60,8 +60,8 @@ class Model(Scorer, Memory, Protocol):
         name: of the checkpoint.
         fingerprint: of weights, configuration and tokenizer; equal ones have the same law.
         tokenizer_fingerprint: of the tokenizer alone; empty where it has none.
-        weights_fingerprint: of weights rounded to bfloat16, and configuration: the same in any
-            dtype.
+        weights_fingerprint: of weights rounded to bfloat16, and configuration: the same in float32
+            and bfloat16.
         hidden_size: width of hidden states.
         layers: of the model.
         of_layers: whose hidden states its passes can give; see `FeedbackSpec` in common.proto.

@@ -1,4 +1,4 @@
-"""A model's identity in 64 characters: of its law, and of its weights in any dtype."""
+"""A model's identity in 64 characters: of its law, and of its weights, however precise."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Fingerprints(NamedTuple):
     Attributes:
         model: of weights as loaded, configuration, end-of-text ids and tokenizer hash: another
             dtype gives another one.
-        weights: of weights rounded to bfloat16, and configuration: the same in any dtype.
+        weights: of weights rounded to bfloat16, and configuration: the same in float32 and
+            bfloat16.
     """
 
     model: str = ""

@@ -468,8 +468,8 @@ class ModelInfo(google.protobuf.message.Message):
     """layers is the number of the model's layers; 0 without a model."""
     weights_fingerprint: builtins.str
     """weights_fingerprint is a SHA-256, in hexadecimal, over the weights rounded to bfloat16 and the
-    model's configuration: the same for every dtype and device. A head was trained for the target
-    that has it. Empty without a model.
+    model's configuration: the same in float32 and bfloat16, on any device. made_for of a drafter
+    names the target that it was trained for by it. Empty without a model.
     """
     parameters: builtins.int
     """parameters is the number of weights."""

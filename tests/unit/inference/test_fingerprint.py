@@ -31,7 +31,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DRAFTER, tmp_path / "of-another-name"))
 
 
-def test_that_of_the_weights_is_the_same_in_any_dtype(original: str, copy: Path) -> None:
+def test_that_of_the_weights_is_the_same_in_float32_and_bfloat16(original: str, copy: Path) -> None:
     """A head is made for weights, whoever computes them; rounded to bfloat16 they are the same."""
     whole, half, least = (
         Decoder.load(str(copy), "cpu", dtype, 64, engine="torch")
