@@ -23,6 +23,13 @@ EPSILON = 1e-5
 
 Weights = Mapping[str, Tensor]
 
+# What trains: a core without instructions for bfloat16 takes seven times as long for it.
+FAST = (
+    torch.bfloat16
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    else torch.float32
+)
+
 
 def config(layers: int, width: int, inner: int, heads: int) -> LlamaConfig:
     """The configuration of a Llama with tied embeddings."""
@@ -100,10 +107,10 @@ def _attention(x: Tensor, qkv: Tensor, out: Tensor, heads: int) -> Tensor:
 
 
 class Half:
-    """The weights of a model in bfloat16, with the projections that share an input fused."""
+    """The weights of a model in the fast dtype, projections that share an input fused."""
 
     def __init__(self, w: Weights, shape: LlamaConfig) -> None:
-        self.table = w["embed_tokens.weight"].to(torch.bfloat16)
+        self.table = w["embed_tokens.weight"].to(FAST)
         self.norm = w["norm.weight"]
         self.layers = [self._layer(w, f"layers.{i}.") for i in range(shape.num_hidden_layers)]
 
@@ -111,7 +118,7 @@ class Half:
     def _layer(w: Weights, at: str) -> dict[str, Tensor]:
         def fuse(block: str, *names: str) -> Tensor:
             parts = [w[f"{at}{block}.{name}_proj.weight"] for name in names]
-            return torch.cat(parts).to(torch.bfloat16)
+            return torch.cat(parts).to(FAST)
 
         return {
             "first": w[f"{at}input_layernorm.weight"],
@@ -130,14 +137,19 @@ def feed_forward(x: Tensor, layer: dict[str, Tensor]) -> Tensor:
 
 
 def logits(w: Weights, tokens: Tensor, shape: LlamaConfig) -> Tensor:
-    """Logits [batch, time, vocabulary] in bfloat16 for tokens [batch, time]."""
+    """Logits [batch, time, vocabulary] in the fast dtype for tokens [batch, time]."""
     half = Half(w, shape)
+    return F.linear(features(half, tokens, shape), half.table)
+
+
+def features(half: Half, tokens: Tensor, shape: LlamaConfig) -> Tensor:
+    """What the head reads [batch, time, width], for tokens [batch, time]."""
     x = F.embedding(tokens, half.table)
     for layer in half.layers:
         seen = norm(x, layer["first"])
         x = x + _attention(seen, layer["qkv"], layer["out"], shape.num_attention_heads)
         x = feed_forward(x, layer)
-    return F.linear(norm(x, half.norm), half.table)
+    return norm(x, half.norm)
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

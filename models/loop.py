@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
-from transformers import LlamaForCausalLM
+from torch import Tensor, nn
 
 from models.corpus import Tokens
 
@@ -63,7 +62,7 @@ def aligned(samples: Tokens, stage: Stage, step: int) -> Tensor:
     return torch.from_numpy(np.stack(picked).astype(np.int64))
 
 
-def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+def optimizers(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for the embedding and the norms."""
     matrices: list[Tensor] = []
     others: list[Tensor] = []
@@ -114,7 +113,7 @@ class Report:
 class Run:
     """What a checkpoint holds: parameters, optimiser state, the step and the seconds so far."""
 
-    model: LlamaForCausalLM
+    model: nn.Module
     optimisers: list[torch.optim.Optimizer]
     path: Path
     step: int = 0
@@ -144,7 +143,7 @@ class Run:
 
 
 def train(
-    model: LlamaForCausalLM, stages: list[Stage], draw: Draw, loss: Loss, checkpoint: Path
+    model: nn.Module, stages: list[Stage], draw: Draw, loss: Loss, checkpoint: Path
 ) -> float:
     """Run `stages`, resuming from `checkpoint` if it is there; returns the seconds spent."""
     run = Run(model, optimizers(model), checkpoint)

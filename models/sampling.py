@@ -48,7 +48,7 @@ def continue_prompts(
     size = shape.hidden_size // shape.num_attention_heads
     cache = torch.zeros(
         shape.num_hidden_layers, 2, rows, shape.num_attention_heads, length, size,
-        dtype=torch.bfloat16,
+        dtype=half.table.dtype,
     )  # fmt: skip
     filled = prompts.clone()
     for at in range(length - 1):

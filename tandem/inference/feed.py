@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tandem.inference.kv.branches import NO_BRANCHES
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    import numpy.typing as npt
     from torch import Tensor
 
     from tandem.inference.kv.pool import SequenceCache
@@ -65,6 +66,8 @@ class Feed:
         rows: number of last tokens whose logits are wanted; may be 0.
         states: number of last tokens whose hidden states are wanted, of the layers that the scorer
             was loaded for.
+        features: for a head, hidden states of its target [n, layers, width], bfloat16 as int16: of
+            the positions before the first n tokens. None where there are none.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
     """
@@ -74,6 +77,7 @@ class Feed:
     rows: int
     parents: Sequence[int] | None = None
     states: int = 0
+    features: npt.NDArray[Any] | Tensor | None = None
 
 
 def listed(token_ids: Sequence[int | Drawn] | Drawn) -> Sequence[int | Drawn]:

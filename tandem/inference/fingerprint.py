@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ def fingerprints(model: PreTrainedModel, tokenizer: str) -> Fingerprints:
         _sha256([list(zip(names, loaded, strict=True)), config, ends, tokenizer]),
         _sha256([list(zip(names, rounded, strict=True)), config]),
     )
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor], others: object) -> str:
+    """SHA-256 over tensors with their names, and what else decides what they compute."""
+    return _sha256([[(name, _digest(tensors[name])) for name in sorted(tensors)], others])
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

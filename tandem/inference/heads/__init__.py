@@ -1,0 +1,1 @@
+"""Heads: scorers that read hidden states of a target's passes, one file a family."""

@@ -1,0 +1,157 @@
+"""What all heads have in common: how they are described, fed and measured."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.errors import StartupError
+from tandem.inference.feed import Feed
+from tandem.inference.fingerprint import tensors_fingerprint
+from tandem.inference.heads.files import HeadFiles
+from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.output import PassOutput
+from tandem.profile import PassTime
+
+_BATCHES, _REPEATS = (1, 4, 16), 5
+
+
+class Head(ABC):
+    """A small model over hidden states of a target. Implements `Model` and `HeadScorer`.
+
+    A feed has the feature of the position before each of its first tokens, see `Feed.features`.
+
+    Attributes:
+        reads: layers of the target whose states it is fed, as `FeedbackSpec` in common.proto.
+        hidden_size: width of a state.
+        made_for: weights fingerprint of its target; empty where its files do not say.
+        depths: most tokens of a path that it drafts.
+        acceptance: by depth and sibling rank, as it was measured; empty where its files do not say.
+
+    Args:
+        files: of the head.
+        target: the checkpoint that it is for; None where it needs nothing of it.
+        tokenizer: fingerprint of its target's tokenizer.
+        tensors: its weights, under the names of the files.
+        device: where it computes.
+        dtype: in which.
+    """
+
+    engine = "torch"
+    improving = False
+    takes_trees = True
+    of_layers: tuple[int, ...] = ()
+    # Its texts end where the target's do, and no sequence is too long for it.
+    max_length = 2**31 - 1
+    vocab_size: int
+    depths: int
+
+    def __init__(
+        self,
+        files: HeadFiles,
+        target: TargetParts | None,
+        tokenizer: str,
+        tensors: dict[str, Tensor],
+        device: str,
+        dtype: torch.dtype,
+    ) -> None:
+        own = files.own
+        self.name = files.path.name
+        self.device = torch.device(device)
+        self.layers = 1
+        self.eos_token_ids: list[int] = []
+        self.pass_times: Sequence[PassTime] = ()
+        self.forward_passes = self.fed_tokens = 0
+        self.parameters = sum(tensor.numel() for tensor in tensors.values())
+        self.tokenizer_fingerprint = tokenizer or str(own.get("tokenizer", ""))
+        self.fingerprint = tensors_fingerprint(tensors, [files.config, str(dtype)])
+        self.weights_fingerprint = self.fingerprint
+        self.made_for = str(own.get("made_for", ""))
+        self.acceptance = tuple(tuple(map(float, ranks)) for ranks in own.get("acceptance", ()))
+        self._dtype = dtype
+        if target is None and "target_layers" not in own:
+            raise StartupError(
+                f"the head {files.path} does not say for which target it is: name the target's"
+                " checkpoint with TANDEM_DRAFTER_TARGET"
+            )
+        self.target_layers = int(target.layers if target is not None else own["target_layers"])
+        self.reads: tuple[int, ...] = (self.target_layers + 1,)
+        self.hidden_size = 0
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of weights and passes."""
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def positions(self) -> int:
+        """0: it holds nothing of a sequence."""
+        return 0
+
+    @property
+    def free_positions(self) -> int:
+        """0, as `positions`."""
+        return 0
+
+    def reserve(self, capacity: int, nodes: int = 0) -> Any:
+        """There is nothing to reserve."""
+        return ()
+
+    def release(self, cache: Any) -> None:
+        """There is nothing to release."""
+
+    def improve(self) -> None:
+        """There is no faster pass."""
+
+    def tokenizer_json(self) -> bytes:
+        """None: the target has it."""
+        return b""
+
+    def chat_template(self) -> str:
+        """None: the target has it."""
+        return ""
+
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        """The rows asked for, feed by feed."""
+        self.forward_passes += 1
+        self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
+        return PassOutput(self._rows(feeds))
+
+    @abstractmethod
+    def _rows(self, feeds: Sequence[Feed]) -> Tensor:
+        """[R, V] the rows asked for, feed by feed."""
+
+    def measure(self) -> None:
+        """Find out what passes take. Only before the first sequence."""
+        zeros = np.zeros((1, len(self.reads), self.hidden_size), np.int16)
+        found = []
+        with torch.inference_mode():
+            for count in _BATCHES:
+                feeds = [Feed(self.reserve(1), [0], 1, features=zeros)] * count
+                times = []
+                for _ in range(1 + _REPEATS):
+                    began = time.perf_counter_ns()
+                    self._rows(feeds).sum().item()
+                    times.append(time.perf_counter_ns() - began)
+                found.append((count, 1, float(median(times[1:]))))
+        self.pass_times = found
+
+
+def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[n, layers, width] the features of all feeds, feed by feed."""
+    parts = []
+    for feed in feeds:
+        states = feed.features
+        if isinstance(states, np.ndarray):
+            states = torch.from_numpy(states)
+        assert isinstance(states, Tensor)  # a head is fed with features
+        parts.append(states.view(torch.bfloat16) if states.dtype == torch.int16 else states)
+    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return joined.to(device, dtype, non_blocking=True)
