@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
@@ -17,9 +16,6 @@ from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.loaded import Loaded
 from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB
-
-if TYPE_CHECKING:  # methods without a model run where torch is not installed
-    pass
 
 
 @dataclass(frozen=True)
@@ -51,22 +47,22 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
 
 
 def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
-    """Decoders score, one for each of the recipe's checkpoints."""
+    """Models score, one for each of the recipe's checkpoints."""
     # Here, since the other methods run where torch is not installed.
-    from tandem.serving.drafting import law_of, load_decoders
+    from tandem.serving.drafting import law_of, load_models
     from tandem.serving.model import engine_over, info_of
 
-    decoders = load_decoders(recipe, settings, settings.model)
+    models = load_models(recipe, settings, settings.model, settings.target)
     truncation = settings.truncation
-    info = info_of(decoders[0], settings, *law_of(recipe, truncation, decoders[1:]))
-    info.vocab_size = max(decoder.vocab_size for decoder in decoders)
-    info.max_length = min(info.max_length, *(decoder.max_length for decoder in decoders))
-    info.cache_tokens = min(decoder.positions for decoder in decoders)
-    info.parameters = sum(decoder.parameters for decoder in decoders)
+    info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:]))
+    info.vocab_size = max(model.vocab_size for model in models)
+    info.max_length = min(info.max_length, *(model.max_length for model in models))
+    info.cache_tokens = min((each.positions for each in models if each.positions), default=0)
+    info.parameters = sum(model.parameters for model in models)
     info.max_nodes = recipe.largest_tree
-    drafter = recipe.make(decoders, truncation)
-    engine = engine_over(decoders, settings, "drafter-engine")
-    return LoadedDrafter(engine, info, decoders, drafter, recipe.method, recipe.model_dump_json())
+    drafter = recipe.make(models, truncation)
+    engine = engine_over(models, settings, "drafter-engine")
+    return LoadedDrafter(engine, info, models, drafter, recipe.method, recipe.model_dump_json())
 
 
 def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:

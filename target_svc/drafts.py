@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Decision, DeviceVerdict, Lap, Steps, ToHost
+from tandem.engine.asks import Decision, DeviceVerdict, Lap, StatesWanted, Steps, ToHost
 from tandem.engine.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn
@@ -25,6 +25,7 @@ class OwnDrafts:
         drafter: the method.
         info: what the handshake says of it.
         vocab_size: of the target.
+        wanted: hidden states of the target that the method wants; None for none.
         on_device: whether chains stay on the device until they are decided: target and drafter
             share one that works by itself, and a round waits for it once. On a CPU nothing is
             copied, and the rules' kernels take drafts of the host.
@@ -34,6 +35,7 @@ class OwnDrafts:
     info: target_pb2.TargetDrafts
     vocab_size: int
     on_device: bool = False
+    wanted: StatesWanted | None = None
 
     def round(
         self, scorer: Scorer, sequence: TargetSequence, round_: int, gamma: int, nodes: int
@@ -56,6 +58,7 @@ class OwnDrafts:
         news = sequence.untold
         assert news is not None  # it is kept where there is a drafter
         sequence.untold = []
+        features, sequence.untold_states = sequence.untold_states, []
         own = sequence.drafting
         if own is None:
             text, news = news[:-1], news[-1:]
@@ -63,10 +66,10 @@ class OwnDrafts:
             own.caches = sequence.caches[1:]
             sequence.drafting = own
             yield from self.drafter.open(own)
-        method = self.drafter.go_on(own, round_, news, gamma, nodes)
+        method = self.drafter.go_on(own, round_, news, gamma, nodes, features)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
-        decision = yield from verify(scorer, sequence, round_, drafted)
+        decision = yield from verify(scorer, sequence, round_, drafted, own_feedback=True)
         if drafted is not decision.draft:
             _end(method, decision.draft)
         if sequence.rule.fixed_gamma and len(decision.draft) < gamma:

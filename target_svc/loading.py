@@ -5,12 +5,12 @@ from __future__ import annotations
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.drafting.drafter import Recipe
+from tandem.drafting.drafter import Drafter, Recipe
+from tandem.engine.asks import StatesWanted
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
 from tandem.rpc import messages
-from tandem.serving.drafting import law_of, load_decoders
+from tandem.serving.drafting import law_of, load_models
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.model import passes_of
 from tandem.settings import read_settings
@@ -37,7 +37,7 @@ def own_drafts(
     settings: TargetSettings,
     info: common_pb2.ModelInfo,
     target: Model,
-) -> tuple[OwnDrafts, list[Decoder]]:
+) -> tuple[OwnDrafts, list[Model]]:
     """A recipe's drafter in the target's process, and the models that it drafts with.
 
     Args:
@@ -58,18 +58,50 @@ def own_drafts(
     own = settings.model_copy(
         update={"device": settings.draft_device or settings.device, "dtype": keys.dtype}
     )
-    decoders = load_decoders(recipe, own, keys.model, beside=target)
-    drafter = recipe.make(decoders, keys.truncation)
+    models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
+    drafter = recipe.make(models, keys.truncation)
+    wanted = _wanted(drafter, target)
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
-        fingerprint=fingerprint_of(*law_of(recipe, keys.truncation, decoders)),
+        fingerprint=fingerprint_of(*law_of(recipe, keys.truncation, models)),
         shape=messages.shape_to(drafter.shape),
         pure=drafter.pure,
         max_gamma=settings.max_gamma,
         max_nodes=min(recipe.largest_tree, info.max_nodes),
-        pass_times=[each for decoder in decoders[:1] for each in passes_of(decoder)],
-        max_length=min([info.max_length, *(decoder.max_length for decoder in decoders)]),
+        pass_times=[each for model in models[:1] for each in passes_of(model)],
+        max_length=min([info.max_length, *(model.max_length for model in models)]),
     )
-    beside = target.device.type != "cpu" and all(one.device == target.device for one in decoders)
-    return OwnDrafts(drafter, described, info.vocab_size, on_device=beside), decoders
+    beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
+    own_drafts = OwnDrafts(drafter, described, info.vocab_size, on_device=beside, wanted=wanted)
+    return own_drafts, models
+
+
+def _wanted(drafter: Drafter, target: Model) -> StatesWanted | None:
+    """The target's hidden states that its own drafter reads; None where it reads none.
+
+    Raises:
+        StartupError: it is a head for another target, or the target does not give them.
+    """
+    if drafter.made_for not in ("", target.weights_fingerprint):
+        raise StartupError(
+            "TANDEM_TARGET_DRAFTS: the head was made for a target with the weights"
+            f" {drafter.made_for[:12]}, and {target.name} has {target.weights_fingerprint[:12]}:"
+            " take the head of this target"
+        )
+    wants = drafter.wants
+    if wants is None:
+        return None
+    if wants.hidden_size != target.hidden_size:
+        raise StartupError(
+            f"TANDEM_TARGET_DRAFTS: the head reads hidden states of {wants.hidden_size} numbers,"
+            f" and {target.name} has {target.hidden_size}: take a head of this target"
+        )
+    if any(layer not in target.of_layers for layer in wants.layers):
+        names = ["last" if n == target.layers + 1 else str(n) for n in wants.layers]
+        raise StartupError(
+            f"TANDEM_TARGET_DRAFTS: the head reads hidden states that {target.name} does not give:"
+            f" set TANDEM_TARGET_FEEDBACK={','.join(names)}"
+        )
+    places = tuple(target.of_layers.index(layer) for layer in wants.layers)
+    return StatesWanted(places, wants.dtype, on_device=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy.typing as npt
-
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import StatesWanted
 from tandem.errors import InvalidRequest
@@ -96,13 +94,13 @@ def check_fits(wanted: StatesWanted | None, positions: int, info: common_pb2.Mod
         )
 
 
-def feedback_to(round_: int, first: int, states: npt.NDArray[Any]) -> common_pb2.Feedback:
+def feedback_to(round_: int, first: int, states: Any) -> common_pb2.Feedback:
     """Hidden states as they travel.
 
     Args:
         round_: whose pass computed them.
         first: index of the first position in the text.
-        states: [positions, layers, width], bfloat16 as int16.
+        states: [positions, layers, width], bfloat16 as int16; on the host.
     """
     little = states.astype(states.dtype.newbyteorder("<"), copy=False)
     return common_pb2.Feedback(

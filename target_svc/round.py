@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.features import Feature
 from tandem.engine.asks import (
     Decide,
     Decision,
@@ -44,9 +45,11 @@ class TargetSequence:
         last_token: emitted last, not computed yet.
         length: tokens held, the last one included; 0 until the prompt is computed.
         wanted: hidden states that its drafter wants; None for none.
+        own_wanted: the same of the target's own drafter.
         prompt_states: how many of the prompt's last positions they are wanted of; at most all.
         untold: tokens that the target's own drafter has not been told of, the prompt's among them;
             None where it has no drafter.
+        untold_states: hidden states that it wants and has not been told of.
         drafting: the sequence as that drafter sees it, from its first draft on.
         accepting: numbers that decide about drafted tokens.
         following: numbers that draw what follows the kept ones.
@@ -62,6 +65,8 @@ class TargetSequence:
     wanted: StatesWanted | None = None
     prompt_states: int = 0
     untold: list[int] | None = None
+    own_wanted: StatesWanted | None = None
+    untold_states: list[Feature] = field(default_factory=list)
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
     last_token: int = -1
@@ -97,8 +102,10 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     states = sequence.prompt_states
     scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
-    wanted = sequence.wanted if states else None
-    return (yield from _decide(sequence, round_, Draft.certain(()), scored, wanted))
+    wanted = (sequence.wanted or sequence.own_wanted) if states else None
+    decision = yield from _decide(sequence, round_, Draft.certain(()), scored, wanted)
+    _keep_untold(sequence, wanted, len(prompt) - states, decision)
+    return decision
 
 
 def verify(
@@ -107,6 +114,7 @@ def verify(
     round_: int,
     draft: Draft | Sequence[Drawn],
     feedback: bool = False,
+    own_feedback: bool = False,
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
@@ -119,6 +127,7 @@ def verify(
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
         feedback: the verdict brings the hidden states that the sequence's drafter wants.
+        own_feedback: those that the target's own drafter wants are kept for it.
     """
     parents: list[int] | None = None
     tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
@@ -128,11 +137,24 @@ def verify(
         tokens = [draft.token_ids[node] for node in nodes]
         parents = [places[draft.parents[node]] for node in nodes]
     fed = [sequence.last_token, *tokens]
-    states = len(fed) if feedback else 0
-    feed = Feed(cache_of(sequence), fed, len(fed), parents, states)
+    wanted = sequence.wanted if feedback else sequence.own_wanted if own_feedback else None
+    first = sequence.length - 1
+    feed = Feed(cache_of(sequence), fed, len(fed), parents, len(fed) if wanted else 0)
     scored = yield Score(scorer, feed)
-    wanted = sequence.wanted if states else None
-    return (yield from _decide(sequence, round_, draft, scored, wanted))
+    decision = yield from _decide(sequence, round_, draft, scored, wanted)
+    _keep_untold(sequence, wanted, first, decision)
+    return decision
+
+
+def _keep_untold(
+    sequence: TargetSequence, wanted: StatesWanted | None, first: int, decision: Decision
+) -> None:
+    """Keep a verdict's hidden states for the target's own drafter, if it wants such ones."""
+    own = sequence.own_wanted
+    if wanted is None or own is None or decision.states is None:
+        return
+    if (wanted.layers, wanted.dtype) == (own.layers, own.dtype):
+        sequence.untold_states = [*sequence.untold_states[-1:], Feature(first, decision.states)]
 
 
 def _decide(

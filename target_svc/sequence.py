@@ -88,7 +88,7 @@ class VerifiedSequence(
             open_sequences=self._engine.admission.open_sequences,
             incarnation=self._incarnation,
         )
-        if decision is not None and decision.states is not None:
+        if sequence.wanted is not None and decision is not None and decision.states is not None:
             first = prompt_tokens - len(decision.states)
             opened.feedback.CopyFrom(feedback_to(request.first_round, first, decision.states))
         return StepReply(
@@ -127,6 +127,9 @@ class VerifiedSequence(
         wanted = wanted_from(request.feedback, self._feedback_layers)
         prompt_states = min(request.feedback.prompt_tokens, len(token_ids)) if wanted else 0
         check_fits(wanted, prompt_states, self._info)
+        own = None if self._drafts is None else self._drafts.wanted
+        if wanted is None and self._drafts is not None and self._drafts.drafter.wants is not None:
+            prompt_states = min(self._drafts.drafter.wants.prompt_tokens, len(token_ids))
         return TargetSequence(
             token_ids,
             sampling,
@@ -138,6 +141,7 @@ class VerifiedSequence(
             wanted,
             prompt_states,
             None if self._drafts is None else [],
+            own,
         )
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:

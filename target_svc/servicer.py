@@ -64,11 +64,12 @@ class TargetServicer(
         decoder = load_decoder(settings, trees=settings.max_nodes > 0, states_of=settings.feedback)
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
-        drafts, models = None, [decoder]
+        drafts: OwnDrafts | None = None
+        models: list[Model] = [decoder]
         if recipe is not None:
             drafts, drafting = own_drafts(*recipe, settings, info, decoder)
             models += drafting
-        info.cache_tokens = min(model.positions for model in models)
+        info.cache_tokens = min(model.positions for model in models if model.positions)
         engine = engine_over(models, settings, "target-engine")
         return LoadedTarget(engine, info, models, decoder, drafts)
 

@@ -111,7 +111,7 @@ def measured(rows: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         siblings = torch.multinomial(some_q, RANKS, generator=generator)
         kept = [
             kept_by_rank(*part)
-            for part in zip(*(x.split(128) for x in (some_p, some_q, siblings)), strict=True)
+            for part in zip(*(torch.split(x, 128) for x in (some_p, some_q, siblings)), strict=True)
         ]
         ranks: list[float] = []
         for share in torch.cat(kept).mean(0).tolist():

@@ -107,7 +107,7 @@ def report(folder: Path, output: Path) -> None:
     tokens = heads.own_texts(folder)
     first = 32
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(HEADS)]
-    for chunk in tokens.split(4):
+    for chunk in torch.split(tokens, 4):
         features, wanted = teacher(chunk[:, :-1])
         p = wanted.float().softmax(-1)
         found = model(features.flatten(0, 1).float()).view(HEADS, *features.shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
@@ -134,6 +134,20 @@ class Setting:
     description: str
 
 
+class Checkpoint(NamedTuple):
+    """Where a scorer comes from.
+
+    Attributes:
+        path: directory or hub id; "" is MODEL's.
+        head: its family, if it is a head, such as "medusa"; "" for a decoder.
+        target: of a head: its target's checkpoint; "" is TARGET's.
+    """
+
+    path: str = ""
+    head: str = ""
+    target: str = ""
+
+
 class Recipe(BaseModel, ABC):
     """What a drafter of one method is made of: the method's name, and its keys.
 
@@ -154,8 +168,8 @@ class Recipe(BaseModel, ABC):
     method: str
 
     @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """Directories or hub ids of the models that score, one a scorer; "" is MODEL's."""
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Of the models that score, one a scorer."""
         return ()
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from tandem.speculation.hidden_dtype import HiddenDtype
+
+if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    import numpy.typing as npt
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class Feature:
 
     Attributes:
         first: the first position: its place in the text, from 0.
-        states: [positions, layers, width], bfloat16 as int16.
+        states: [positions, layers, width], bfloat16 as int16; in a message's bytes, or on the
+            device where the target drafts by itself.
     """
 
     first: int
-    states: npt.NDArray[Any]
+    states: npt.NDArray[Any] | Tensor
 
     @property
     def end(self) -> int:
@@ -76,9 +78,7 @@ class Features:
             self._parts.append(Feature(self.end, feature.states[self.end - feature.first :]))
         self.end = feature.end
 
-    def take(self) -> Feature | None:
-        """What was not taken yet, up to the run's end; None where there is nothing."""
+    def take(self) -> list[Feature]:
+        """What was not taken yet, in order, up to the run's end."""
         parts, self._parts = self._parts, []
-        if not parts:
-            return None
-        return Feature(parts[0].first, np.concatenate([part.states for part in parts]))
+        return parts

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field
 
 from tandem.drafting.branching import LARGEST_TREE, Growth, LargestTree
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.model import ModelRecipe
 from tandem.drafting.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
@@ -113,9 +113,9 @@ class ForestRecipe(Recipe):
     max_nodes: LargestTree = LARGEST_TREE
 
     @property
-    def checkpoints(self) -> tuple[str, ...]:
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One a part."""
-        return tuple(part.model for part in self.parts)
+        return tuple(Checkpoint(part.model) for part in self.parts)
 
     @property
     def largest_tree(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import field_serializer
 
-from tandem.drafting.drafter import Drafter, DraftSequence, Recipe
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe
 from tandem.engine.asks import Draw, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
@@ -108,9 +108,9 @@ class OfModel(Recipe):
         return Path(model).name
 
     @property
-    def checkpoints(self) -> tuple[str, ...]:
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One."""
-        return (self.model,)
+        return (Checkpoint(self.model),)
 
 
 class ModelRecipe(OfModel):

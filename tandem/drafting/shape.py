@@ -48,13 +48,18 @@ def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
 
     A node of sibling rank k is kept with `acceptance[k]` where its parent is; with 0 beyond.
     """
+    return expected_by_depth(shape, [acceptance] * len(shape.levels))
+
+
+def expected_by_depth(shape: TreeShape, acceptance: Sequence[Sequence[float]]) -> float:
+    """The same where acceptance by rank is another one at each depth."""
     total, above = 1.0, [1.0]
-    for level in shape.levels:
+    for level, by_rank in zip(shape.levels, acceptance, strict=False):
         ranks, chances = [0] * len(above), []
         for parent in level:
             rank = ranks[parent]
             ranks[parent] += 1
-            chances.append(above[parent] * (acceptance[rank] if rank < len(acceptance) else 0.0))
+            chances.append(above[parent] * (by_rank[rank] if rank < len(by_rank) else 0.0))
         total, above = total + sum(chances), chances
     return total
 
@@ -84,20 +89,31 @@ def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
         depth: of the longest path.
         nodes: at most so many.
     """
+    return likeliest_by_depth([acceptance] * depth, nodes)
+
+
+def likeliest_by_depth(acceptance: Sequence[Sequence[float]], nodes: int) -> TreeShape:
+    """The same where acceptance by rank is another one at each depth (Medusa's tree search,
+    arXiv 2401.10774, section 2.1.2, finds the same).
+
+    Args:
+        acceptance: by depth and sibling rank, falling with the rank; paths are at most as deep.
+        nodes: at most so many.
+    """
     # (chance that it is not kept ..., order, parent, rank, depth), the likeliest first.
-    waiting = [(-acceptance[0], 0, -1, 0, 1)] if acceptance else []
+    waiting = [(-acceptance[0][0], 0, -1, 0, 1)] if acceptance and acceptance[0] else []
     chosen: list[tuple[int, int]] = []
     order = 0
     while waiting and len(chosen) < nodes:
         negative, _, parent, rank, level = heapq.heappop(waiting)
         node = len(chosen)
         chosen.append((parent, level))
-        of_parent = -negative / acceptance[rank]
+        here, below = acceptance[level - 1], acceptance[level] if level < len(acceptance) else ()
+        of_parent = -negative / here[rank]
         for chance, place, next_rank, next_level in (
-            (of_parent * acceptance[rank + 1] if rank + 1 < len(acceptance) else 0.0,
-             parent, rank + 1, level),
-            (-negative * acceptance[0] if level < depth else 0.0, node, 0, level + 1),
-        ):  # fmt: skip
+            (of_parent * here[rank + 1] if rank + 1 < len(here) else 0.0, parent, rank + 1, level),
+            (-negative * below[0] if below else 0.0, node, 0, level + 1),
+        ):
             if chance > 0:
                 order += 1
                 heapq.heappush(waiting, (-chance, order, place, next_rank, next_level))

@@ -92,7 +92,8 @@ class Admission:
         if self._closed:
             raise Unavailable(self._closed)
         capacity += sequence.nodes
-        positions = min((pool.positions for pool in self._pools), default=capacity)
+        holding = [pool.positions for pool in self._pools if pool.positions]
+        positions = min(holding, default=capacity)
         if capacity > positions:
             raise InvalidRequest(
                 f"open.max_new_tokens: the sequence needs {capacity} positions of the KV cache,"

@@ -128,11 +128,13 @@ class StatesWanted:
 
     Attributes:
         layers: among those that the scorer gives, by their place there.
-        dtype: in which they leave the device.
+        dtype: to which they are rounded.
+        on_device: they stay where they are; else they come to the host with the verdict.
     """
 
     layers: tuple[int, ...]
     dtype: HiddenDtype
+    on_device: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -231,6 +233,7 @@ class Verdicts:
         numbers: [B, N] float64, which go to the host.
         carried: how many of the N, the last ones, are the rule's state.
         states: see `kept_states`; None where none are wanted.
+        states_stay: on the device.
     """
 
     rule: Verifier[Any]
@@ -238,6 +241,7 @@ class Verdicts:
     numbers: Tensor
     carried: int
     states: Tensor | None = None
+    states_stay: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +271,8 @@ class Decision:
         carry: the rule's state, on the device.
         levels: the same as it travels.
         states: [positions, layers, width] hidden states of the prompt's end, of place 0 and of the
-            kept path, bfloat16 as int16; None where none were wanted.
+            kept path, bfloat16 as int16; None where none were wanted. On the device, where they
+            were to stay there.
     """
 
     draft: Draft
@@ -277,7 +282,7 @@ class Decision:
     overlaps: list[float]
     carry: Any = None
     levels: list[tuple[float, int]] = field(default_factory=list)
-    states: npt.NDArray[Any] | None = None
+    states: npt.NDArray[Any] | Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

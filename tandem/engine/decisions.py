@@ -54,6 +54,7 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
         group = [asks[place] for place in places]
         verdicts = _verdicts(group, probs, [starts[id(ask)] for ask in group])
         verdicts.states = kept_states(group, verdicts.numbers)
+        verdicts.states_stay = group[0].wanted is not None and group[0].wanted.on_device
         for index, ask in enumerate(group):
             before = ask.scored.prompt_states
             answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before)
@@ -223,13 +224,19 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
     batches = {id(each.verdicts): each.verdicts for each in decided}
     chains = [each.draft for each in decided if not isinstance(each.draft, Draft)]
     drawn = draws_of(chains)
-    kept = {key: each.states for key, each in batches.items() if each.states is not None}
+    kept = {
+        key: each.states
+        for key, each in batches.items()
+        if each.states is not None and not each.states_stay
+    }
     there, arrays = to_host(
         drawn, [*(verdicts.numbers for verdicts in batches.values()), *kept.values()]
     )
     drafts = iter(chains_of(chains, drawn, there))
     numbers = {key: array.tolist() for key, array in zip(batches, arrays, strict=False)}
-    states = dict(zip(kept, arrays[len(batches) :], strict=True))
+    states: dict[int, Any] = {
+        key: each.states for key, each in batches.items() if each.states_stay
+    } | dict(zip(kept, arrays[len(batches) :], strict=True))
     return [
         _decision(
             each,
@@ -245,7 +252,7 @@ def _decision(
     decided: DeviceVerdict,
     draft: Draft | None,
     row: list[float],
-    states: npt.NDArray[Any] | None,
+    states: npt.NDArray[Any] | Tensor | None,
 ) -> Decision | EngineFailure:
     if draft is None:
         return not_finite("drafter")

@@ -31,12 +31,30 @@ class Scorer(Protocol):
         """The rows asked for, feed by feed; the feeds' caches grow."""
 
 
+class HeadScorer(Scorer, Protocol):
+    """Turns hidden states of a target into rows; see `Feed.features`.
+
+    Attributes:
+        reads: layers of the target whose states it is fed, see `FeedbackSpec` in common.proto.
+        hidden_size: numbers of a state.
+        made_for: weights fingerprint of its target; empty for any.
+        depths: most tokens of a path that it drafts.
+        acceptance: by depth and sibling rank, as it was measured; empty where nobody did.
+    """
+
+    reads: tuple[int, ...]
+    hidden_size: int
+    made_for: str
+    depths: int
+    acceptance: tuple[tuple[float, ...], ...]
+
+
 class Memory(Protocol):
     """Holds what sequences have computed; each reserves its part before it opens."""
 
     @property
     def positions(self) -> int:
-        """That all sequences may hold together."""
+        """That all sequences may hold together; 0 where it holds nothing."""
 
     def reserve(self, capacity: int, nodes: int = 0) -> Any:
         """A sequence's part; None where there is no room now.

@@ -1,4 +1,4 @@
-"""The models of a recipe, and the drafter over them, wherever it drafts."""
+"""The models of a recipe, wherever it drafts."""
 
 from __future__ import annotations
 
@@ -8,50 +8,55 @@ from tandem.drafting.drafter import Recipe
 from tandem.engine.asks import Truncation
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError
-from tandem.inference.decoder import Decoder
+from tandem.inference.heads.load import load_head
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
 
 
-def load_decoders(
-    recipe: Recipe, settings: ModelSettings, model: str, beside: Model | None = None
-) -> list[Decoder]:
-    """The decoders that a recipe drafts with, one for each of its checkpoints.
+def load_models(
+    recipe: Recipe, settings: ModelSettings, model: str, target: str, beside: Model | None = None
+) -> list[Model]:
+    """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
     Args:
         recipe: see there.
         settings: how models are run.
         model: the checkpoint that the recipe calls "".
+        target: the checkpoint that its heads are for, where the recipe names none.
         beside: a target in this process, which verifies the drafts.
 
     Raises:
         StartupError: one sentence on what is missing or does not fit.
     """
-    if "" in recipe.checkpoints and not model:
+    if not model and any(not checkpoint.path for checkpoint in recipe.checkpoints):
         raise StartupError(
             f"the recipe {recipe.method} needs a model: name one with TANDEM_DRAFTER_MODEL, or"
             " with --drafter of `tandem up`"
         )
-    decoders: list[Decoder] = []
-    for name in recipe.checkpoints:
-        own = settings.model_copy(update={"model": name or model})
-        decoder = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0, beside=beside)
-        if recipe.largest_tree and not decoder.takes_trees:
+    models: list[Model] = []
+    for path, head, of in recipe.checkpoints:
+        own = settings.model_copy(update={"model": path or model})
+        loaded: Model
+        if head:
+            loaded = load_head(own.model, head, of or target, own.device, own.dtype)
+        else:
+            loaded = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0, beside=beside)
+        if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
-                f"the model {decoder.name} cannot compute the branches of {recipe.method}; use the"
+                f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"
                 " recipe model"
             )
-        for other in [*decoders[:1], *([beside] if beside else [])]:
-            _require_one_vocabulary(other, decoder)
-        decoders.append(decoder)
-    return decoders
+        for other in [*models[:1], *([beside] if beside else [])]:
+            _require_one_vocabulary(other, loaded)
+        models.append(loaded)
+    return models
 
 
 def law_of(
-    recipe: Recipe, truncation: Truncation, decoders: Sequence[Model]
+    recipe: Recipe, truncation: Truncation, models: Sequence[Model]
 ) -> tuple[str | float, ...]:
     """What drafts hang on: the recipe, its truncation, and its models."""
-    fingerprints = [decoder.fingerprint for decoder in decoders]
+    fingerprints = [model.fingerprint for model in models]
     return recipe.model_dump_json(), truncation.mass, truncation.support, *fingerprints
 
 

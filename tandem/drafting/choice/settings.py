@@ -50,6 +50,11 @@ class RecipeSettings(BaseSettings):
         description="name of a built-in recipe, used if RECIPE is empty; its keys are settings",
     )
     model: str = Field("models/drafter", description="directory or hub id of the checkpoint")
+    target: str = Field(
+        "",
+        description="of a head: directory or hub id of the target's checkpoint, from which it takes"
+        " what its own files lack",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
         description="auto takes the dtype that was measured as fastest on a CPU, and the"

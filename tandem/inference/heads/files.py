@@ -103,7 +103,5 @@ def require_head(folder: str, family: str) -> HeadFiles:
             f"the head {folder} {there}: a {family} head is a folder whose config.json has {keys}"
         )
     if files.family != family:
-        raise StartupError(
-            f"the head {folder} is a {files.family} head: set METHOD={files.family}"
-        )
+        raise StartupError(f"the head {folder} is a {files.family} head: set METHOD={files.family}")
     return files

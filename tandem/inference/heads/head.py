@@ -63,6 +63,9 @@ class Head(ABC):
         dtype: torch.dtype,
     ) -> None:
         own = files.own
+        self.acceptance: tuple[tuple[float, ...], ...] = tuple(
+            tuple(map(float, ranks)) for ranks in own.get("acceptance", ())
+        )
         self.name = files.path.name
         self.device = torch.device(device)
         self.layers = 1
@@ -74,7 +77,6 @@ class Head(ABC):
         self.fingerprint = tensors_fingerprint(tensors, [files.config, str(dtype)])
         self.weights_fingerprint = self.fingerprint
         self.made_for = str(own.get("made_for", ""))
-        self.acceptance = tuple(tuple(map(float, ranks)) for ranks in own.get("acceptance", ()))
         self._dtype = dtype
         if target is None and "target_layers" not in own:
             raise StartupError(
@@ -104,10 +106,10 @@ class Head(ABC):
         """There is nothing to reserve."""
         return ()
 
-    def release(self, cache: Any) -> None:
+    def release(self, cache: Any) -> None:  # noqa: B027
         """There is nothing to release."""
 
-    def improve(self) -> None:
+    def improve(self) -> None:  # noqa: B027
         """There is no faster pass."""
 
     def tokenizer_json(self) -> bytes:

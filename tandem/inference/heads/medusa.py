@@ -1,5 +1,4 @@
-"""Medusa's heads: each guesses the token of another depth from one hidden state (arXiv 2401.10774).
-"""
+"""Medusa's heads (arXiv 2401.10774): each guesses the token of a depth from one hidden state."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ class MedusaHead(Head):
         dtype: torch.dtype,
     ) -> None:
         tensors = files.tensors()
-        super().__init__(files, target, tokenizer, tensors, device, dtype)
         weights, biases, outputs = _sorted(tensors, files)
         if outputs:
             # Heads that share an output matrix often come with copies of it.
@@ -50,7 +48,8 @@ class MedusaHead(Head):
                 " has it, with TANDEM_DRAFTER_TARGET"
             )
         else:
-            output = target.output()
+            output = tensors["output"] = target.output()
+        super().__init__(files, target, tokenizer, tensors, device, dtype)
         self.depths, self.hidden_size = weights[0].shape[:2]
         self.vocab_size = output.shape[-2]
         if output.shape[-1] != self.hidden_size or (
@@ -61,14 +60,15 @@ class MedusaHead(Head):
                 f" target has {output.shape[-1] if target is None else target.hidden_size}"
             )
         self._weights, self._biases, self._output = (
-            [part.to(self.device, dtype) for part in parts]
-            for parts in (weights, biases, [output])
+            [part.to(self.device, dtype) for part in parts] for parts in (weights, biases, [output])
         )
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         most = max(feed.rows for feed in feeds)
         states = features_of(feeds, self.device, self._dtype)[:, -1]
-        found = residual(states, [w[:most] for w in self._weights], [b[:most] for b in self._biases])
+        found = residual(
+            states, [w[:most] for w in self._weights], [b[:most] for b in self._biases]
+        )
         (output,) = self._output
         if output.dim() == 2:
             logits = linear(found, output)
@@ -122,8 +122,8 @@ def _sorted(
     grid = [[blocks.get((k, layer, "weight")) for k in range(heads)] for layer in range(layers)]
     if not grid or any(part is None for row in grid for part in row):
         raise StartupError(
-            f"the head {files.path} has not Medusa's weights: looked for HEAD.LAYER.linear.weight or"
-            " blocks.HEAD.layers.LAYER.weight"
+            f"the head {files.path} has not Medusa's weights: looked for HEAD.LAYER.linear.weight"
+            " and for blocks.HEAD.layers.LAYER.weight"
         )
     weights = [torch.stack([part for part in row if part is not None]) for row in grid]
     width = weights[0].shape[-1]

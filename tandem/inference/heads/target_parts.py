@@ -88,7 +88,6 @@ class TargetParts:
                 found: Tensor = tensors.get_tensor(name)
         except Exception as error:  # of any kind, as above
             raise StartupError(
-                f"cannot read the embedding of the head's target {self.name!r}:"
-                f" {first_line(error)}"
+                f"cannot read the embedding of the head's target {self.name!r}: {first_line(error)}"
             ) from error
         return found

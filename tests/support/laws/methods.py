@@ -7,7 +7,7 @@ is replaced, by tables of integer weights, and the random numbers, by all outcom
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -30,6 +30,7 @@ from tests.support.laws.tables import (
     Table,
     Text,
     cache_of,
+    feature_of,
     runs,
 )
 from tests.support.laws.tree_laws import stops
@@ -73,6 +74,10 @@ class Outcomes:
 class Enumeration:
     """Whole decodings of one method.
 
+    Attributes:
+        deepest: draft so far.
+        late: features of some rounds never come.
+
     Args:
         drafter: the method.
         scorers: number of its scorers.
@@ -90,6 +95,7 @@ class Enumeration:
         self._outcomes: dict[Any, Outcomes] = {}
         self._laws: dict[Text, npt.NDArray[np.float64]] = {}
         self.deepest = 0
+        self.late = False
 
     @cached_property
     def _start(self) -> DraftSequence:
@@ -102,8 +108,14 @@ class Enumeration:
         capacity = len(PROMPT) + self._length + self._gamma + self._nodes
         sequence.caches = [cache_of(capacity) for _ in range(self._scorers)]
         Answering(Chooser(()), None).run(self.drafter.open(sequence))
-        self.drafter.observe(sequence, tokens[-1:])
+        self._observe(sequence, tokens[-1:], len(tokens) - 2)
         return sequence
+
+    def _observe(self, sequence: DraftSequence, emitted: Sequence[int], first: int) -> None:
+        """Tell the drafter what was emitted, and the features of positions from `first` on."""
+        self.drafter.observe(sequence, emitted)
+        if self.drafter.wants is not None and not (self.late and len(sequence.token_ids) % 2):
+            sequence.features.add(feature_of(sequence.token_ids, first))
 
     @property
     def outcomes(self) -> list[Outcomes]:
@@ -153,7 +165,7 @@ class Enumeration:
         key = draft, tuple(news)
         if key not in outcomes.observed:
             after = pickle.loads(outcomes.after[draft])
-            self.drafter.observe(after, news)
+            self._observe(after, news, len(after.token_ids) - 1)
             outcomes.observed[key] = key_of(after), after
         return outcomes.observed[key]
 

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.drafting.drafter import Recipe
+from tandem.drafting.features import Feature
 from tandem.engine.asks import Ask, Draw, ReadTokens, Steps, Take, ToHost
 from tandem.engine.draws import drafts_of, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
@@ -32,6 +34,26 @@ class Memory:
 
     def move(self, places: Sequence[int], first: int) -> None:
         self.tokens[first : first + len(places)] = [self.tokens[place] for place in places]
+
+
+def scorers_of(
+    recipe: Recipe, longest: int, seed: int, *, zeros: bool, depths: tuple[tuple[float, ...], ...]
+) -> list[Table]:
+    """Tables for a recipe's checkpoints, decoders and heads.
+
+    Args:
+        recipe: see there.
+        longest: text.
+        seed: of the first one.
+        zeros: whether weights may be 0.
+        depths: acceptance of a head's siblings, by depth.
+    """
+    return [
+        HeadTable(seed + i, zeros=zeros, acceptance=depths)
+        if checkpoint.head
+        else Table(longest, seed + i, zeros=zeros)
+        for i, checkpoint in enumerate(recipe.checkpoints)
+    ]
 
 
 def cache_of(capacity: int) -> SequenceCache:
@@ -59,6 +81,46 @@ class Table:
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         raise AssertionError("its asks are answered one by one")
+
+
+# Of the longest text that a feature can tell.
+FEATURE_WIDTH = 24
+
+
+def feature_of(token_ids: Sequence[int], first: int) -> Feature:
+    """Features that are the text so far: of its positions from `first` on, but for the last."""
+    states = np.full((len(token_ids) - 1 - first, 1, FEATURE_WIDTH), -1, np.int16)
+    for i, state in enumerate(states[:, 0]):
+        state[: first + i + 1] = token_ids[: first + i + 1]
+    return Feature(first, states)
+
+
+def text_of(state: npt.NDArray[np.int16]) -> Text:
+    """The text that a feature tells."""
+    return tuple(token for token in state[0].tolist() if token >= 0)
+
+
+class HeadTable(Table):
+    """A head that is a table: weights by the text of the feature, and by the row's number."""
+
+    reads = (1,)
+    hidden_size = FEATURE_WIDTH
+    made_for = ""
+    depths = 3
+
+    def __init__(
+        self, seed: int, *, zeros: bool, acceptance: tuple[tuple[float, ...], ...] = ()
+    ) -> None:
+        super().__init__(0, 0, zeros=False)
+        self._seed, self._zeros, self.acceptance = seed, zeros, acceptance
+
+    def of_depth(self, text: Text, depth: int) -> npt.NDArray[np.int64]:
+        """The row of a depth behind the text of a feature."""
+        random = np.random.default_rng((self._seed, depth, *text))
+        row = random.integers(1, 60, VOCAB_SIZE)
+        if self._zeros:
+            row[random.integers(VOCAB_SIZE)] = 0
+        return row
 
 
 class Flat(Table):
@@ -152,14 +214,17 @@ class Answering:
         return seen
 
     def _draw(self, ask: Draw) -> list[Drawn]:
-        scorer = ask.scorer
-        assert isinstance(scorer, Table)
-        assert not ask.sampling.greedy
-        texts = self._feed(ask.feed)[-ask.feed.rows :]
-        groups = range(len(texts)) if ask.rows is None else ask.rows
+        laws = self._laws(ask)
+        groups = range(len(laws)) if ask.rows is None else ask.rows
         assert len(groups) == len(ask.counts)
-        rows = np.stack([scorer.row(texts[row][len(PROMPT) :]) for row in groups])
+        rows = np.stack([laws[row] for row in groups])
         siblings = max(ask.counts)
+        if ask.sampling.greedy:  # the likeliest tokens are sent as certain ones
+            order = np.argsort(-rows, 1, kind="stable")[:, :siblings]
+            likeliest = np.pad(order, ((0, 0), (0, siblings - order.shape[1])))
+            certain = Categorical(torch.from_numpy(order[:, :1]), torch.ones(len(rows), 1).long())
+            drawn = Draws(torch.from_numpy(likeliest.flatten()), certain, siblings, certain=True)
+            return self._handed_out(ask, drawn, groups)
         tokens = np.zeros((len(rows), siblings), np.int64)
         for i, (row, count) in enumerate(zip(rows, ask.counts, strict=True)):
             earlier = [int(one.draws.tokens[one.index]) for one in ask.earlier] if i == 0 else []
@@ -176,6 +241,22 @@ class Answering:
         drawn = Draws(
             torch.from_numpy(tokens.flatten()), Categorical(ids, torch.from_numpy(rows)), siblings
         )
+        return self._handed_out(ask, drawn, groups)
+
+    def _laws(self, ask: Draw) -> list[npt.NDArray[np.int64]]:
+        """The rows of an ask's feed."""
+        scorer, feed = ask.scorer, ask.feed
+        assert isinstance(scorer, Table)
+        if not isinstance(scorer, HeadTable):
+            return [scorer.row(text[len(PROMPT) :]) for text in self._feed(feed)[-feed.rows :]]
+        assert isinstance(feed.features, np.ndarray)
+        text = text_of(feed.features[-1])
+        assert self._text in (None, (*text, *feed.token_ids)), "the feature is of another text"
+        return [scorer.of_depth(text, depth) for depth in range(feed.rows)]
+
+    @staticmethod
+    def _handed_out(ask: Draw, drawn: Draws, groups: Sequence[int]) -> list[Drawn]:
+        siblings = drawn.siblings
         if ask.rows is not None:
             drawn.same = [list(groups).index(row) for row in groups]
         return [

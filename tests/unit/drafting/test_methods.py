@@ -13,6 +13,7 @@ from drafter_svc.settings import DrafterSettings
 from tandem.drafting import ranks
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.heads.head import OfHead
 from tandem.drafting.lookup import LookupDrafter
 from tandem.drafting.methods import METHODS
 from tandem.drafting.model import ModelDrafter
@@ -24,7 +25,7 @@ from tandem.speculation.nodes import DraftShape
 from tandem.verification import VERIFIERS
 from tests.support.laws.methods import Enumeration
 from tests.support.laws.suited import rules_for
-from tests.support.laws.tables import Flat, Table
+from tests.support.laws.tables import Flat, Table, scorers_of
 
 TOLERANCE = 1e-12
 LENGTH, GAMMA, NODES = 4, 3, 6
@@ -43,9 +44,8 @@ def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any
     keys = {"max_nodes": NODES, "chains": 2, "acceptance": ACCEPTANCES[seed], **keys}
     recipe = built_in(name, DrafterSettings(**keys))
     longest = LENGTH + GAMMA
-    scorers = [
-        table_of(longest, 10 * seed + i, zeros=zeros) for i in range(1, len(recipe.checkpoints) + 1)
-    ]
+    depths = tuple(tuple(share / depth for share in ACCEPTANCES[seed]) for depth in (1, 1.2, 1.5))
+    scorers = scorers_of(recipe, longest, 10 * seed + 1, zeros=zeros, depths=depths)
     drafter = recipe.make(scorers, LOSSLESS)
     target = table_of(longest, 10 * seed, zeros=zeros)
     return Enumeration(drafter, len(scorers), target, length, GAMMA, NODES)
@@ -69,6 +69,28 @@ def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
     for rule in rules:
         assert enumeration.error(rule) < TOLERANCE, rule.name
     assert enumeration.deepest >= 2
+
+
+HEADS = [name for name, recipe in METHODS.items() if issubclass(recipe, OfHead)]
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_sends_certain_tokens_leaves_it_too(name: str) -> None:
+    enumeration = made(name, 1, zeros=True, certain=True)
+    for rule in ("token", "block"):
+        assert enumeration.error(VERIFIERS[rule]) < TOLERANCE
+    drafts = [draft for found in enumeration.outcomes for draft in found.drafts]
+    assert not any(any(draft.sizes) for draft in drafts)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_whose_feature_did_not_come_drafts_nothing(name: str) -> None:
+    enumeration = made(name, 1, zeros=True)
+    enumeration.late = True
+    assert enumeration.error(VERIFIERS["token"]) < TOLERANCE
+    assert enumeration.deepest >= 1
+    drafts = [draft for found in enumeration.outcomes for draft in found.drafts]
+    assert not all(map(len, drafts))
 
 
 @pytest.mark.parametrize("name", ["tree", "forest"])
@@ -149,7 +171,11 @@ def _unsaid(draft: Draft) -> Draft:
 
 def _repeats_dropped(draft: Draft) -> Draft:
     """Of draws that agree one is sent, claimed independent."""
-    sent = [node for node, home in enumerate(draft.homes(), 1) if home == node]
+    return _only(draft, [node for node, home in enumerate(draft.homes(), 1) if home == node])
+
+
+def _only(draft: Draft, sent: Sequence[int]) -> Draft:
+    """The places that are sent of a draft, each with the one it hangs at."""
     number = {0: 0} | {place: i for i, place in enumerate(sent, 1)}
     return replace(
         draft,
@@ -165,9 +191,39 @@ def _first_models_row(draft: Draft) -> Draft:
     return replace(draft, row_of=[row if place else 0 for place, row in rows])
 
 
+def _weak_dropped(draft: Draft) -> Draft:
+    """A leaf is withdrawn because of its token."""
+    places = range(1, len(draft) + 1)
+    weak = set(places) - set(draft.places()) if draft.token_ids[-1] == 0 else set()
+    return _only(draft, [place for place in places if place != max(weak, default=0)])
+
+
+def _cousins_dropped(draft: Draft) -> Draft:
+    """Of leaves with one row that agree one is sent."""
+    seen: set[tuple[int, int]] = set()
+    sent = []
+    for place, key in enumerate(zip(draft.rows_of_nodes(), draft.token_ids, strict=True), 1):
+        if place in draft.places() or key not in seen:
+            sent.append(place)
+        seen.add(key)
+    return _only(draft, sent)
+
+
+def _likeliest_claimed(draft: Draft) -> Draft:
+    """The first siblings come in the order of their row's weights, and claim to be drawn."""
+    row = dict(zip(draft.ids[: draft.sizes[0]].tolist(), draft.weights.tolist(), strict=False))
+    count = draft.places().count(0)
+    first = sorted(draft.token_ids[:count], key=lambda token: -row.get(token, 0))
+    return replace(draft, token_ids=[*first, *draft.token_ids[count:]])
+
+
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
+        ("medusa", _unsaid),
+        ("medusa", _weak_dropped),
+        ("medusa", _cousins_dropped),
+        ("medusa", _likeliest_claimed),
         ("tree", _unsaid),
         ("chains", _repeats_dropped),
         ("forest", _unsaid),

@@ -17,11 +17,23 @@ from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.methods import METHODS
 from tandem.drafting.model import ModelDrafter
-from tandem.engine.asks import Ask, Decide, Decision, Lap, Report, Score, Steps, ToHost, Truncation
+from tandem.engine.asks import (
+    Ask,
+    Decide,
+    Decision,
+    Lap,
+    Report,
+    Score,
+    StatesWanted,
+    Steps,
+    ToHost,
+    Truncation,
+)
 from tandem.engine.draws import drafts_of
 from tandem.inference.feed import Feed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
@@ -40,7 +52,9 @@ from tests.support.laws.tables import (
     Table,
     Text,
     cache_of,
+    feature_of,
     runs,
+    scorers_of,
 )
 from tests.support.laws.tree_laws import stops
 
@@ -96,7 +110,13 @@ class RunAnswering(Answering):
         place = self._chooser.choose(chances.tolist())
         token = self._chooser.choose(residuals[place].tolist())
         carry = carries[place][token]
-        return Decision(draft, place, len(draft.path_to(place)), token, [], carry)
+        path = draft.path_to(place)
+        decision = Decision(draft, place, len(path), token, [], carry)
+        if ask.wanted is not None:
+            text = self._scored[0]
+            emitted = [*text, *(draft.token_ids[step - 1] for step in path), token]
+            decision.states = feature_of(emitted, len(text) - 1).states
+        return decision
 
     def _judge(self, ask: Decide) -> tuple[Any, Any, Any]:
         """The chance of each place; of each token there; and the rule's state behind each."""
@@ -147,7 +167,8 @@ class State:
         drafting = None if sequence.drafting is None else key_of(sequence.drafting)
         cache = sequence.caches[0]
         held = cache.length, cache.pool.tokens[: cache.length], cache.branches
-        return repr((self.text, sequence.untold, drafting, held, sequence.carry))
+        states = [(each.first, each.states.tolist()) for each in sequence.untold_states]
+        return repr((self.text, sequence.untold, states, drafting, held, sequence.carry))
 
 
 class RunLaw:
@@ -170,9 +191,11 @@ class RunLaw:
         recipe = built_in(name, RecipeSettings(**keys))
         longest = LENGTH + GAMMA
         self._target = Table(longest, SEED, zeros=True)
-        scorers = [Table(longest, SEED + 1 + i, zeros=True) for i in range(len(recipe.checkpoints))]
+        depths = ((0.7, 0.4), (0.6, 0.3), (0.5, 0.2))
+        scorers = scorers_of(recipe, longest, SEED + 1, zeros=True, depths=depths)
         drafter = recipe.make(scorers, Truncation(1.0, 0))
-        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device)
+        wanted = drafter.wants and StatesWanted((0,), HiddenDtype.BFLOAT16, on_device=True)
+        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]
         # A rule with a fixed gamma has its law to the very end of the text.
@@ -182,12 +205,16 @@ class RunLaw:
 
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
-        sequence = TargetSequence([], Sampling(), self._rule, nodes=NODES)
+        sequence = TargetSequence(
+            [], Sampling(), self._rule, nodes=NODES, own_wanted=self._own.wanted
+        )
         sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM) for _ in range(self._caches)]
         sequence.untold, sequence.last_token = list(PROMPT), PROMPT[-1]
         sequence.length, sequence.end = len(PROMPT), len(PROMPT) + self._room
         answering = RunAnswering(Chooser(()), self._target, {})
         answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
+        if self._own.wanted is not None:
+            sequence.untold_states = [feature_of(PROMPT, len(PROMPT) - 2)]
         return sequence
 
     def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:

@@ -1,0 +1,41 @@
+"""A head from a folder: the table of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.inference.checkpoint import read_tokenizer
+from tandem.inference.fingerprint import tokenizer_fingerprint
+from tandem.inference.heads.files import HeadFiles, require_head
+from tandem.inference.heads.head import Head
+from tandem.inference.heads.medusa import MedusaHead
+from tandem.inference.heads.target_parts import TargetParts
+
+Make = Callable[[HeadFiles, TargetParts | None, str, str, torch.dtype], Head]
+FAMILIES: dict[str, Make] = {"medusa": MedusaHead}
+
+
+def load_head(folder: str, family: str, target: str, device: str, dtype: str) -> Head:
+    """A head, measured.
+
+    Args:
+        folder: of the head.
+        family: a name of the table.
+        target: directory or hub id of the checkpoint that it is for; empty where the head's files
+            say all that is needed.
+        device: as torch names it.
+        dtype: a name; "auto" is float32 on a CPU, else bfloat16.
+
+    Raises:
+        StartupError: one sentence on what is missing or does not fit.
+    """
+    files = require_head(folder, family)
+    parts = TargetParts(target) if target else None
+    tokenizer = tokenizer_fingerprint(read_tokenizer(target)) if target else ""
+    if dtype == "auto":
+        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
+    head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype))
+    head.measure()
+    return head
