@@ -42,6 +42,7 @@ from tandem.speculation.nodes import DraftShape
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy
+from tests.support.models.heads import is_head, save_random_head
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
@@ -143,8 +144,16 @@ def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
             """
         )
         return {**settings, "RECIPE": str(recipe)}
+    if is_head(method):
+        head = save_random_head(folder / method, method, folder / "target")
+        return {**settings, "METHOD": method, "MODEL": str(head), "TARGET": str(folder / "target")}
     own = {"tree": {"ACCEPTANCE": "0.6,0.4,0.3"}, "chains": {"CHAINS": "2"}}
     return {**settings, "METHOD": method, **own.get(method, {})}
+
+
+def target_settings(method: str, folder: Path) -> dict[str, str]:
+    """The settings of a target service whose texts a method drafts; arguments as above."""
+    return {"MODEL": str(folder / "target"), "FEEDBACK": "last" if is_head(method) else "none"}
 
 
 def target_law(model: Path) -> npt.NDArray[np.float64]:
@@ -215,7 +224,7 @@ def _run_laws(console: Console, texts: int, only: Sequence[str], store: Path) ->
             if not mine:
                 continue
             settings = drafter_settings(method, rows, folder)
-            served = {"MODEL": str(target)}
+            served = target_settings(method, folder)
             with trio(folder, drafter=settings, target=served, orchestrator=PATIENT) as services:
                 for case in mine:
                     counts = np.array(counted.get(str(case), [0] * CELLS))

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandem.speculation.hidden_dtype import HiddenDtype
-
-if TYPE_CHECKING:  # methods without a model run where torch is not installed
-    import numpy.typing as npt
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,12 @@ class Feature:
 
     Attributes:
         first: the first position: its place in the text, from 0.
-        states: [positions, layers, width], bfloat16 as int16; in a message's bytes, or on the
-            device where the target drafts by itself.
+        states: [positions, layers, width], bfloat16 as int16: an array over a message's bytes, or a
+            tensor on the device where the target drafts by itself.
     """
 
     first: int
-    states: npt.NDArray[Any] | Tensor
+    states: Any
 
     @property
     def end(self) -> int:

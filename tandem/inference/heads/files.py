@@ -32,6 +32,11 @@ class HeadFiles:
     config: Mapping[str, Any]
 
     @property
+    def reads(self) -> str:
+        """The target's layers whose states it is fed, as the setting FEEDBACK has them."""
+        return "last"
+
+    @property
     def own(self) -> Mapping[str, Any]:
         """See the attributes."""
         own = self.config.get("tandem", {})

@@ -147,13 +147,13 @@ class Head(ABC):
 
 
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[n, layers, width] the features of all feeds, feed by feed."""
-    parts = []
-    for feed in feeds:
-        states = feed.features
-        if isinstance(states, np.ndarray):
-            states = torch.from_numpy(states)
-        assert isinstance(states, Tensor)  # a head is fed with features
-        parts.append(states.view(torch.bfloat16) if states.dtype == torch.int16 else states)
-    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return joined.to(device, dtype, non_blocking=True)
+    """[n, layers, width] the features of all feeds, feed by feed: of messages, or of the device."""
+    arrays = [feed.features for feed in feeds if isinstance(feed.features, np.ndarray)]
+    tensors = [feed.features for feed in feeds if isinstance(feed.features, Tensor)]
+    if arrays:
+        assert not tensors  # a service has them from one place
+        tensors = [torch.from_numpy(np.concatenate(arrays))]  # in one transfer
+    states = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    if states.dtype == torch.int16:
+        states = states.view(torch.bfloat16)
+    return states.to(device, non_blocking=True).to(dtype)

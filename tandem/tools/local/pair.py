@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.drafting.choice.head_folder import head_folder
 from tandem.failure import Misconfigured
 from tandem.tools.local.process import ROOT
 
@@ -38,6 +39,8 @@ def located(service: str, model: str) -> str:
 
 
 NO_DRAFTER = "none"
+# Recipes for which the embedded target has a head.
+EMBEDDED_HEADS = ("medusa",)
 
 
 @dataclass(frozen=True)
@@ -91,10 +94,15 @@ class Pair:
             "DEVICE": self.target_device,
             **shared,
         }
-        services = {"target": _given(target)}
+        services = {}
         if self.drafter != NO_DRAFTER:
+            model = self._drafter_model()
+            head = head_folder(model)
+            target["FEEDBACK"] = None if head is None else head.feedback
             drafter = {
-                "MODEL": self._drafter_model(),
+                "MODEL": model,
+                "METHOD": None if head is None else head.method,
+                "TARGET": None if head is None else target["MODEL"],
                 # A forest's second model: the embedded one that was tuned on the drafter's misses.
                 "SECOND_MODEL": None if self.drafter else embedded("boosted"),
                 "DEVICE": self.drafter_device,
@@ -104,17 +112,17 @@ class Pair:
                 "RECIPE": self.recipe,
             }
             services["drafter"] = _given(drafter)
-        if self.inside:
-            services["target"] |= _given(
-                {"DRAFTS": self.recipe or "model", "DRAFT_DEVICE": self.drafter_device}
-            )
-        return services
+            if self.inside:
+                target["DRAFTS"] = self.recipe or ("model" if head is None else head.method)
+                target["DRAFT_DEVICE"] = self.drafter_device
+        return {"target": _given(target), **services}
 
     def _drafter_model(self) -> str:
         """The named drafter; else the embedded one, or none for a target of the user's own."""
         if self.drafter is not None:
             return located("drafter", self.drafter)
-        return embedded("drafter") if self.target is None else ""
+        own = self.recipe if self.recipe in EMBEDDED_HEADS else "drafter"
+        return embedded(own) if self.target is None else ""
 
 
 def _given(settings: dict[str, str | int | None]) -> dict[str, str]:

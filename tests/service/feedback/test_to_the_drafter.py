@@ -58,9 +58,10 @@ class Listener(Drafter):
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         yield from ()
         known = sequence.features
-        feature = known.take()
-        if feature is not None:
-            assert feature.end == known.end
+        parts, feature = known.take(), None
+        if parts:
+            assert parts[-1].end == known.end
+            feature = Feature(parts[0].first, np.concatenate([part.states for part in parts]))
         self.heard.append((list(sequence.token_ids), feature))
         return Draft.certain([4, 2, 0][:gamma])
 

@@ -251,7 +251,9 @@ class Answering:
             return [scorer.row(text[len(PROMPT) :]) for text in self._feed(feed)[-feed.rows :]]
         assert isinstance(feed.features, np.ndarray)
         text = text_of(feed.features[-1])
-        assert self._text in (None, (*text, *feed.token_ids)), "the feature is of another text"
+        assert self._text in (None, (*text, *listed(feed.token_ids))), (
+            "the feature is of another text"
+        )
         return [scorer.of_depth(text, depth) for depth in range(feed.rows)]
 
     @staticmethod

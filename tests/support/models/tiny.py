@@ -7,18 +7,21 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
-from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
+from tandem.drafting.features import Feature
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits
-from tandem.engine.asks import Decision, Truncation
+from tandem.engine.asks import Decision, StatesWanted, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
+from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
@@ -27,6 +30,7 @@ from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence
+from tests.support.models.heads import random_head
 
 VOCAB_SIZE = 5
 GREEDY = Sampling(temperature=0)
@@ -71,7 +75,9 @@ class TargetEngine(Engine):
         return (await self.open(sequence, steps, capacity))[0]
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
-        return (await self.run(sequence, rounds.verify(self.decoder, sequence, round_, draft)))[0]
+        feedback = sequence.wanted is not None
+        steps = rounds.verify(self.decoder, sequence, round_, draft, feedback)
+        return (await self.run(sequence, steps))[0]
 
 
 class DrafterEngine(Engine):
@@ -79,10 +85,10 @@ class DrafterEngine(Engine):
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Any,
         places: AdmissionLimits,
         budget: BatchLimits,
-        others: Sequence[Decoder] = (),
+        others: Sequence[Model] = (),
     ) -> None:
         admission = Admission((decoder, *others), places)
         super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
@@ -99,8 +105,9 @@ class DrafterEngine(Engine):
         news: Sequence[int],
         gamma: int,
         budget: int = 0,
+        features: Sequence[Feature] = (),
     ) -> Draft:
-        steps = self.drafter.go_on(sequence, round_, news, gamma, budget)
+        steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features)
         return (await self.run(sequence, steps))[0]
 
 
@@ -111,9 +118,12 @@ def make_target(
     places: AdmissionLimits = _PLACES,
     budget: BatchLimits = _BUDGET,
     engine: EngineName = "torch",
+    states_of: str = "none",
 ) -> TargetEngine:
     """A target's engine over a model, not started."""
-    decoder = Decoder(model, "target", cache_tokens=cache_tokens, engine=engine)
+    decoder = Decoder(
+        model, "target", cache_tokens=cache_tokens, engine=engine, states_of=states_of
+    )
     return TargetEngine(decoder, places, budget)
 
 
@@ -134,12 +144,14 @@ def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEn
     """A drafter's engine over random models, with a method of its built-in recipe."""
     recipe = built_in(name, settings or DrafterSettings())
     # At least one, even if the method needs none: its sequences then reserve unused memory.
-    decoders = [
-        Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
-        for seed in range(2, 2 + max(len(recipe.checkpoints), 1))
+    models: list[Model] = [
+        random_head(name, random_llama(1))
+        if checkpoint.head
+        else Decoder(random_llama(seed), "drafter", cache_tokens=4096, engine="torch")
+        for seed, checkpoint in enumerate(recipe.checkpoints or (Checkpoint(),), 2)
     ]
-    engine = DrafterEngine(decoders[0], _PLACES, _BUDGET, decoders[1:])
-    engine.drafter = recipe.make(decoders, Truncation(0.999, 512))
+    engine = DrafterEngine(models[0], _PLACES, _BUDGET, models[1:])
+    engine.drafter = recipe.make(models, Truncation(0.999, 512))
     return engine
 
 
@@ -185,6 +197,9 @@ async def speculate(
 ) -> Text:
     """The orchestrator's loop in this process; without a drafter each round has gamma 0."""
     sequence = TargetSequence(list(prompt), sampling, VERIFIERS[rule], None)
+    if drafter is not None and drafter.drafter.wants is not None:
+        sequence.wanted = StatesWanted((0,), drafter.drafter.wants.dtype)
+        sequence.prompt_states = 1
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
     capacity = len(prompt) + max_new_tokens + max(gamma, budget)
     text = Text()
@@ -194,15 +209,18 @@ async def speculate(
         if drafter is not None:
             await drafter.begin(guess, capacity)
         news = text.token_ids = [opened.next_token]
+        states, first = opened.states, len(prompt) - 1
         while (left := max_new_tokens - len(text.token_ids)) > 0:
             text.rounds += 1
             draft = Draft.certain(())
             if drafter is not None:
                 depth = min(gamma, left)
-                draft = await drafter.draft(guess, text.rounds, news, depth, budget)
+                features = [] if states is None else [Feature(first, states)]
+                draft = await drafter.draft(guess, text.rounds, news, depth, budget, features)
+            first = sequence.length - 1
             verdict = await target.verify(sequence, text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
-            news = [*kept, verdict.next_token]
+            news, states = [*kept, verdict.next_token], verdict.states
             text.token_ids = text.token_ids + news
             text.drafted += len(draft)
             text.accepted += verdict.num_accepted

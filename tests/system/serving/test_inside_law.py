@@ -16,6 +16,7 @@ from tests.exactness import (
     drafter_settings,
     rows_of,
     target_law,
+    target_settings,
 )
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
@@ -45,7 +46,7 @@ def test_the_law_is_the_targets(
     folder = random_pair[0].parent
     save_random_llama(folder / "second", 3)
     settings = drafter_settings(method, rows, folder)
-    target = {"MODEL": str(folder / "target"), "DRAFTS": settings.get("RECIPE", method)}
+    target = target_settings(method, folder) | {"DRAFTS": settings.get("RECIPE", method)}
     nodes = 6 if method in BRANCHING and gamma else 0
     with trio(
         tmp_path, drafter=settings, target=target, orchestrator=PATIENT, inside=True

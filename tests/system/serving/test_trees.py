@@ -19,6 +19,7 @@ from tests.exactness import (
     count_texts,
     drafter_settings,
     target_law,
+    target_settings,
 )
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import save_random_llama
@@ -50,7 +51,10 @@ def test_the_law_is_the_targets(
     law = target_law(target)
     settings = drafter_settings(method, rows, folder)
     with trio(
-        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
+        tmp_path,
+        drafter=settings,
+        target=target_settings(method, folder),
+        orchestrator=PATIENT,
     ) as services:
         for rule in rules:
             open_sizes = Case("block", None, rows, drafter=method)

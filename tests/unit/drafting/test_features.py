@@ -14,11 +14,13 @@ def states(first: int, count: int) -> Feature:
 
 
 def taken(features: Features) -> list[int]:
-    found = features.take()
-    if found is None:
-        return []
-    assert found.states[:, 0, 0].tolist() == list(range(found.first, found.end))
-    return list(range(found.first, found.end))
+    found: list[int] = []
+    for part in features.take():
+        assert isinstance(part.states, np.ndarray)
+        assert part.states[:, 0, 0].tolist() == list(range(part.first, part.end))
+        assert not found or part.first == found[-1] + 1
+        found += range(part.first, part.end)
+    return found
 
 
 def test_what_goes_on_is_taken_once() -> None:

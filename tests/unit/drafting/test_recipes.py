@@ -21,6 +21,7 @@ from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.settings import read_settings
 from tandem.speculation.nodes import DraftShape
+from tests.support.laws.tables import HeadTable
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.refusals import refusal
 
@@ -48,7 +49,7 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_says_what_drafts(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, FOREST))
     assert isinstance(recipe, ForestRecipe)
-    assert recipe.checkpoints == ("", "somewhere/second")
+    assert [each.path for each in recipe.checkpoints] == ["", "somewhere/second"]
     trees = (recipe.largest_tree, *(part.largest_tree for part in recipe.parts))
     assert trees == (12, 8, 0)
 
@@ -133,10 +134,13 @@ def test_a_built_in_recipes_keys_are_settings() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     kind = METHODS[name]
-    assert kind.__module__ == kind.drafter.__module__ == f"tandem.drafting.{name}"
+    assert kind.__module__ == kind.drafter.__module__
+    assert kind.__module__.removeprefix("tandem.drafting.").removeprefix("heads.") == name
     recipe = built_in(name, DrafterSettings())
     assert recipe.method == name
-    scorers: Any = [None] * len(recipe.checkpoints)  # which it only holds
+    scorers: Any = [  # which it only holds
+        HeadTable(0, zeros=False) if checkpoint.head else None for checkpoint in recipe.checkpoints
+    ]
     drafter = recipe.make(scorers, Truncation(1.0, 0))
     assert type(drafter) is kind.drafter
     assert drafter.largest_tree == recipe.largest_tree

@@ -10,7 +10,7 @@ import torch
 
 from tandem.errors import StartupError
 from tandem.inference.kv import size
-from tandem.serving.drafting import load_decoders
+from tandem.serving.drafting import load_models
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
 from tests.support.models.tiny import save_random_llama
@@ -84,12 +84,12 @@ def test_chains_stay_on_a_device_that_both_models_share(
     stay: bool,
 ) -> None:
     def placed(*args: Any, **kwargs: Any) -> Any:
-        decoders = load_decoders(*args, **kwargs)
+        decoders = load_models(*args, **kwargs)
         kwargs["beside"].device = torch.device(target)
         for decoder in decoders:
             decoder.device = torch.device(drafter)
         return decoders
 
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(random_pair[0]))
-    monkeypatch.setattr("target_svc.loading.load_decoders", placed)
+    monkeypatch.setattr("target_svc.loading.load_models", placed)
     assert loaded(random_pair, drafts="model").drafts.on_device == stay

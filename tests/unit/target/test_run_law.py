@@ -194,7 +194,9 @@ class RunLaw:
         depths = ((0.7, 0.4), (0.6, 0.3), (0.5, 0.2))
         scorers = scorers_of(recipe, longest, SEED + 1, zeros=True, depths=depths)
         drafter = recipe.make(scorers, Truncation(1.0, 0))
-        wanted = drafter.wants and StatesWanted((0,), HiddenDtype.BFLOAT16, on_device=True)
+        wanted = None
+        if drafter.wants is not None:
+            wanted = StatesWanted((0,), HiddenDtype.BFLOAT16, on_device=True)
         self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
         self._caches, self._sizes = 1 + len(scorers), sizes
         self._rule = VERIFIERS[rule]

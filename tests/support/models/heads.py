@@ -1,0 +1,76 @@
+"""Tiny heads with random weights for a random target, in their authors' layouts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tandem.drafting.heads.head import OfHead
+from tandem.drafting.methods import METHODS
+from tandem.inference.heads.files import HeadFiles
+from tandem.inference.heads.head import Head
+from tandem.inference.heads.load import FAMILIES
+
+HEADS = 3
+
+
+def is_head(method: str) -> bool:
+    """Whether a method drafts by a head."""
+    return issubclass(METHODS[method], OfHead)
+
+
+def random_medusa(width: int, vocab_size: int, layers: int = 1) -> dict[str, Tensor]:
+    """Weights under the names of the authors' files."""
+    tensors: dict[str, Tensor] = {}
+    for head in range(HEADS):
+        for layer in range(layers):
+            tensors[f"{head}.{layer}.linear.weight"] = torch.randn(width, width) / width**0.5
+            tensors[f"{head}.{layer}.linear.bias"] = torch.randn(width) / 4
+        tensors[f"{head}.{layers}.weight"] = torch.randn(vocab_size, width) / 2
+    return tensors
+
+
+@dataclass(frozen=True)
+class _Weights(HeadFiles):
+    """A head that is in memory alone."""
+
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.weights)
+
+
+def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
+    """A head of a method for a target."""
+    torch.manual_seed(seed)
+    own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
+    assert method == "medusa"
+    weights = random_medusa(model.config.hidden_size, model.config.vocab_size)
+    files = _Weights(Path(method), method, own, weights)
+    return FAMILIES[method](files, None, "", "cpu", torch.float32)
+
+
+def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:
+    """Save a head of a method for a target without a tokenizer.
+
+    Args:
+        folder: is made.
+        method: a name of the table.
+        target: its checkpoint.
+        seed: of the weights.
+    """
+    torch.manual_seed(seed)
+    config = json.loads((target / "config.json").read_text())
+    width, vocab_size = config["hidden_size"], config["vocab_size"]
+    assert method == "medusa"
+    keys = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(keys))
+    save_file(random_medusa(width, vocab_size), folder / f"{method}_lm_head.safetensors")
+    return folder
