@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.drafting.chains import ChainsRecipe
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.forest import ForestRecipe
+from tandem.drafting.heads.eagle import EagleRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.lookup import LookupRecipe
 from tandem.drafting.model import ModelRecipe
@@ -17,6 +18,7 @@ RECIPES: tuple[type[Recipe], ...] = (
     ForestRecipe,
     LookupRecipe,
     MedusaRecipe,
+    EagleRecipe,
 )
 
 # Recipes' files, METHOD and RECIPE, the command's help and the lists of the tests take the names

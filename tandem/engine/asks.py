@@ -166,9 +166,15 @@ class Decide:
 
 @dataclass(slots=True, eq=False)
 class ReadTokens:
-    """Learn what was drawn, to decide what to draw next; the answer is the tokens' ids."""
+    """Learn what was drawn, to decide what to draw next; the answer is the tokens' ids.
+
+    Attributes:
+        drawn: the tokens.
+        shares: the answer has each id with its share of its row, (id, share).
+    """
 
     drawn: Sequence[Drawn]
+    shares: bool = False
 
 
 @dataclass(slots=True, eq=False)

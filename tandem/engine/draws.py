@@ -184,11 +184,30 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
     return logits
 
 
-def tokens_of(asks: Sequence[ReadTokens]) -> list[list[int]]:
-    """The ids of each ask's tokens."""
+def tokens_of(asks: Sequence[ReadTokens]) -> list[list[Any]]:
+    """The ids of each ask's tokens, and their shares of their rows where these are wanted."""
     drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
-    there = dict(zip(drawn, copy_to_host([d.tokens for d in drawn.values()]), strict=True))
-    return [[int(there[id(one.draws)][one.index]) for one in ask.drawn] for ask in asks]
+    weighed = {id(one.draws): one.draws for ask in asks if ask.shares for one in ask.drawn}
+    shares = [_shares(draws) for draws in weighed.values()]
+    arrays = copy_to_host([*(draws.tokens for draws in drawn.values()), *shares])
+    there = dict(zip(drawn, arrays, strict=False))
+    share_of = dict(zip(weighed, arrays[len(drawn) :], strict=True))
+    found: list[list[Any]] = []
+    for ask in asks:
+        ids = [int(there[id(one.draws)][one.index]) for one in ask.drawn]
+        if ask.shares:
+            own = [float(share_of[id(one.draws)][one.index]) for one in ask.drawn]
+            found.append(list(zip(ids, own, strict=True)))
+        else:
+            found.append(ids)
+    return found
+
+
+def _shares(draws: Draws) -> Tensor:
+    """[R * siblings] float32: each token's share of its row."""
+    tokens = draws.tokens.view(-1, draws.siblings)
+    own = (draws.rows.ids[:, None] == tokens[..., None]) * draws.rows.weights[:, None]
+    return (own.sum(-1) / draws.rows.weights.sum(-1, keepdim=True)).float().flatten()
 
 
 def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:

@@ -66,8 +66,9 @@ class Feed:
         rows: number of last tokens whose logits are wanted; may be 0.
         states: number of last tokens whose hidden states are wanted, of the layers that the scorer
             was loaded for.
-        features: for a head, hidden states of its target [n, layers, width], bfloat16 as int16: of
-            the positions before the first n tokens. None where there are none.
+        features: for a head, hidden states of its target [*, layers, width], bfloat16 as int16, in
+            parts that follow each other: of the positions before the tokens. None where there are
+            none.
         parents: of branch rows: 0 for the trunk's end, j for branch row j, counted from 1 in the
             order in which they were fed since the trunk last grew, in this feed or before.
     """
@@ -77,7 +78,7 @@ class Feed:
     rows: int
     parents: Sequence[int] | None = None
     states: int = 0
-    features: npt.NDArray[Any] | Tensor | None = None
+    features: Sequence[npt.NDArray[Any] | Tensor] | None = None
 
 
 def listed(token_ids: Sequence[int | Drawn] | Drawn) -> Sequence[int | Drawn]:

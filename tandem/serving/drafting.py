@@ -8,6 +8,7 @@ from tandem.drafting.drafter import Recipe
 from tandem.engine.asks import Truncation
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError
+from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
@@ -38,7 +39,9 @@ def load_models(
         own = settings.model_copy(update={"model": path or model})
         loaded: Model
         if head:
-            loaded = load_head(own.model, head, of or target, own.device, own.dtype)
+            at_most = beside.positions if beside else own.max_sequences * own.max_length
+            room = Room(own.cache_tokens, at_most)
+            loaded = load_head(own.model, head, of or target, own.device, own.dtype, room)
         else:
             loaded = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0, beside=beside)
         if recipe.largest_tree and not loaded.takes_trees:

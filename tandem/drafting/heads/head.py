@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,22 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from tandem.drafting.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.drafter import Checkpoint, Recipe, Setting
+from tandem.drafting.shape import TreeShape, likeliest_by_depth
 
 # By depth and sibling rank.
 AcceptanceByDepth = tuple[tuple[float, ...], ...]
+
+
+def deepened(acceptance: AcceptanceByDepth, depth: int) -> AcceptanceByDepth:
+    """So many levels: those that nobody measured are like the last one."""
+    return (acceptance + acceptance[-1:] * (depth - len(acceptance)))[:depth]
+
+
+# Texts share their shapes, of which there is one a size.
+@lru_cache(maxsize=4096)
+def shape_of(acceptance: AcceptanceByDepth, nodes: int) -> TreeShape:
+    """The tree of the likeliest nodes, at most so many."""
+    return likeliest_by_depth(acceptance, nodes)
 
 
 def _falling(value: AcceptanceByDepth) -> AcceptanceByDepth:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import ClassVar, Literal, cast
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import FeatureSpec
-from tandem.drafting.heads.head import AcceptanceByDepth, OfHead
-from tandem.drafting.shape import TreeShape, likeliest_by_depth
+from tandem.drafting.heads.head import AcceptanceByDepth, OfHead, shape_of
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.inference.feed import Feed
@@ -59,7 +57,7 @@ class MedusaDrafter(Drafter):
         news = sequence.features.take()
         if not news or news[-1].end != len(sequence.token_ids) - 1:
             return Draft.certain(())
-        shape = _shape(self._acceptance[:gamma], min(budget, self.largest_tree))
+        shape = shape_of(self._acceptance[:gamma], min(budget, self.largest_tree))
         places = shape.parents()
         behind = [list(shape.counts(depth).items()) for depth in range(len(shape.levels))]
         rows = [depth for depth, level in enumerate(behind) for _ in level]
@@ -67,7 +65,7 @@ class MedusaDrafter(Drafter):
         (cache,) = sequence.caches
         drawn = yield Draw(
             self._head,
-            Feed(cache, sequence.token_ids[-1:], len(behind), features=news[-1].states[-1:]),
+            Feed(cache, sequence.token_ids[-1:], len(behind), features=[news[-1].states[-1:]]),
             replace(sampling, temperature=0.0) if self._certain else sampling,
             self._truncation,
             sequence.vocab_size,
@@ -81,12 +79,6 @@ class MedusaDrafter(Drafter):
         )
         grown: DrawnTree = yield ToHost(drawn, places, distinct=True)
         return grown.draft
-
-
-# Texts share their shapes, of which there is one a size.
-@lru_cache(maxsize=4096)
-def _shape(acceptance: AcceptanceByDepth, nodes: int) -> TreeShape:
-    return likeliest_by_depth(acceptance, nodes)
 
 
 class MedusaRecipe(OfHead):

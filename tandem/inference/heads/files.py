@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import StartupError, first_line
 
-# Keys of a configuration by which the authors' own files are known, and their family.
-_KNOWN_BY = {"medusa_num_heads": "medusa"}
+# By what a folder is known as a head's: keys of its configuration, or names of its tensors. EAGLE's
+# configuration is that of any Llama.
+_KEYS = {"medusa_num_heads": "medusa"}
+_TENSORS = {"fc.weight": "eagle"}
+_OF_EAGLE_3 = ("midlayer.", "layers.0.hidden_norm.")
 _MODEL_TYPES = {"medusa": "medusa"}
+_LOOKED_FOR = {
+    "medusa": "a config.json with medusa_num_heads",
+    "eagle": "*.safetensors with fc.weight",
+}
 _MOST_BYTES = 1 << 20  # of a configuration
+_MOST_HEADER = 1 << 26  # of a file of tensors
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,7 @@ class HeadFiles:
 
     Attributes:
         path: the folder.
-        family: "medusa", ...
+        family: "medusa" or "eagle"
         config: as in config.json.
         own: what our training wrote beside the published keys; empty for a published head.
     """
@@ -31,10 +40,64 @@ class HeadFiles:
     family: str
     config: Mapping[str, Any]
 
+    def feedback(self, target_layers: int) -> str:
+        """The target's layers whose states it is fed, as the setting FEEDBACK has them.
+
+        Args:
+            target_layers: how many the target has; 0 where nobody knows.
+
+        Raises:
+            StartupError: nobody knows, and it depends on that.
+        """
+        if not self.is_fused:
+            return "last"
+        if not target_layers and not self._named_layers:
+            raise StartupError(
+                f"the head {self.path} does not say which layers of its target it reads: set"
+                " TANDEM_TARGET_FEEDBACK (EAGLE-3 reads 2, half of the layers, all but 3)"
+            )
+        return ",".join(map(str, self.layers_of(target_layers)))
+
+    def layers_of(self, target_layers: int) -> tuple[int, ...]:
+        """The same as numbers: the output of layer i is i, and behind the final norm 1 more."""
+        if not self.is_fused:
+            return (target_layers + 1,)
+        found = self._named_layers or (2, target_layers // 2, target_layers - 3)
+        if len(set(found)) < len(found) or min(found) < 0 or max(found) > target_layers > 0:
+            raise StartupError(
+                f"the head {self.path} reads the layers {list(found)} of a target with"
+                f" {target_layers}"
+            )
+        return found
+
     @property
-    def reads(self) -> str:
-        """The target's layers whose states it is fed, as the setting FEEDBACK has them."""
-        return "last"
+    def _named_layers(self) -> tuple[int, ...]:
+        inner = self.config.get("eagle_config")
+        inner = inner if isinstance(inner, dict) else {}
+        key = "eagle_aux_hidden_state_layer_ids"
+        return tuple(map(int, self.config.get(key) or inner.get(key) or ()))
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether it fuses several layers of the target, as EAGLE-3 does."""
+        return self.family == "eagle" and any(n.startswith(_OF_EAGLE_3) for n in self.names)
+
+    @property
+    def layer_config(self) -> dict[str, Any]:
+        """The configuration of an EAGLE's layer."""
+        inner = self.config.get("transformer_layer_config", self.config)
+        return {key: value for key, value in inner.items() if key != "tandem"}
+
+    @property
+    def normed_residual(self) -> bool:
+        """Whether EAGLE-3's residual is taken behind the norm: speculators' default."""
+        speculators = "speculators_model_type" in self.config
+        return bool(self.config.get("norm_before_residual", speculators))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(_names_in(self.path))
 
     @property
     def own(self) -> Mapping[str, Any]:
@@ -88,10 +151,32 @@ def head_files(folder: str) -> HeadFiles | None:
     if not isinstance(config, dict):
         return None
     family = _MODEL_TYPES.get(config.get("model_type", ""), "")
-    for key, known in _KNOWN_BY.items():
+    for key, known in _KEYS.items():
         if key in config:
             family = known
+    if not family:
+        names = _names_in(path)
+        family = next((known for name, known in _TENSORS.items() if name in names), "")
     return HeadFiles(path, family, config) if family else None
+
+
+def _names_in(folder: Path) -> set[str]:
+    """The names of a folder's tensors, from the heads of its files.
+
+    Raises:
+        StartupError: a file is torn.
+    """
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > _MOST_HEADER:
+                    raise ValueError("its header is too long")
+                names |= json.loads(file.read(size)).keys()
+        except (OSError, ValueError, AttributeError) as error:
+            raise StartupError(f"cannot read the weights {path}: {first_line(error)}") from None
+    return names
 
 
 def require_head(folder: str, family: str) -> HeadFiles:
@@ -103,9 +188,8 @@ def require_head(folder: str, family: str) -> HeadFiles:
     files = head_files(folder)
     if files is None:
         there = "is no head" if Path(folder, "config.json").is_file() else "has no config.json"
-        keys = ", ".join(key for key, known in _KNOWN_BY.items() if known == family)
         raise StartupError(
-            f"the head {folder} {there}: a {family} head is a folder whose config.json has {keys}"
+            f"the head {folder} {there}: a {family} head is a folder with {_LOOKED_FOR[family]}"
         )
     if files.family != family:
         raise StartupError(f"the head {folder} is a {files.family} head: set METHOD={files.family}")

@@ -6,9 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +20,19 @@ from tandem.inference.heads.files import HeadFiles
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.output import PassOutput
 from tandem.profile import PassTime
+
+
+class Room(NamedTuple):
+    """How much a head may hold of its sequences, where it holds any.
+
+    Attributes:
+        cache_tokens: positions, as the setting says; 0 takes what fits, and at most `at_most`.
+        at_most: see `cache_tokens`.
+    """
+
+    cache_tokens: int
+    at_most: int
+
 
 _BATCHES, _REPEATS = (1, 4, 16), 5
 
@@ -130,26 +144,36 @@ class Head(ABC):
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         """[R, V] the rows asked for, feed by feed."""
 
+    def no_features(self) -> list[npt.NDArray[np.int16]]:
+        """Features of one position that are 0."""
+        return [np.zeros((1, len(self.reads), self.hidden_size), np.int16)]
+
     def measure(self) -> None:
         """Find out what passes take. Only before the first sequence."""
-        zeros = np.zeros((1, len(self.reads), self.hidden_size), np.int16)
-        found = []
+        found: list[PassTime] = []
         with torch.inference_mode():
             for count in _BATCHES:
-                feeds = [Feed(self.reserve(1), [0], 1, features=zeros)] * count
+                caches = [self.reserve(1 + _REPEATS) for _ in range(count)]
+                if any(cache is None for cache in caches):
+                    break
+                zeros = self.no_features()
+                feeds = [Feed(cache, [0], 1, features=zeros) for cache in caches]
                 times = []
                 for _ in range(1 + _REPEATS):
                     began = time.perf_counter_ns()
                     self._rows(feeds).sum().item()
                     times.append(time.perf_counter_ns() - began)
+                for cache in caches:
+                    self.release(cache)
                 found.append((count, 1, float(median(times[1:]))))
         self.pass_times = found
 
 
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:
     """[n, layers, width] the features of all feeds, feed by feed: of messages, or of the device."""
-    arrays = [feed.features for feed in feeds if isinstance(feed.features, np.ndarray)]
-    tensors = [feed.features for feed in feeds if isinstance(feed.features, Tensor)]
+    parts = [part for feed in feeds for part in feed.features or ()]
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
     if arrays:
         assert not tensors  # a service has them from one place
         tensors = [torch.from_numpy(np.concatenate(arrays))]  # in one transfer

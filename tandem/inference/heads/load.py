@@ -8,16 +8,17 @@ import torch
 
 from tandem.inference.checkpoint import read_tokenizer
 from tandem.inference.fingerprint import tokenizer_fingerprint
+from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import HeadFiles, require_head
-from tandem.inference.heads.head import Head
+from tandem.inference.heads.head import Head, Room
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
 
-Make = Callable[[HeadFiles, TargetParts | None, str, str, torch.dtype], Head]
-FAMILIES: dict[str, Make] = {"medusa": MedusaHead}
+Make = Callable[[HeadFiles, TargetParts | None, str, str, torch.dtype, Room], Head]
+FAMILIES: dict[str, Make] = {"medusa": MedusaHead, "eagle": EagleHead}
 
 
-def load_head(folder: str, family: str, target: str, device: str, dtype: str) -> Head:
+def load_head(folder: str, family: str, target: str, device: str, dtype: str, room: Room) -> Head:
     """A head, measured.
 
     Args:
@@ -27,6 +28,7 @@ def load_head(folder: str, family: str, target: str, device: str, dtype: str) ->
             say all that is needed.
         device: as torch names it.
         dtype: a name; "auto" is float32 on a CPU, else bfloat16.
+        room: for what it holds of sequences.
 
     Raises:
         StartupError: one sentence on what is missing or does not fit.
@@ -36,6 +38,6 @@ def load_head(folder: str, family: str, target: str, device: str, dtype: str) ->
     tokenizer = tokenizer_fingerprint(read_tokenizer(target)) if target else ""
     if dtype == "auto":
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
-    head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype))
+    head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype), room)
     head.measure()
     return head

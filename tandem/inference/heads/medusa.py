@@ -12,7 +12,7 @@ from torch.nn.functional import linear, silu
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, features_of
+from tandem.inference.heads.head import Head, Room, features_of
 from tandem.inference.heads.target_parts import TargetParts
 
 # The names of the authors' own files, and those of vLLM's.
@@ -35,6 +35,7 @@ class MedusaHead(Head):
         tokenizer: str,
         device: str,
         dtype: torch.dtype,
+        room: Room,
     ) -> None:
         tensors = files.tensors()
         weights, biases, outputs = _sorted(tensors, files)

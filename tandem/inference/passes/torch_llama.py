@@ -42,16 +42,15 @@ class LlamaPass(nn.Module):
         self._of_layers = of_layers
         inner: Any = model.model
         self._embedding: Tensor = inner.embed_tokens.weight.detach()
-        self._rotary = inner.rotary_emb
-        self._norm = _RMSNorm(inner.norm)
+        self._norm = RMSNorm(inner.norm)
         self.head = PlainLinear(model.lm_head.weight, model.lm_head.bias)
         del model.lm_head  # its weights may be laid out anew
-        self._max_positions = max_positions(model.config)
-        # [positions, 1, D/2] complex64: the rotations of a head's pairs.
-        self._turns = self._embedding.new_empty(0, dtype=torch.complex64)
+        self._rotations = Rotations(
+            inner.rotary_emb, max_positions(model.config), self._embedding.device
+        )
         self.layers = nn.ModuleList()
         while inner.layers:  # one by one, so that no two copies of the model exist
-            self.layers.append(_Layer(inner.layers[0]))
+            self.layers.append(LlamaLayer(inner.layers[0]))
             del inner.layers[0]
 
     @staticmethod
@@ -77,7 +76,7 @@ class LlamaPass(nn.Module):
         """The rows that the batch asks for; keys and values go to the pool."""
         pool.slots = batch.slots
         states = self._embedding.index_select(0, batch.token_ids[0])
-        rotation = self._rotation(batch)
+        rotation = self._rotations.of(batch)
         found = {0: states} if self._of_layers else {}
         for index, layer in enumerate(self.layers):
             states = layer(states, rotation, batch, pool, index)
@@ -92,23 +91,38 @@ class LlamaPass(nn.Module):
         chosen = [found[layer] for layer in self._of_layers]
         return PassOutput(logits, stack_states(chosen, batch.states))
 
-    def _rotation(self, batch: PackedBatch) -> Tensor:
+
+class Rotations:
+    """The rotations of positions, computed once.
+
+    Args:
+        rotary: the model's module that computes them.
+        max_positions: of a text.
+        device: where they are.
+    """
+
+    def __init__(self, rotary: Any, max_positions: int, device: torch.device) -> None:
+        self._rotary = rotary
+        self._max_positions = max_positions
+        # [positions, 1, D/2] complex64: the rotations of a head's pairs.
+        self._turns = torch.empty(0, dtype=torch.complex64, device=device)
+
+    def of(self, batch: PackedBatch) -> Tensor:
         """[T, 1, D/2] complex64: the rotation of each token's position."""
         longest = max(segment.reach for segment in batch.segments)
         if longest > len(self._turns):
             count = max(_FIRST_TURNS, 2 ** (longest - 1).bit_length())
             count = max(longest, min(count, self._max_positions))
-            positions = torch.arange(count, device=self._embedding.device)
-            cos, sin = self._rotary(
-                self._embedding.new_empty(0, dtype=torch.float32), positions[None]
-            )
+            positions = torch.arange(count, device=self._turns.device)
+            like = torch.empty(0, dtype=torch.float32, device=self._turns.device)
+            cos, sin = self._rotary(like, positions[None])
             half = cos.shape[-1] // 2
             self._turns = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]
         turns: Tensor = self._turns.index_select(0, batch.positions[0])
         return turns
 
 
-class _RMSNorm:
+class RMSNorm:
     """x / rms(x) * weight, in float32, with as few operators as possible.
 
     Attributes:
@@ -129,8 +143,12 @@ class _RMSNorm:
         return (states * self.weight).mul_(scale).to(states.dtype)
 
 
-class _Layer(nn.Module):
-    """Attention and MLP; projections of the same input are fused into one product."""
+class LlamaLayer(nn.Module):
+    """Attention and MLP; projections of the same input are fused into one product.
+
+    Args:
+        layer: of `transformers`; without `input_layernorm` attention reads the states as they are.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -140,8 +158,9 @@ class _Layer(nn.Module):
         self._query_heads = attention.q_proj.out_features // head_dim
         self._scaling: float = attention.scaling
         self._window = _window_of(attention)
-        self._before = _RMSNorm(layer.input_layernorm)
-        self._between = _RMSNorm(layer.post_attention_layernorm)
+        before = layer.input_layernorm
+        self._before = None if before is None else RMSNorm(before)
+        self._between = RMSNorm(layer.post_attention_layernorm)
         self._head_norm = None
         if hasattr(attention, "q_norm"):
             self._head_norm = _head_norm(attention, self._query_heads, self._key_heads)
@@ -161,9 +180,21 @@ class _Layer(nn.Module):
         batch: PackedBatch,
         pool: KVPool,
         index: int,
+        read: Tensor | None = None,
     ) -> Tensor:
-        """[T, E] to [T, E]."""
-        heads = self.qkv(self._before(states)).view(len(states), -1, self._head_dim)
+        """[T, E] to [T, E].
+
+        Args:
+            states: of each token.
+            rotation: see `Rotations`.
+            batch: the tokens.
+            pool: of keys and values.
+            index: of the layer in the pool.
+            read: [T, *] what attention reads; None for the states behind the norm.
+        """
+        if read is None:
+            read = states if self._before is None else self._before(states)
+        heads = self.qkv(read).view(len(states), -1, self._head_dim)
         turned, value = heads.tensor_split((-self._key_heads,), 1)
         if self._head_norm is not None:
             turned = self._head_norm(turned)
@@ -203,9 +234,9 @@ def _window_of(attention: Any) -> int | None:
     return window
 
 
-def _head_norm(attention: Any, query_heads: int, key_heads: int) -> _RMSNorm:
+def _head_norm(attention: Any, query_heads: int, key_heads: int) -> RMSNorm:
     """One norm for queries and keys: its weight is [Hq + H, D]."""
-    norm, other = _RMSNorm(attention.q_norm), _RMSNorm(attention.k_norm)
+    norm, other = RMSNorm(attention.q_norm), RMSNorm(attention.k_norm)
     query, key = (_pairs(part.weight, len(part.weight)) for part in (norm, other))
     norm.weight = torch.cat((query.expand(query_heads, -1), key.expand(key_heads, -1)))
     return norm

@@ -97,7 +97,7 @@ class Pair:
         services = {}
         if self.drafter != NO_DRAFTER:
             model = self._drafter_model()
-            head = head_folder(model)
+            head = head_folder(model, str(target["MODEL"]))
             target["FEEDBACK"] = None if head is None else head.feedback
             drafter = {
                 "MODEL": model,

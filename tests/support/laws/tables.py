@@ -49,7 +49,13 @@ def scorers_of(
         depths: acceptance of a head's siblings, by depth.
     """
     return [
-        HeadTable(seed + i, zeros=zeros, acceptance=depths)
+        HeadTable(
+            longest,
+            seed + i,
+            zeros=zeros,
+            acceptance=depths,
+            by_depth=checkpoint.head == "medusa",
+        )
         if checkpoint.head
         else Table(longest, seed + i, zeros=zeros)
         for i, checkpoint in enumerate(recipe.checkpoints)
@@ -101,7 +107,12 @@ def text_of(state: npt.NDArray[np.int16]) -> Text:
 
 
 class HeadTable(Table):
-    """A head that is a table: weights by the text of the feature, and by the row's number."""
+    """A head that is a table.
+
+    Attributes:
+        by_depth: weights by the text of the newest feature and by the row's number, as Medusa's;
+            else by the text of features and tokens, as EAGLE's.
+    """
 
     reads = (1,)
     hidden_size = FEATURE_WIDTH
@@ -109,10 +120,17 @@ class HeadTable(Table):
     depths = 3
 
     def __init__(
-        self, seed: int, *, zeros: bool, acceptance: tuple[tuple[float, ...], ...] = ()
+        self,
+        longest: int,
+        seed: int,
+        *,
+        zeros: bool,
+        acceptance: tuple[tuple[float, ...], ...] = (),
+        by_depth: bool = True,
     ) -> None:
-        super().__init__(0, 0, zeros=False)
+        super().__init__(0 if by_depth else longest, seed, zeros=zeros)
         self._seed, self._zeros, self.acceptance = seed, zeros, acceptance
+        self.by_depth = by_depth
 
     def of_depth(self, text: Text, depth: int) -> npt.NDArray[np.int64]:
         """The row of a depth behind the text of a feature."""
@@ -165,6 +183,7 @@ class Answering:
     def __init__(self, chooser: Chooser, text: Text | None) -> None:
         self._chooser = chooser
         self._text = text
+        self._told: Text = ()  # by features, with the token behind the last one
 
     def run(self, steps: Steps[Any]) -> Any:
         answer: Any = None
@@ -201,7 +220,7 @@ class Answering:
         length = cache.length
         cache.grow(ids, feed.parents)
         trunk = tuple(memory[: cache.length])
-        if self._text is not None:
+        if self._text is not None and feed.features is None and not self._told:
             # A chain is drafted in the trunk itself.
             assert trunk[: len(self._text)] == self._text, "the cache holds another text"
         seen = [trunk[: length + i + 1] for i in range(news)]
@@ -249,12 +268,21 @@ class Answering:
         assert isinstance(scorer, Table)
         if not isinstance(scorer, HeadTable):
             return [scorer.row(text[len(PROMPT) :]) for text in self._feed(feed)[-feed.rows :]]
-        assert isinstance(feed.features, np.ndarray)
-        text = text_of(feed.features[-1])
-        assert self._text in (None, (*text, *listed(feed.token_ids))), (
-            "the feature is of another text"
-        )
-        return [scorer.of_depth(text, depth) for depth in range(feed.rows)]
+        if feed.features is None:  # behind guesses
+            return [
+                scorer.row((*self._told[len(PROMPT) :], *seen[feed.cache.length :]))
+                for seen in self._feed(feed)[-feed.rows :]
+            ]
+        states = np.concatenate([np.asarray(part) for part in feed.features])
+        told = [text_of(state) for state in states]
+        self._told = (*told[-1], *listed(feed.token_ids)[-1:])  # type: ignore[arg-type]
+        assert self._text in (None, self._told), "the feature is of another text"
+        if scorer.by_depth:
+            return [scorer.of_depth(told[-1], depth) for depth in range(feed.rows)]
+        behind = [text[len(told[0]) :] for text in (*told[1:], self._told)]
+        assert [text[-1] for text in behind] == list(listed(feed.token_ids)), "pairs are one off"
+        self._feed(feed)
+        return [scorer.row(self._told[len(PROMPT) :])]
 
     @staticmethod
     def _handed_out(ask: Draw, drawn: Draws, groups: Sequence[int]) -> list[Drawn]:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tandem.drafting.heads.head import OfHead
 from tandem.drafting.methods import METHODS
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head
+from tandem.inference.heads.head import Head, Room
 from tandem.inference.heads.load import FAMILIES
 
 HEADS = 3
@@ -42,6 +42,10 @@ class _Weights(HeadFiles):
 
     weights: dict[str, Tensor] = field(default_factory=dict)
 
+    @property
+    def names(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(self.weights)
+
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.weights)
 
@@ -53,7 +57,7 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
     assert method == "medusa"
     weights = random_medusa(model.config.hidden_size, model.config.vocab_size)
     files = _Weights(Path(method), method, own, weights)
-    return FAMILIES[method](files, None, "", "cpu", torch.float32)
+    return FAMILIES[method](files, None, "", "cpu", torch.float32, Room(4096, 4096))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:

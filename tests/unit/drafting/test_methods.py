@@ -74,6 +74,15 @@ def test_a_method_leaves_the_law_as_it_is(name: str, seed: int) -> None:
 HEADS = [name for name, recipe in METHODS.items() if issubclass(recipe, OfHead)]
 
 
+def test_shapes_that_follow_what_was_drawn_leave_it_too() -> None:
+    enumeration = made("eagle", 1, zeros=True, grow="confidence")
+    for rule in ("token", "block"):
+        assert enumeration.error(VERIFIERS[rule]) < TOLERANCE
+    drafts = [draft for found in enumeration.outcomes for draft in found.drafts]
+    shapes = {tuple(draft.places()) for draft in drafts if draft.depth == GAMMA}
+    assert len({len(shape) for shape in shapes}) < len(shapes), "all drafts of a size are alike"
+
+
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_that_sends_certain_tokens_leaves_it_too(name: str) -> None:
     enumeration = made(name, 1, zeros=True, certain=True)
@@ -220,6 +229,8 @@ def _likeliest_claimed(draft: Draft) -> Draft:
 @pytest.mark.parametrize(
     ("name", "edit"),
     [
+        ("eagle", _unsaid),
+        ("eagle", _weak_dropped),
         ("medusa", _unsaid),
         ("medusa", _weak_dropped),
         ("medusa", _cousins_dropped),

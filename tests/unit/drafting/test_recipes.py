@@ -139,7 +139,8 @@ def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     recipe = built_in(name, DrafterSettings())
     assert recipe.method == name
     scorers: Any = [  # which it only holds
-        HeadTable(0, zeros=False) if checkpoint.head else None for checkpoint in recipe.checkpoints
+        HeadTable(0, 0, zeros=False) if checkpoint.head else None
+        for checkpoint in recipe.checkpoints
     ]
     drafter = recipe.make(scorers, Truncation(1.0, 0))
     assert type(drafter) is kind.drafter
