@@ -143,7 +143,7 @@ class EagleHead(Head):
             layer.input_layernorm = None
         layer.load_state_dict(own, assign=True)
         self._layer = LlamaLayer(layer)
-        rotary = self._rotary_of(config, device=self.device)
+        rotary = self._rotary_of(config).to(self.device)
         self._rotations = Rotations(rotary, self.max_length, self.device)
         self._normed_residual = files.normed_residual
         self._norm_output = bool(files.config.get("norm_output", False))

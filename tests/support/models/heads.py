@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -36,6 +37,42 @@ def random_medusa(width: int, vocab_size: int, layers: int = 1) -> dict[str, Ten
     return tensors
 
 
+def random_eagle(width: int) -> dict[str, Tensor]:
+    """Weights under the names of the authors' files: embedding and output are the target's."""
+    inner, at = 2 * width, "layers.0"
+    shapes = {
+        "fc.weight": (width, 2 * width),
+        **{f"{at}.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"},
+        f"{at}.mlp.gate_proj.weight": (inner, width),
+        f"{at}.mlp.up_proj.weight": (inner, width),
+        f"{at}.mlp.down_proj.weight": (width, inner),
+    }
+    tensors = {name: torch.randn(shape) / 2 for name, shape in shapes.items()}
+    return {**tensors, f"{at}.post_attention_layernorm.weight": torch.ones(width)}
+
+
+def eagle_config(width: int, vocab_size: int) -> dict[str, Any]:
+    """The configuration of such a layer."""
+    return {
+        "model_type": "llama",
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 512,
+    }
+
+
+def _made(method: str, width: int, vocab_size: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and weights."""
+    if method == "eagle":
+        return eagle_config(width, vocab_size), random_eagle(width)
+    keys = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    return keys, random_medusa(width, vocab_size)
+
+
 @dataclass(frozen=True)
 class _Weights(HeadFiles):
     """A head that is in memory alone."""
@@ -43,7 +80,7 @@ class _Weights(HeadFiles):
     weights: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def names(self) -> frozenset[str]:  # type: ignore[override]
+    def names(self) -> frozenset[str]:
         return frozenset(self.weights)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -54,9 +91,11 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
     """A head of a method for a target."""
     torch.manual_seed(seed)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
-    assert method == "medusa"
-    weights = random_medusa(model.config.hidden_size, model.config.vocab_size)
-    files = _Weights(Path(method), method, own, weights)
+    config, weights = _made(method, model.config.hidden_size, model.config.vocab_size)
+    if method == "eagle":
+        weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
+        weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
+    files = _Weights(Path(method), method, {**config, **own}, weights)
     return FAMILIES[method](files, None, "", "cpu", torch.float32, Room(4096, 4096))
 
 
@@ -71,10 +110,8 @@ def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> 
     """
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
-    width, vocab_size = config["hidden_size"], config["vocab_size"]
-    assert method == "medusa"
-    keys = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    keys, weights = _made(method, config["hidden_size"], config["vocab_size"])
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(keys))
-    save_file(random_medusa(width, vocab_size), folder / f"{method}_lm_head.safetensors")
+    save_file(weights, folder / "model.safetensors")
     return folder
