@@ -189,7 +189,7 @@ def require_head(folder: str, family: str) -> HeadFiles:
     if files is None:
         there = "is no head" if Path(folder, "config.json").is_file() else "has no config.json"
         raise StartupError(
-            f"the head {folder} {there}: a {family} head is a folder with {_LOOKED_FOR[family]}"
+            f"the head {folder} {there}: one of {family} is a folder with {_LOOKED_FOR[family]}"
         )
     if files.family != family:
         raise StartupError(f"the head {folder} is a {files.family} head: set METHOD={files.family}")

@@ -154,18 +154,18 @@ class Head(ABC):
         with torch.inference_mode():
             for count in _BATCHES:
                 caches = [self.reserve(1 + _REPEATS) for _ in range(count)]
-                if any(cache is None for cache in caches):
-                    break
+                held = [cache for cache in caches if cache is not None]
                 zeros = self.no_features()
-                feeds = [Feed(cache, [0], 1, features=zeros) for cache in caches]
+                feeds = [Feed(cache, [0], 1, features=zeros) for cache in held]
                 times = []
-                for _ in range(1 + _REPEATS):
+                for _ in range(1 + _REPEATS if len(held) == count else 0):
                     began = time.perf_counter_ns()
                     self._rows(feeds).sum().item()
                     times.append(time.perf_counter_ns() - began)
-                for cache in caches:
+                for cache in held:
                     self.release(cache)
-                found.append((count, 1, float(median(times[1:]))))
+                if times:
+                    found.append((count, 1, float(median(times[1:]))))
         self.pass_times = found
 
 

@@ -34,8 +34,11 @@ def load_head(folder: str, family: str, target: str, device: str, dtype: str, ro
         StartupError: one sentence on what is missing or does not fit.
     """
     files = require_head(folder, family)
-    parts = TargetParts(target) if target else None
-    tokenizer = tokenizer_fingerprint(read_tokenizer(target)) if target else ""
+    parts, tokenizer = None, ""
+    if target:
+        parts = TargetParts(target)
+        parts.require()
+        tokenizer = tokenizer_fingerprint(read_tokenizer(target))
     if dtype == "auto":
         dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
     head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype), room)

@@ -44,6 +44,14 @@ class TargetParts:
             ) from error
         return model
 
+    def require(self) -> None:
+        """Look whether there is a checkpoint.
+
+        Raises:
+            StartupError: there is none.
+        """
+        _ = self._empty
+
     @property
     def _config(self) -> Any:
         return self._empty.config.get_text_config()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,34 @@ def random_eagle(width: int) -> dict[str, Tensor]:
     return {**tensors, f"{at}.post_attention_layernorm.weight": torch.ones(width)}
 
 
+def random_eagle_3(
+    width: int, vocab_size: int, own_ids: Sequence[int], *, head_norms: bool = False
+) -> dict[str, Tensor]:
+    """The same of EAGLE-3, with a vocabulary of its own.
+
+    Args:
+        width: of states.
+        vocab_size: of the target.
+        own_ids: the target's ids that the head knows.
+        head_norms: whether queries and keys are normed, as Qwen3's.
+    """
+    at = "layers.0"
+    tensors = random_eagle(width) | {
+        "fc.weight": torch.randn(width, 3 * width) / 2,
+        **{f"{at}.self_attn.{part}_proj.weight": torch.randn(width, 2 * width) for part in "qkv"},
+        f"{at}.input_layernorm.weight": torch.rand(width) + 0.5,
+        f"{at}.hidden_norm.weight": torch.rand(width) + 0.5,
+        "norm.weight": torch.rand(width) + 0.5,
+        "embed_tokens.weight": torch.randn(vocab_size, width),
+        "lm_head.weight": torch.randn(len(own_ids), width),
+        "d2t": torch.tensor(own_ids) - torch.arange(len(own_ids)),
+        "t2d": torch.tensor([token in own_ids for token in range(vocab_size)]),
+    }
+    if head_norms:
+        tensors |= {f"{at}.self_attn.{n}_norm.weight": torch.rand(width // 2) + 0.5 for n in "qk"}
+    return tensors
+
+
 def eagle_config(width: int, vocab_size: int) -> dict[str, Any]:
     """The configuration of such a layer."""
     return {
@@ -74,7 +103,7 @@ def _made(method: str, width: int, vocab_size: int) -> tuple[dict[str, Any], dic
 
 
 @dataclass(frozen=True)
-class _Weights(HeadFiles):
+class Weights(HeadFiles):
     """A head that is in memory alone."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -95,7 +124,7 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
     if method == "eagle":
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
-    files = _Weights(Path(method), method, {**config, **own}, weights)
+    files = Weights(Path(method), method, {**config, **own}, weights)
     return FAMILIES[method](files, None, "", "cpu", torch.float32, Room(4096, 4096))
 
 

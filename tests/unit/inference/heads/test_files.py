@@ -1,0 +1,155 @@
+"""A head is known by its files; what is wrong with them is one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tandem.errors import StartupError
+from tandem.inference.heads.files import head_files
+from tandem.inference.heads.head import Room
+from tandem.inference.heads.load import FAMILIES, load_head
+from tests.support.models.heads import save_random_head
+from tests.support.models.tiny import save_random_llama
+from tests.support.repository import ROOT
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return save_random_llama(tmp_path / "target", 1)
+
+
+def loaded(head: Path, family: str, target: str | Path) -> Any:
+    return load_head(str(head), family, str(target), "cpu", "auto", Room(128, 128))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_known_by_its_files(family: str, target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", family, target)
+    files = head_files(str(folder))
+    assert files is not None
+    assert (files.family, files.feedback(1)) == (family, "last")
+    head = loaded(folder, family, target)
+    assert (head.reads, head.hidden_size, head.vocab_size) == ((2,), 16, 5)
+    assert [count for count, _, _ in head.pass_times] == [1, 4, 16]
+    assert head.made_for == ""
+
+
+@pytest.mark.parametrize("folder", [ROOT / "models" / "target", Path("nowhere"), Path("gpt2")])
+def test_other_folders_are_no_heads(folder: Path) -> None:
+    assert head_files(str(folder)) is None
+
+
+def _torn(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def _without_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+
+
+def _pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "medusa_lm_head.pt")
+
+
+def _gone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def _renamed(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    named = {f"x.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors")
+
+
+def _other_shape(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["0.0.linear.weight"] = torch.zeros(16, 8)
+    save_file(
+        {k: v for k, v in tensors.items() if k != "1.0.linear.weight"}, folder / "model.safetensors"
+    )
+
+
+def _no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (_torn, "cannot read the head's weights"),
+        (_without_header, "cannot read the"),
+        (_pickled, "medusa_lm_head.pt, a pickle, which can run code; convert it"),
+        (_gone, "has no weights, *.safetensors"),
+        (_renamed, "has not Medusa's weights: looked for HEAD.LAYER.linear.weight"),
+        (_other_shape, "Medusa's"),
+        (_no_json, "cannot read"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    harm: Callable[[Path], None], sentence: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", "medusa", target)
+    harm(folder)
+    with pytest.raises(StartupError) as caught:
+        loaded(folder, "medusa", target)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_of_another_family_is_named(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "medusa", target)
+    with pytest.raises(StartupError, match="is a medusa head: set METHOD=medusa"):
+        loaded(folder, "eagle", target)
+    with pytest.raises(StartupError, match="is no head: one of medusa is a folder with a config"):
+        loaded(target, "medusa", target)
+    with pytest.raises(StartupError, match=r"has no config\.json: one of eagle is a folder with"):
+        loaded(tmp_path / "nowhere", "eagle", target)
+
+
+def test_what_a_head_lacks_is_its_targets(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    with pytest.raises(StartupError, match="has no embedding: name its target's checkpoint"):
+        loaded(folder, "eagle", "")
+    with pytest.raises(StartupError, match="cannot read the head's target"):
+        loaded(folder, "eagle", tmp_path / "nowhere")
+    medusa = save_random_head(tmp_path / "other", "medusa", target)
+    with pytest.raises(StartupError, match="does not say for which target it is"):
+        loaded(medusa, "medusa", "")
+    whole = load_file(target / "model.safetensors")
+    head = loaded(folder, "eagle", target)
+    assert torch.equal(head._embedding, whole["model.embed_tokens.weight"])
+    assert torch.equal(head._output, whole["lm_head.weight"])
+
+
+def test_a_head_for_another_width_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "medusa", target)
+    other = tmp_path / "wide"
+    other.mkdir()
+    config = json.loads((target / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
+    with pytest.raises(StartupError, match="reads hidden states of 16 numbers, and its target has"):
+        loaded(folder, "medusa", other)
+
+
+def test_layers_of_a_fused_head_follow_from_its_target(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        tensors | {"midlayer.hidden_norm.weight": torch.ones(1)}, folder / "model.safetensors"
+    )
+    files = head_files(str(folder))
+    assert files is not None
+    assert files.is_fused
+    assert (files.layers_of(32), files.feedback(32)) == ((2, 16, 29), "2,16,29")
+    with pytest.raises(StartupError, match=r"reads the layers \[2, 2, 2\] of a target with 5"):
+        files.layers_of(5)
+    with pytest.raises(StartupError, match="set TANDEM_TARGET_FEEDBACK"):
+        files.feedback(0)

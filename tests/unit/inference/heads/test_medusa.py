@@ -1,0 +1,110 @@
+"""Medusa's rows are those of its formula, whoever named the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from tandem.inference.feed import Feed
+from tandem.inference.heads.head import Room
+from tandem.inference.heads.medusa import MedusaHead
+from tests.support.models.heads import HEADS, Weights, random_medusa
+
+WIDTH, VOCAB_SIZE, LAYERS = 16, 7, 2
+OWN = {"tandem": {"target_layers": 5, "acceptance": [[0.5, 0.25], [0.25]], "made_for": "ab"}}
+
+
+def head_of(tensors: dict[str, Tensor], config: dict[str, Any] = OWN) -> MedusaHead:
+    files = Weights(Path("medusa"), "medusa", config, tensors)
+    return MedusaHead(files, None, "", "cpu", torch.float32, Room(0, 0))
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return random_medusa(WIDTH, VOCAB_SIZE, LAYERS)
+
+
+def feed_of(state: Tensor, rows: int) -> Feed:
+    cache: Any = ()
+    return Feed(cache, [0], rows, features=[state.view(torch.int16).numpy()])
+
+
+@pytest.fixture
+def states() -> list[Tensor]:
+    return [torch.randn(1, 1, WIDTH).to(torch.bfloat16) for _ in range(3)]
+
+
+def plain(tensors: dict[str, Tensor], state: Tensor, head: int) -> Tensor:
+    found = state[0, 0].float()
+    for layer in range(LAYERS):
+        at = f"{head}.{layer}.linear"
+        found = found + silu(tensors[f"{at}.weight"] @ found + tensors[f"{at}.bias"])
+    return tensors[f"{head}.{LAYERS}.weight"] @ found
+
+
+def test_rows_are_those_of_the_paper(tensors: dict[str, Tensor], states: list[Tensor]) -> None:
+    head = head_of(tensors)
+    counts = (3, 1, 2)
+    found = head.forward([feed_of(*each) for each in zip(states, counts, strict=True)]).logits
+    wanted = [
+        plain(tensors, state, row)
+        for state, count in zip(states, counts, strict=True)
+        for row in range(count)
+    ]
+    torch.testing.assert_close(found, torch.stack(wanted), atol=1e-5, rtol=1e-5)
+    assert (head.depths, head.reads, head.hidden_size) == (HEADS, (6,), WIDTH)
+    assert (head.made_for, head.acceptance) == ("ab", ((0.5, 0.25), (0.25,)))
+    assert (head.forward_passes, head.fed_tokens) == (1, 3)
+
+
+def test_others_name_the_same_weights_otherwise(
+    tensors: dict[str, Tensor], states: list[Tensor]
+) -> None:
+    """As vLLM's files do, and with one output matrix for all heads."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        head, layer, *_, kind = name.split(".")
+        if "linear" in name:
+            renamed[f"blocks.{head}.layers.{layer}.{kind}"] = tensor
+    own = {name: tensor for name, tensor in tensors.items() if "linear" in name}
+    shared = tensors[f"0.{LAYERS}.weight"]
+    copies = {f"{head}.{LAYERS}.weight": shared.clone() for head in range(HEADS)}
+    layouts: list[dict[str, Tensor]] = [
+        renamed | {"lm_head.weight": shared},
+        renamed | {f"lm_heads.{head}.weight": shared for head in range(HEADS)},
+        own | copies,
+        {f"medusa_heads.{name}": tensor for name, tensor in (own | copies).items()},
+    ]
+    first, *others = (
+        head_of(layout).forward([feed_of(states[0], HEADS)]).logits for layout in layouts
+    )
+    for other in others:
+        torch.testing.assert_close(other, first)
+
+
+def test_a_text_alone_has_the_rows_that_it_has_among_others(
+    tensors: dict[str, Tensor], states: list[Tensor]
+) -> None:
+    head = head_of(tensors)
+    together = head.forward([feed_of(state, HEADS) for state in states]).logits
+    for i, state in enumerate(states):
+        alone = head.forward([feed_of(state, HEADS)]).logits
+        torch.testing.assert_close(alone, together[i * HEADS : (i + 1) * HEADS])
+
+
+def test_features_of_the_device_are_those_of_a_message(
+    tensors: dict[str, Tensor], states: list[Tensor]
+) -> None:
+    head, cache = head_of(tensors), ()
+    there = states[0].view(torch.int16)
+    feed = Feed(cache, [0], HEADS, features=[there])  # type: ignore[arg-type]
+    found = head.forward([feed]).logits
+    assert torch.equal(found, head.forward([feed_of(states[0], HEADS)]).logits)
+    assert np.isfinite(found.numpy()).all()
