@@ -1,8 +1,10 @@
 """What all heads of the embedded target are trained and measured with."""
 
+import argparse
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from transformers import LlamaForCausalLM
 from benchmarks.shapes import kept_by_rank
 from models import corpus, evaluate, llama, sampling
 from models.loop import Stage, aligned, windows
+from models.train import ALLOCATOR
 from models.zoo.boost import frozen, stream, tokenizer_of
 from tandem.inference.fingerprint import fingerprints, tokenizer_fingerprint
 
@@ -120,3 +123,43 @@ def measured(rows: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
             ranks.append(round(min([share, *ranks[-1:]]), 3))
         acceptance.append(ranks)
     return {"overlap": overlaps, "acceptance": acceptance}
+
+
+def report(folder: Path, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
+    """Print how well rows fit, and write acceptances into the head's configuration.
+
+    Args:
+        folder: of the head.
+        parts: for each depth p and q, see `measured`, text by text.
+    """
+    rows = [(torch.cat([p for p, _ in own]), torch.cat([q for _, q in own])) for own in parts]
+    figures = measured(rows)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["tandem"]["acceptance"] = figures["acceptance"]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    print(json.dumps(figures, indent=2), flush=True)
+
+
+def command(
+    name: str,
+    doc: str | None,
+    fit: Callable[[Path, Path, Path, float], None],
+    report: Callable[[Path, Path], None],
+) -> None:
+    """A head's script."""
+    parser = argparse.ArgumentParser(prog=f"python -m models.zoo.{name}", description=doc)
+    parser.add_argument("part", choices=["train", "evaluate", "all"])
+    parser.add_argument("--pair", type=Path, default=Path("models"), help="folder of the target")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/heads"))
+    parser.add_argument("--output", type=Path, default=Path("models"))
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    if not ALLOCATOR.keys() <= os.environ.keys():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    torch.set_num_threads(options.threads)
+    if options.part != "evaluate":
+        fit(options.pair, options.cache, options.output, options.scale)
+    if options.part != "train":
+        report(options.pair, options.output)

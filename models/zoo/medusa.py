@@ -4,19 +4,16 @@ Medusa-1 (arXiv 2401.10774): the target is frozen, and its own output matrix is 
 They learn the target's whole rows, and then the overlap with these itself.
 """
 
-import argparse
-import json
-import os
-import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models import llama
 from models.loop import Stage, train
-from models.train import ALLOCATOR, divergence, missed, scaled
+from models.train import divergence, missed, scaled
 from models.zoo import heads
 from tandem.inference.heads.medusa import residual
 
@@ -98,8 +95,6 @@ def fit(folder: Path, cache: Path, output: Path, scale: float) -> None:
 @torch.inference_mode()
 def report(folder: Path, output: Path) -> None:
     """Measure on the target's own texts; write acceptances into the head's configuration."""
-    from safetensors.torch import load_file
-
     model = MedusaBlocks(llama.TARGET.hidden_size)
     model.load_state_dict(load_file(output / "medusa" / "model.safetensors"))
     teacher = heads.Teacher(folder)
@@ -114,32 +109,12 @@ def report(folder: Path, output: Path) -> None:
         for k in range(HEADS):
             q = F.linear(found[k, :, first : -k - 1], table).softmax(-1)
             parts[k].append((p[:, first + k + 1 :], q))
-    rows = [(torch.cat([p for p, _ in own]), torch.cat([q for _, q in own])) for own in parts]
-    figures = heads.measured(rows)
-    path = output / "medusa" / "config.json"
-    config = json.loads(path.read_text())
-    config["tandem"]["acceptance"] = figures["acceptance"]
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    print(json.dumps(figures, indent=2), flush=True)
+    heads.report(output / "medusa", parts)
 
 
 def main() -> None:
     """Train, continuing an interrupted run, or measure the result."""
-    parser = argparse.ArgumentParser(prog="python -m models.zoo.medusa", description=__doc__)
-    parser.add_argument("part", choices=["train", "evaluate", "all"])
-    parser.add_argument("--pair", type=Path, default=Path("models"), help="folder of the target")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/heads"))
-    parser.add_argument("--output", type=Path, default=Path("models"))
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
-    torch.set_num_threads(options.threads)
-    if options.part != "evaluate":
-        fit(options.pair, options.cache, options.output, options.scale)
-    if options.part != "train":
-        report(options.pair, options.output)
+    heads.command("medusa", __doc__, fit, report)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from tandem.drafting.chains import ChainsRecipe
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.forest import ForestRecipe
 from tandem.drafting.heads.eagle import EagleRecipe
+from tandem.drafting.heads.hydra import HydraRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.lookup import LookupRecipe
 from tandem.drafting.model import ModelRecipe
@@ -18,6 +19,7 @@ RECIPES: tuple[type[Recipe], ...] = (
     ForestRecipe,
     LookupRecipe,
     MedusaRecipe,
+    HydraRecipe,
     EagleRecipe,
 )
 

@@ -22,12 +22,12 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of
+from tandem.inference.heads.head import Head, Room, features_of, norm_of
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.kv.size import cache_size
-from tandem.inference.passes.torch_llama import LlamaLayer, RMSNorm, Rotations
+from tandem.inference.passes.torch_llama import LlamaLayer, Rotations
 
 _FAMILIES: dict[str, tuple[Any, Any, Any]] = {
     "llama": (LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
@@ -136,9 +136,9 @@ class EagleHead(Head):
         own = {n.removeprefix(at): part for n, part in tensors.items() if n.startswith(at)}
         self._token_norm = self._state_norm = self._end_norm = None
         if self._fused:
-            self._token_norm = _norm(own.pop("input_layernorm.weight"), config)
-            self._state_norm = _norm(own.pop("hidden_norm.weight"), config)
-            self._end_norm = _norm(tensors["norm.weight"], config)
+            self._token_norm = norm_of(own.pop("input_layernorm.weight"), config.rms_norm_eps)
+            self._state_norm = norm_of(own.pop("hidden_norm.weight"), config.rms_norm_eps)
+            self._end_norm = norm_of(tensors["norm.weight"], config.rms_norm_eps)
         if "input_layernorm.weight" not in own:  # EAGLE's own have none
             layer.input_layernorm = None
         layer.load_state_dict(own, assign=True)
@@ -239,13 +239,6 @@ class EagleHead(Head):
                 cache.guessed = found[end - 1 : end]
             cache.grow(listed(feed.token_ids), feed.parents)
             first = end
-
-
-def _norm(weight: Tensor, config: Any) -> RMSNorm:
-    """A norm of a layer's kind."""
-    part: Any = nn.Module()
-    part.weight, part.variance_epsilon = nn.Parameter(weight), config.rms_norm_eps
-    return RMSNorm(part)
 
 
 def _of(target: TargetParts | None, files: HeadFiles, part: str) -> TargetParts:

@@ -13,12 +13,13 @@ from tandem.errors import StartupError, first_line
 
 # By what a folder is known as a head's: keys of its configuration, or names of its tensors. EAGLE's
 # configuration is that of any Llama.
-_KEYS = {"medusa_num_heads": "medusa"}
+_KEYS = {"medusa_num_heads": "medusa", "hydra_num_heads": "hydra"}
 _TENSORS = {"fc.weight": "eagle"}
 _OF_EAGLE_3 = ("midlayer.", "layers.0.hidden_norm.")
 _MODEL_TYPES = {"medusa": "medusa"}
 _LOOKED_FOR = {
     "medusa": "a config.json with medusa_num_heads",
+    "hydra": "a config.json with hydra_num_heads",
     "eagle": "*.safetensors with fc.weight",
 }
 _MOST_BYTES = 1 << 20  # of a configuration
@@ -31,7 +32,7 @@ class HeadFiles:
 
     Attributes:
         path: the folder.
-        family: "medusa" or "eagle"
+        family: "medusa", "hydra" or "eagle"
         config: as in config.json.
         own: what our training wrote beside the published keys; empty for a published head.
     """

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
@@ -19,6 +19,7 @@ from tandem.inference.fingerprint import tensors_fingerprint
 from tandem.inference.heads.files import HeadFiles
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.output import PassOutput
+from tandem.inference.passes.torch_llama import RMSNorm
 from tandem.profile import PassTime
 
 
@@ -167,6 +168,13 @@ class Head(ABC):
                 if times:
                     found.append((count, 1, float(median(times[1:]))))
         self.pass_times = found
+
+
+def norm_of(weight: Tensor, epsilon: float) -> RMSNorm:
+    """A norm with a weight."""
+    part: Any = nn.Module()
+    part.weight, part.variance_epsilon = nn.Parameter(weight, requires_grad=False), epsilon
+    return RMSNorm(part)
 
 
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:

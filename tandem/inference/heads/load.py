@@ -11,11 +11,12 @@ from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import HeadFiles, require_head
 from tandem.inference.heads.head import Head, Room
+from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
 
 Make = Callable[[HeadFiles, TargetParts | None, str, str, torch.dtype, Room], Head]
-FAMILIES: dict[str, Make] = {"medusa": MedusaHead, "eagle": EagleHead}
+FAMILIES: dict[str, Make] = {"medusa": MedusaHead, "hydra": HydraHead, "eagle": EagleHead}
 
 
 def load_head(folder: str, family: str, target: str, device: str, dtype: str, room: Room) -> Head:

@@ -38,6 +38,25 @@ def random_medusa(width: int, vocab_size: int, layers: int = 1) -> dict[str, Ten
     return tensors
 
 
+def random_hydra(width: int, vocab_size: int, *, prefix: bool = False) -> dict[str, Tensor]:
+    """The same of Hydra; with a prefix layer Hydra++. The embedding is the target's."""
+    tensors: dict[str, Tensor] = {}
+    for head in range(HEADS):
+        wide, at = (2 + head) * width, f"hydra_mlp.{head}"
+        for part in ("linear", "res_connection"):
+            tensors[f"{at}.1.{part}.weight"] = torch.randn(width, wide) / width**0.5
+            tensors[f"{at}.1.{part}.bias"] = torch.randn(width) / 4
+        tensors[f"{at}.3.linear.weight"] = torch.randn(width, width) / width**0.5
+        tensors[f"{at}.3.linear.bias"] = torch.randn(width) / 4
+        tensors[f"hydra_lm_head.{head}.1.weight"] = torch.randn(vocab_size, width) / 2
+    if prefix:
+        layer = {n: t for n, t in random_eagle(width).items() if n.startswith("layers.")}
+        layer |= {"layers.0.input_layernorm.weight": torch.rand(width) + 0.5}
+        layer |= {"norm.weight": torch.rand(width) + 0.5}
+        tensors |= {f"prefix_embeding_layer.{name}": tensor for name, tensor in layer.items()}
+    return tensors
+
+
 def random_eagle(width: int) -> dict[str, Tensor]:
     """Weights under the names of the authors' files: embedding and output are the target's."""
     inner, at = 2 * width, "layers.0"
@@ -98,6 +117,9 @@ def _made(method: str, width: int, vocab_size: int) -> tuple[dict[str, Any], dic
     """Configuration and weights."""
     if method == "eagle":
         return eagle_config(width, vocab_size), random_eagle(width)
+    if method == "hydra":
+        keys = eagle_config(width, vocab_size) | {"hydra_num_heads": HEADS, "hydra_num_layers": 2}
+        return keys, random_hydra(width, vocab_size, prefix=True)
     keys = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
     return keys, random_medusa(width, vocab_size)
 
@@ -121,7 +143,7 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
     torch.manual_seed(seed)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
     config, weights = _made(method, model.config.hidden_size, model.config.vocab_size)
-    if method == "eagle":
+    if method != "medusa":
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
     files = Weights(Path(method), method, {**config, **own}, weights)
