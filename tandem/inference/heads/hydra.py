@@ -97,7 +97,7 @@ class HydraHead(Head):
         tensors |= {"embed_tokens.weight": embedding, "output": outputs[min(outputs)]}
         super().__init__(files, target, tokenizer, tensors, device, dtype)
         placed = {name: tensor.to(self.device, dtype) for name, tensor in tensors.items()}
-        self._embedding = placed["embed_tokens.weight"]
+        self._embedding: Tensor = placed["embed_tokens.weight"]
         self.vocab_size, self.hidden_size = self._embedding.shape
         self._heads = _blocks_of(placed, files, self.hidden_size)
         self.depths = len(self._heads)

@@ -1,0 +1,75 @@
+"""What trains a head computes what serves it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import llama
+from models.zoo.eagle import SHAPE, EagleLayer
+from models.zoo.medusa import HEADS, LAYERS, MedusaBlocks
+from tandem.inference.feed import Feed
+from tandem.inference.heads.eagle import EagleHead
+from tandem.inference.heads.head import Room
+from tandem.inference.heads.medusa import MedusaHead
+from tests.support.models.heads import Weights
+
+WIDTH = llama.TARGET.hidden_size
+OWN = {"tandem": {"target_layers": 5}}
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def as_sent(states: Tensor) -> Any:
+    return states.to(torch.bfloat16).view(torch.int16).numpy()
+
+
+@torch.inference_mode()
+def test_medusa() -> None:
+    torch.manual_seed(0)
+    model = MedusaBlocks(WIDTH)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    table, state = torch.randn(9, WIDTH), torch.randn(1, WIDTH).to(torch.bfloat16).float()
+    files = Weights(Path("m"), "medusa", OWN, weights_of(model) | {"lm_head.weight": table})
+    head = MedusaHead(files, None, "", "cpu", torch.float32, Room(0, 0))
+    cache: Any = ()
+    feed = Feed(cache, [0], HEADS, features=[as_sent(state[None])])
+    wanted = F.linear(model(state)[:, 0], table)
+    torch.testing.assert_close(head.forward([feed]).logits, wanted, atol=1e-4, rtol=1e-4)
+    assert len(model.blocks) == HEADS
+    assert LAYERS == 3
+
+
+@torch.inference_mode()
+def test_eagle() -> None:
+    """Guesses behind true pairs, and behind guesses."""
+    model = EagleLayer()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    table, time, steps = torch.randn(9, WIDTH), 7, 3
+    tokens = torch.tensor([1, 5, 2, 8, 3, 0, 4, 7])
+    features = torch.randn(1, time, WIDTH).to(torch.bfloat16).float()
+    found = model(F.embedding(tokens, table)[None], features, steps)
+    weights = weights_of(model) | {"embed_tokens.weight": table, "lm_head.weight": table}
+    files = Weights(Path("e"), "eagle", SHAPE.to_dict() | OWN, weights)
+    head = EagleHead(files, None, "", "cpu", torch.float32, Room(64, 64))
+    for root in range(time - steps + 1):
+        cache = head.reserve(16)
+        assert cache is not None
+        for step in range(steps):
+            at = root + step + 1
+            if step:
+                feed = Feed(cache, [int(tokens[at])], 1, [step - 1])
+            else:
+                told = as_sent(features[0, :at, None])
+                feed = Feed(cache, tokens[1 : at + 1].tolist(), 1, features=[told])
+            wanted = F.linear(found[step][0, root], table)
+            torch.testing.assert_close(head.forward([feed]).logits[0], wanted, atol=2e-4, rtol=1e-3)
+        head.release(cache)
