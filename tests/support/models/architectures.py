@@ -215,8 +215,38 @@ def document() -> str:
     """docs/architectures.md, from the tables above."""
     supported = "\n".join(f"| {r.name} | `{r.model_type}` | {r.tried} |" for r in SUPPORTED)
     refused = "\n".join(f"| {r.name} | `{r.model_type}` | {r.reason} |" for r in REFUSED)
-    return _PAGE.format(supported=supported, refused=refused)
+    heads = "\n".join(f"| {' | '.join(row)} |" for row in _HEADS)
+    return _PAGE.format(supported=supported, heads=heads, refused=refused)
 
+
+# Method, layout, what it is recognised by, tensors.
+_HEADS = (
+    (
+        "`medusa`",
+        "the authors', vLLM's",
+        "`medusa_num_heads` in `config.json`, or `model_type` `medusa`",
+        "`HEAD.LAYER.linear.*` and `HEAD.LAYERS.weight`; or `blocks.HEAD.layers.LAYER.*` and"
+        " `lm_heads.HEAD.weight` or `lm_head.weight`",
+    ),
+    (
+        "`hydra`",
+        "the authors'",
+        "`hydra_num_heads` in `config.json`",
+        "`hydra_mlp.*`, `hydra_lm_head.*`; with a prefix layer `prefix_embeding_layer.*`",
+    ),
+    (
+        "`eagle`",
+        "EAGLE and EAGLE-2, the authors'",
+        "the tensor `fc.weight`",
+        "`fc.*`, `layers.0.*`",
+    ),
+    (
+        "`eagle`",
+        "EAGLE-3, the authors' and speculators'",
+        "`fc.weight` and `midlayer.*` or `layers.0.hidden_norm.weight`",
+        "these, `norm.weight`, `lm_head.weight`, `d2t`",
+    ),
+)
 
 _PAGE = """\
 # Which models can be served
@@ -247,6 +277,19 @@ models with sliding windows also run with torch.
 
 A checkpoint with `longrope` is served up to its original length, for instance 4,096 positions for
 Phi-3 with 128k. Beyond it, `transformers` would switch the frequencies of the whole batch.
+
+## Heads
+
+[Heads](recipes.md#heads) are recognised by their files. Weights must be `*.safetensors`.
+
+| method | layout | recognised by | tensors |
+|---|---|---|---|
+{heads}
+
+The layer of an EAGLE head is Llama's or Qwen3's. Embedding and output matrix come from the target's
+checkpoint where the head has none. The target can have any supported architecture. Tests compare
+the rows of each layout with the paper's formula, and those of EAGLE with the layers of
+`transformers`.
 
 ## Refused
 
