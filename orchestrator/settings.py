@@ -121,6 +121,10 @@ class OrchestratorSettings(ServiceSettings):
         " TARGETS",
     )
     verifier: str = Field("block", description="default verifier")
+    allow_lossy: bool = Field(
+        False,
+        description="offer verifiers that change the law of the text, such as lossy_typical",
+    )
     gamma: Annotated[int, Field(ge=0, le=LONGEST_DRAFT)] | Literal["auto"] = Field(
         "auto",
         description="default draft length; auto chooses it round by round by measured gain (a"

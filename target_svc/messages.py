@@ -11,7 +11,9 @@ from tandem.errors import InvalidRequest
 from tandem.inference.hidden_states import MOST_LAYERS
 from tandem.rpc import messages
 from tandem.target.v1 import target_pb2
-from tandem.verification import VERIFIERS, Verifier
+from tandem.verification import LOSSY_VERIFIERS, VERIFIERS, Verifier
+
+_RULES = VERIFIERS | LOSSY_VERIFIERS
 
 
 def verifier_infos() -> list[target_pb2.VerifierInfo]:
@@ -24,9 +26,27 @@ def verifier_infos() -> list[target_pb2.VerifierInfo]:
             needs_pure=rule.needs_pure,
             fixed_gamma=rule.fixed_gamma,
             resumable=rule.resumable,
+            options=[target_pb2.VerifierOption(**option._asdict()) for option in rule.options],
         )
-        for _, rule in sorted(VERIFIERS.items())
+        for _, rule in sorted(_RULES.items())
     ]
+
+
+def rule_from(request: target_pb2.OpenSequence) -> Verifier[Any]:
+    """The rule that decides a text.
+
+    Raises:
+        InvalidRequest: there is none of that name, or it has no such options.
+    """
+    rule = _RULES.get(request.verifier)
+    if rule is None:
+        raise InvalidRequest(
+            f"open.verifier {request.verifier!r} is unknown; use one of {sorted(_RULES)}"
+        )
+    try:
+        return rule.with_options(dict(request.verifier_options))
+    except ValueError as error:
+        raise InvalidRequest(f"open.verifier_options: {error}") from None
 
 
 def carry_from(message: common_pb2.VerifierCarry, rule: Verifier[Any], gamma: int) -> Any:

@@ -17,10 +17,17 @@ from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
-from tandem.verification import VERIFIERS, Verifier
+from tandem.verification import Verifier
 from target_svc import round as rounds
 from target_svc.drafts import OwnDrafts
-from target_svc.messages import carry_from, carry_to, check_fits, feedback_to, wanted_from
+from target_svc.messages import (
+    carry_from,
+    carry_to,
+    check_fits,
+    feedback_to,
+    rule_from,
+    wanted_from,
+)
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 
@@ -103,11 +110,7 @@ class VerifiedSequence(
         token_ids = messages.tokens_from(
             "open.token_ids", request.token_ids, self._vocab_size, self._max_length
         )
-        rule = VERIFIERS.get(request.verifier)
-        if rule is None:
-            raise InvalidRequest(
-                f"open.verifier {request.verifier!r} is unknown; use one of {sorted(VERIFIERS)}"
-            )
+        rule = rule_from(request)
         if request.max_new_tokens < 1:
             raise InvalidRequest("open.max_new_tokens must be at least 1")
         if len(token_ids) + request.max_new_tokens > self._max_length:

@@ -41,6 +41,7 @@ def request_from(message: pb.Generation) -> Request:
         verifier=speculation.verifier if speculation.HasField("verifier") else None,
         gamma=speculation.gamma if speculation.HasField("gamma") else None,
         nodes=speculation.max_nodes if speculation.HasField("max_nodes") else None,
+        verifier_options=speculation.verifier_options,
         first_round=message.first_round,
         received_ids=message.received_token_ids,
     )
@@ -106,6 +107,7 @@ def _effective(generation: Generation) -> pb.Effective:
             verifier=generation.verifier,
             gamma=generation.gamma,
             max_nodes=generation.nodes or None,
+            verifier_options=generation.verifier_options,
         ),
         first_round=generation.first_round,
     )

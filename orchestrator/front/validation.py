@@ -85,6 +85,7 @@ class Validator:
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
         if not drafted:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
+        options = self._options(request, verifier) if rule.name == verifier else {}
         stopping = Stopping(
             max_new_tokens,
             request.ignore_eos,
@@ -103,7 +104,24 @@ class Validator:
             choices,
             request.first_round,
             tuple(self._received(request, max_new_tokens)),
+            options,
         )
+
+    def _options(self, request: Request, verifier: str) -> dict[str, float]:
+        """All options of a rule, as they are asked for."""
+        known = self.capabilities.rules[verifier].options
+        found = {name: default for name, (default, _, _) in known.items()}
+        for name, value in request.verifier_options.items():
+            if name not in known:
+                has = f"has {list(known)}" if known else "has none"
+                raise InvalidRequest(f"verifier_options: no {name!r}, {verifier} {has}")
+            _, least, most = known[name]
+            if not least <= value <= most:
+                raise InvalidRequest(
+                    f"verifier_options: {name} must be {least:g}..{most:g}, got {value:g}"
+                )
+            found[name] = value
+        return found
 
     def _speculation(self, request: Request) -> tuple[str, int | None]:
         verifier = self.verifier if request.verifier is None else request.verifier
@@ -111,6 +129,7 @@ class Validator:
             raise InvalidRequest(
                 f"verifier {verifier!r} is unknown to the target, or does not suit the drafter; use"
                 f" one of {list(self.capabilities.rules)}"
+                + ("; a lossy rule needs ALLOW_LOSSY=true" if verifier[:6] == "lossy_" else "")
             )
         longest = self.capabilities.max_gamma
         if request.gamma is not None:

@@ -233,6 +233,7 @@ class VerifyCall:
             token_ids=prompt.token_ids,
             sampling=messages.sampling_to(prompt.sampling),
             verifier=verifier,
+            verifier_options=prompt.verifier_options,
             first_round=prompt.first_round,
             gamma=size.gamma,
             max_nodes=size.nodes,

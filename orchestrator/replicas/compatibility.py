@@ -146,18 +146,26 @@ def require_law(law: Law, reply: target_pb2.GetModelInfoResponse) -> None:
 def rules_of(
     target: target_pb2.GetModelInfoResponse,
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
+    *,
+    lossy: bool = False,
 ) -> dict[str, Rule]:
     """The target's rules that the drafts of every drafter suit, by name.
 
-    A rule takes drafts of a shape, and some take pure ones only.
+    A rule takes drafts of a shape, and some take pure ones only. Those that change the law of the
+    text are left out unless they are allowed (`lossy`).
     """
     pure = all(reply.pure for reply in drafters)
     return {
-        info.name: Rule(info.name, info.fixed_gamma, info.resumable)
+        info.name: Rule(info.name, info.fixed_gamma, info.resumable, _options_of(info))
         for info in sorted(target.verifiers, key=lambda info: info.name)
         if all(_takes(info.takes, reply.shape) for reply in drafters)
         and (pure or not info.needs_pure)
+        and (lossy or info.lossless)
     }
+
+
+def _options_of(info: target_pb2.VerifierInfo) -> dict[str, tuple[float, float, float]]:
+    return {each.name: (each.default, each.least, each.most) for each in info.options}
 
 
 def _takes(rule: common_pb2.DraftShape.ValueType, drafter: common_pb2.DraftShape.ValueType) -> bool:
@@ -367,6 +375,8 @@ def capabilities_of(
     targets: Sequence[target_pb2.GetModelInfoResponse],
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
     own: Sequence[drafter_pb2.GetModelInfoResponse] = (),
+    *,
+    lossy: bool = False,
 ) -> Capabilities:
     """What replicas offer that fit together; at least one target.
 
@@ -374,11 +384,14 @@ def capabilities_of(
         targets: see there.
         drafters: that draft for them; without any, what they draft themselves is used.
         own: what they draft themselves, see `own_drafters`; none where that is not wanted.
+        lossy: whether rules that change the law of the text are offered.
 
     Raises:
         Unavailable: no draft of a drafter fits the targets' messages.
     """
-    without_drafters = capabilities_of(targets, (), own) if drafters and own else None
+    without_drafters = None
+    if drafters and own:
+        without_drafters = capabilities_of(targets, (), own, lossy=lossy)
     by_target, drafters = not drafters and bool(own), drafters or own
     target = common_limits([reply.info for reply in targets])
     return Capabilities(
@@ -387,7 +400,7 @@ def capabilities_of(
         longest_draft(target, drafters),
         largest_tree(target, drafters),
         min(reply.max_rounds for reply in targets),
-        rules_of(targets[0], drafters),
+        rules_of(targets[0], drafters, lossy=lossy),
         law_of(targets[0]),
         tuple(dict.fromkeys(reply.recipe for reply in drafters if reply.recipe)),
         by_target,

@@ -69,6 +69,7 @@ class ReplicaPool:
             again,
         )
         self._draft_by = settings.draft_by
+        self._allow_lossy = settings.allow_lossy
         self._drafters = Replicas(
             "drafter",
             () if settings.draft_by == "target" else settings.drafters,
@@ -145,7 +146,7 @@ class ReplicaPool:
             self._drafts = [replica.reply for replica in agreed.drafters]
         elif self._drafters.expected and not self._drafts and not own:
             raise self._missing(self._drafters)
-        capabilities = capabilities_of(targets, self._drafts, own)
+        capabilities = capabilities_of(targets, self._drafts, own, lossy=self._allow_lossy)
         return (
             capabilities
             if self._capabilities is None or capabilities != self._capabilities

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ class Prompt:
         max_new_tokens: that may still be emitted.
         target_vocab_size: bounds every id, drafted or emitted.
         end_token_ids: behind which no round is wanted any more.
+        verifier_options: of the rule, by their names.
     """
 
     request_id: str
@@ -33,6 +34,7 @@ class Prompt:
     max_new_tokens: int
     target_vocab_size: int
     end_token_ids: Sequence[int] = ()
+    verifier_options: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class TargetWithFailover:
             generation.stopping.max_new_tokens - len(emitted),
             self._vocab_size,
             self._end_token_ids,
+            generation.verifier_options,
         )
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from orchestrator.text.contracts import DraftSize, Expected
@@ -29,6 +29,7 @@ class Request:
         nodes: tokens of a draft that is a tree.
         first_round: number of the first round.
         received_ids: of a text that is resumed, what came of it.
+        verifier_options: of the rule, by their names.
     """
 
     sampling: Sampling
@@ -44,6 +45,7 @@ class Request:
     nodes: int | None = None
     first_round: int = 0
     received_ids: Sequence[int] = ()
+    verifier_options: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,13 @@ class Rule:
         name: as requests name it.
         fixed_gamma: whether each of its drafts must be there, at full length.
         resumable: whether a client can go on behind what it received.
+        options: that a request may set: of each the default, the least and the largest value.
     """
 
     name: str
     fixed_gamma: bool = False
     resumable: bool = True
+    options: Mapping[str, tuple[float, float, float]] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class Generation:
         sizes: that drafts may have: one where nothing is left open.
         first_round: number of the first round.
         received_ids: tokens of the text that the client has already.
+        verifier_options: of the rule, by their names, all of them.
     """
 
     request_id: str
@@ -107,6 +112,7 @@ class Generation:
     sizes: tuple[DraftSize, ...]
     first_round: int = 0
     received_ids: tuple[int, ...] = ()
+    verifier_options: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def drafts(self) -> bool:

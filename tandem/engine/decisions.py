@@ -47,7 +47,7 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
         ask, size = asks[place], len(asks[place].draft).bit_length()
         kind = isinstance(ask.draft, Draft), drafts[place].is_chain
         states = ask.wanted, id(ask.scored.states)
-        key = id(ask.scored.logits), ask.rule.name, *kind, size, *states
+        key = id(ask.scored.logits), ask.rule, *kind, size, *states
         groups.setdefault(key, []).append(place)
     for (logits, *_), places in groups.items():
         probs, starts = probs_of[logits]

@@ -9,9 +9,9 @@ Nothing here synchronises with the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,22 @@ from tandem.verification.kernels.trees import FusedTreeVerdict
 from tandem.verification.tree import Judged, TreeRule
 
 W = TypeVar("W", bound=View)
+
+
+class RuleOption(NamedTuple):
+    """A number that a request may set for a rule.
+
+    Attributes:
+        name: in requests.
+        default: its value.
+        least: the smallest that it may be.
+        most: the largest.
+    """
+
+    name: str
+    default: float
+    least: float
+    most: float
 
 
 class Verifier(ABC, Generic[W]):
@@ -41,6 +57,7 @@ class Verifier(ABC, Generic[W]):
         resumable: whether a text can be continued from its emitted tokens alone.
         fused: the rule on chains as a kernel for a CPU, if there is one; see `kernel`.
         trees: the rule on trees; None if it takes chains only.
+        options: numbers that a request may set, as `with_options` takes them.
         fused_tree: the rule on trees as a kernel for a CPU, if there is one; see `tree_kernel`.
     """
 
@@ -53,6 +70,26 @@ class Verifier(ABC, Generic[W]):
     fused: ClassVar[FusedVerdict | None] = None
     trees: ClassVar[TreeRule | None] = None
     fused_tree: ClassVar[FusedTreeVerdict | None] = None
+    options: ClassVar[tuple[RuleOption, ...]] = ()
+
+    def with_options(self, values: Mapping[str, float]) -> Verifier[W]:
+        """The rule with some of its options set.
+
+        Raises:
+            ValueError: it has no such option, or the value is out of range; the message begins with
+                the option's name.
+        """
+        if values:
+            known = {option.name: option for option in self.options}
+            for name, value in values.items():
+                if name not in known:
+                    raise ValueError(f"{name} is no option of {self.name}: {list(known)}")
+                least, most = known[name].least, known[name].most
+                if not least <= value <= most:
+                    raise ValueError(f"{name} must be {least:g}..{most:g}, got {value:g}")
+            # A rule with options is a dataclass with a field for each.
+            return replace(self, **values)  # type: ignore[type-var]
+        return self
 
     def suits(self, shape: DraftShape, *, pure: bool) -> bool:
         """Whether it decides drafts of a shape. A rule for trees takes independent chains too."""

@@ -212,9 +212,26 @@ class Speculation(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class VerifierOptionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     VERIFIER_FIELD_NUMBER: builtins.int
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
+    VERIFIER_OPTIONS_FIELD_NUMBER: builtins.int
     verifier: builtins.str
     """verifier is one of GetModelInfoResponse.verifiers. Default: the orchestrator's
     setting ("block").
@@ -232,15 +249,23 @@ class Speculation(google.protobuf.message.Message):
     drafters make chains. Default: the orchestrator's setting (auto: chosen together with gamma, or
     to suit a given gamma).
     """
+    @property
+    def verifier_options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """verifier_options set options of the verifier by their names; those that are missing have their
+        defaults, which Summary.effective returns. INVALID_ARGUMENT: the verifier has no such option,
+        or its value is out of range.
+        """
+
     def __init__(
         self,
         *,
         verifier: builtins.str | None = ...,
         gamma: builtins.int | None = ...,
         max_nodes: builtins.int | None = ...,
+        verifier_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_gamma", b"_gamma", "_max_nodes", b"_max_nodes", "_verifier", b"_verifier", "gamma", b"gamma", "max_nodes", b"max_nodes", "verifier", b"verifier"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_gamma", b"_gamma", "_max_nodes", b"_max_nodes", "_verifier", b"_verifier", "gamma", b"gamma", "max_nodes", b"max_nodes", "verifier", b"verifier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_gamma", b"_gamma", "_max_nodes", b"_max_nodes", "_verifier", b"_verifier", "gamma", b"gamma", "max_nodes", b"max_nodes", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gamma", b"_gamma"]) -> typing.Literal["gamma"] | None: ...
     @typing.overload

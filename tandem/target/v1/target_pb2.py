@@ -25,45 +25,51 @@ _sym_db = _symbol_database.Default()
 from tandem.common.v1 import common_pb2 as tandem_dot_common_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"D\n\rVerifyRequest\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.tandem.target.v1.SequenceRequest\"\xfc\x01\n\x0fSequenceRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12.\n\x04open\x18\x03 \x01(\x0b\x32\x1e.tandem.target.v1.OpenSequenceH\x00\x12.\n\x06verify\x18\x04 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12\x30\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.CloseSequenceH\x00\x12(\n\x03run\x18\x06 \x01(\x0b\x32\x19.tandem.target.v1.RunStepH\x00\x42\x06\n\x04step\"\xd2\x02\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12\r\n\x05gamma\x18\x07 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\n \x03(\r\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x11\n\tmax_nodes\x18\x0b \x01(\r\x12\x30\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x0c \x01(\x0b\x32\x1e.tandem.common.v1.FeedbackSpec\"g\n\nVerifyStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\x08\"\\\n\x07RunStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05gamma\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\"\x0f\n\rCloseSequence\"G\n\x0eVerifyResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".tandem.target.v1.SequenceResponse\"\xc0\x01\n\x10SequenceResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x32\n\x06opened\x18\x02 \x01(\x0b\x32 .tandem.target.v1.OpenedSequenceH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.tandem.common.v1.SequenceEndH\x00\x42\x08\n\x06result\"\xec\x01\n\x0eOpenedSequence\x12\x15\n\x08token_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12.\n\x05\x63\x61rry\x18\x02 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x03 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x06 \x01(\x0b\x32\x1a.tandem.common.v1.FeedbackB\x0b\n\t_token_id\"\x86\x03\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08overlaps\x18\x05 \x03(\x02\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x07 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x08 \x01(\x0b\x32\x1a.tandem.common.v1.Feedback\x12\r\n\x05place\x18\t \x01(\r\x12\x16\n\x0eopen_sequences\x18\n \x01(\r\x12\x0c\n\x04last\x18\x0b \x01(\x08\x12(\n\x07\x64rafted\x18\x0c \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12\x31\n\x0b\x64raft_times\x18\r \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\"\x15\n\x13GetModelInfoRequest\"\xff\x01\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x31\n\tverifiers\x18\x03 \x03(\x0b\x32\x1e.tandem.target.v1.VerifierInfo\x12\x12\n\nmax_rounds\x18\x04 \x01(\r\x12.\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x1e.tandem.target.v1.TargetDrafts\x12\x17\n\x0f\x66\x65\x65\x64\x62\x61\x63k_layers\x18\x06 \x03(\r\"\xe9\x01\n\x0cTargetDrafts\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06recipe\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12+\n\x05shape\x18\x04 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x0c\n\x04pure\x18\x05 \x01(\x08\x12\x11\n\tmax_gamma\x18\x06 \x01(\r\x12\x11\n\tmax_nodes\x18\x07 \x01(\r\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12.\n\npass_times\x18\t \x03(\x0b\x32\x1a.tandem.common.v1.PassTime\"\x97\x01\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08lossless\x18\x02 \x01(\x08\x12+\n\x05takes\x18\x03 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x12\n\nneeds_pure\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ixed_gamma\x18\x05 \x01(\x08\x12\x11\n\tresumable\x18\x06 \x01(\x08\"\x15\n\x13GetTokenizerRequest\"Z\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t2\x9e\x02\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12]\n\x0cGetModelInfo\x12%.tandem.target.v1.GetModelInfoRequest\x1a&.tandem.target.v1.GetModelInfoResponse\x12]\n\x0cGetTokenizer\x12%.tandem.target.v1.GetTokenizerRequest\x1a&.tandem.target.v1.GetTokenizerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/target/v1/target.proto\x12\x10tandem.target.v1\x1a\x1dtandem/common/v1/common.proto\"D\n\rVerifyRequest\x12\x33\n\x08requests\x18\x01 \x03(\x0b\x32!.tandem.target.v1.SequenceRequest\"\xfc\x01\n\x0fSequenceRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0btraceparent\x18\x02 \x01(\t\x12.\n\x04open\x18\x03 \x01(\x0b\x32\x1e.tandem.target.v1.OpenSequenceH\x00\x12.\n\x06verify\x18\x04 \x01(\x0b\x32\x1c.tandem.target.v1.VerifyStepH\x00\x12\x30\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1f.tandem.target.v1.CloseSequenceH\x00\x12(\n\x03run\x18\x06 \x01(\x0b\x32\x19.tandem.target.v1.RunStepH\x00\x42\x06\n\x04step\"\xd9\x03\n\x0cOpenSequence\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08sampling\x18\x03 \x01(\x0b\x32\x1a.tandem.common.v1.Sampling\x12\x10\n\x08verifier\x18\x04 \x01(\t\x12\x13\n\x0b\x66irst_round\x18\x05 \x01(\x04\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12\r\n\x05gamma\x18\x07 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\x12\x15\n\rend_token_ids\x18\n \x03(\r\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\x12\x11\n\tmax_nodes\x18\x0b \x01(\r\x12\x30\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x0c \x01(\x0b\x32\x1e.tandem.common.v1.FeedbackSpec\x12M\n\x10verifier_options\x18\r \x03(\x0b\x32\x33.tandem.target.v1.OpenSequence.VerifierOptionsEntry\x1a\x36\n\x14VerifierOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"g\n\nVerifyStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12&\n\x05\x64raft\x18\x03 \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12\x10\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x04 \x01(\x08\"\\\n\x07RunStep\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x0e\n\x06rounds\x18\x03 \x01(\r\x12\r\n\x05gamma\x18\x04 \x01(\r\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\"\x0f\n\rCloseSequence\"G\n\x0eVerifyResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".tandem.target.v1.SequenceResponse\"\xc0\x01\n\x10SequenceResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x32\n\x06opened\x18\x02 \x01(\x0b\x32 .tandem.target.v1.OpenedSequenceH\x00\x12,\n\x07verdict\x18\x03 \x01(\x0b\x32\x19.tandem.target.v1.VerdictH\x00\x12.\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x1d.tandem.common.v1.SequenceEndH\x00\x42\x08\n\x06result\"\xec\x01\n\x0eOpenedSequence\x12\x15\n\x08token_id\x18\x01 \x01(\rH\x00\x88\x01\x01\x12.\n\x05\x63\x61rry\x18\x02 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x03 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12\x16\n\x0eopen_sequences\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x06\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x06 \x01(\x0b\x32\x1a.tandem.common.v1.FeedbackB\x0b\n\t_token_id\"\x86\x03\n\x07Verdict\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x03 \x01(\r\x12\x15\n\rnext_token_id\x18\x04 \x01(\r\x12\x10\n\x08overlaps\x18\x05 \x03(\x02\x12.\n\x05\x63\x61rry\x18\x06 \x01(\x0b\x32\x1f.tandem.common.v1.VerifierCarry\x12+\n\x05times\x18\x07 \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\x12,\n\x08\x66\x65\x65\x64\x62\x61\x63k\x18\x08 \x01(\x0b\x32\x1a.tandem.common.v1.Feedback\x12\r\n\x05place\x18\t \x01(\r\x12\x16\n\x0eopen_sequences\x18\n \x01(\r\x12\x0c\n\x04last\x18\x0b \x01(\x08\x12(\n\x07\x64rafted\x18\x0c \x01(\x0b\x32\x17.tandem.common.v1.Draft\x12\x31\n\x0b\x64raft_times\x18\r \x01(\x0b\x32\x1c.tandem.common.v1.StageTimes\"\x15\n\x13GetModelInfoRequest\"\xff\x01\n\x14GetModelInfoResponse\x12)\n\x04info\x18\x01 \x01(\x0b\x32\x1b.tandem.common.v1.ModelInfo\x12,\n\x05stats\x18\x02 \x01(\x0b\x32\x1d.tandem.common.v1.EngineStats\x12\x31\n\tverifiers\x18\x03 \x03(\x0b\x32\x1e.tandem.target.v1.VerifierInfo\x12\x12\n\nmax_rounds\x18\x04 \x01(\r\x12.\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x1e.tandem.target.v1.TargetDrafts\x12\x17\n\x0f\x66\x65\x65\x64\x62\x61\x63k_layers\x18\x06 \x03(\r\"\xe9\x01\n\x0cTargetDrafts\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x0e\n\x06recipe\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12+\n\x05shape\x18\x04 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x0c\n\x04pure\x18\x05 \x01(\x08\x12\x11\n\tmax_gamma\x18\x06 \x01(\r\x12\x11\n\tmax_nodes\x18\x07 \x01(\r\x12\x12\n\nmax_length\x18\x08 \x01(\r\x12.\n\npass_times\x18\t \x03(\x0b\x32\x1a.tandem.common.v1.PassTime\"\xca\x01\n\x0cVerifierInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08lossless\x18\x02 \x01(\x08\x12+\n\x05takes\x18\x03 \x01(\x0e\x32\x1c.tandem.common.v1.DraftShape\x12\x12\n\nneeds_pure\x18\x04 \x01(\x08\x12\x13\n\x0b\x66ixed_gamma\x18\x05 \x01(\x08\x12\x11\n\tresumable\x18\x06 \x01(\x08\x12\x31\n\x07options\x18\x07 \x03(\x0b\x32 .tandem.target.v1.VerifierOption\"L\n\x0eVerifierOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x64\x65\x66\x61ult\x18\x02 \x01(\x01\x12\r\n\x05least\x18\x03 \x01(\x01\x12\x0c\n\x04most\x18\x04 \x01(\x01\"\x15\n\x13GetTokenizerRequest\"Z\n\x14GetTokenizerResponse\x12\x16\n\x0etokenizer_json\x18\x01 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x15\n\rchat_template\x18\x03 \x01(\t2\x9e\x02\n\rTargetService\x12O\n\x06Verify\x12\x1f.tandem.target.v1.VerifyRequest\x1a .tandem.target.v1.VerifyResponse(\x01\x30\x01\x12]\n\x0cGetModelInfo\x12%.tandem.target.v1.GetModelInfoRequest\x1a&.tandem.target.v1.GetModelInfoResponse\x12]\n\x0cGetTokenizer\x12%.tandem.target.v1.GetTokenizerRequest\x1a&.tandem.target.v1.GetTokenizerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.target.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_OPENSEQUENCE_VERIFIEROPTIONSENTRY']._loaded_options = None
+  _globals['_OPENSEQUENCE_VERIFIEROPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_VERIFYREQUEST']._serialized_start=82
   _globals['_VERIFYREQUEST']._serialized_end=150
   _globals['_SEQUENCEREQUEST']._serialized_start=153
   _globals['_SEQUENCEREQUEST']._serialized_end=405
   _globals['_OPENSEQUENCE']._serialized_start=408
-  _globals['_OPENSEQUENCE']._serialized_end=746
-  _globals['_VERIFYSTEP']._serialized_start=748
-  _globals['_VERIFYSTEP']._serialized_end=851
-  _globals['_RUNSTEP']._serialized_start=853
-  _globals['_RUNSTEP']._serialized_end=945
-  _globals['_CLOSESEQUENCE']._serialized_start=947
-  _globals['_CLOSESEQUENCE']._serialized_end=962
-  _globals['_VERIFYRESPONSE']._serialized_start=964
-  _globals['_VERIFYRESPONSE']._serialized_end=1035
-  _globals['_SEQUENCERESPONSE']._serialized_start=1038
-  _globals['_SEQUENCERESPONSE']._serialized_end=1230
-  _globals['_OPENEDSEQUENCE']._serialized_start=1233
-  _globals['_OPENEDSEQUENCE']._serialized_end=1469
-  _globals['_VERDICT']._serialized_start=1472
-  _globals['_VERDICT']._serialized_end=1862
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1864
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1885
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1888
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2143
-  _globals['_TARGETDRAFTS']._serialized_start=2146
-  _globals['_TARGETDRAFTS']._serialized_end=2379
-  _globals['_VERIFIERINFO']._serialized_start=2382
-  _globals['_VERIFIERINFO']._serialized_end=2533
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=2535
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=2556
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2558
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2648
-  _globals['_TARGETSERVICE']._serialized_start=2651
-  _globals['_TARGETSERVICE']._serialized_end=2937
+  _globals['_OPENSEQUENCE']._serialized_end=881
+  _globals['_OPENSEQUENCE_VERIFIEROPTIONSENTRY']._serialized_start=827
+  _globals['_OPENSEQUENCE_VERIFIEROPTIONSENTRY']._serialized_end=881
+  _globals['_VERIFYSTEP']._serialized_start=883
+  _globals['_VERIFYSTEP']._serialized_end=986
+  _globals['_RUNSTEP']._serialized_start=988
+  _globals['_RUNSTEP']._serialized_end=1080
+  _globals['_CLOSESEQUENCE']._serialized_start=1082
+  _globals['_CLOSESEQUENCE']._serialized_end=1097
+  _globals['_VERIFYRESPONSE']._serialized_start=1099
+  _globals['_VERIFYRESPONSE']._serialized_end=1170
+  _globals['_SEQUENCERESPONSE']._serialized_start=1173
+  _globals['_SEQUENCERESPONSE']._serialized_end=1365
+  _globals['_OPENEDSEQUENCE']._serialized_start=1368
+  _globals['_OPENEDSEQUENCE']._serialized_end=1604
+  _globals['_VERDICT']._serialized_start=1607
+  _globals['_VERDICT']._serialized_end=1997
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1999
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2020
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2023
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2278
+  _globals['_TARGETDRAFTS']._serialized_start=2281
+  _globals['_TARGETDRAFTS']._serialized_end=2514
+  _globals['_VERIFIERINFO']._serialized_start=2517
+  _globals['_VERIFIERINFO']._serialized_end=2719
+  _globals['_VERIFIEROPTION']._serialized_start=2721
+  _globals['_VERIFIEROPTION']._serialized_end=2797
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=2799
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=2820
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=2822
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=2912
+  _globals['_TARGETSERVICE']._serialized_start=2915
+  _globals['_TARGETSERVICE']._serialized_end=3201
 # @@protoc_insertion_point(module_scope)

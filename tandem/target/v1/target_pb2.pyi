@@ -106,6 +106,22 @@ class OpenSequence(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class VerifierOptionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     SAMPLING_FIELD_NUMBER: builtins.int
@@ -118,6 +134,7 @@ class OpenSequence(google.protobuf.message.Message):
     FINGERPRINT_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
+    VERIFIER_OPTIONS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -171,6 +188,12 @@ class OpenSequence(google.protobuf.message.Message):
         among feedback_layers, more than 4 layers or one twice, or an unknown dtype.
         """
 
+    @property
+    def verifier_options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """verifier_options set options of the verifier by their names; those that are missing have their
+        defaults. INVALID_ARGUMENT: the verifier has no such option, or its value is out of range.
+        """
+
     def __init__(
         self,
         *,
@@ -186,9 +209,10 @@ class OpenSequence(google.protobuf.message.Message):
         fingerprint: builtins.str = ...,
         max_nodes: builtins.int = ...,
         feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
+        verifier_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -619,6 +643,7 @@ class VerifierInfo(google.protobuf.message.Message):
     NEEDS_PURE_FIELD_NUMBER: builtins.int
     FIXED_GAMMA_FIELD_NUMBER: builtins.int
     RESUMABLE_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """name as OpenSequence.verifier has it."""
     lossless: builtins.bool
@@ -639,6 +664,10 @@ class VerifierInfo(google.protobuf.message.Message):
     carry for that is not resumable; another target can still continue such a text, since it gets
     the carry.
     """
+    @property
+    def options(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___VerifierOption]:
+        """options that `open` may set."""
+
     def __init__(
         self,
         *,
@@ -648,10 +677,41 @@ class VerifierInfo(google.protobuf.message.Message):
         needs_pure: builtins.bool = ...,
         fixed_gamma: builtins.bool = ...,
         resumable: builtins.bool = ...,
+        options: collections.abc.Iterable[Global___VerifierOption] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fixed_gamma", b"fixed_gamma", "lossless", b"lossless", "name", b"name", "needs_pure", b"needs_pure", "resumable", b"resumable", "takes", b"takes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fixed_gamma", b"fixed_gamma", "lossless", b"lossless", "name", b"name", "needs_pure", b"needs_pure", "options", b"options", "resumable", b"resumable", "takes", b"takes"]) -> None: ...
 
 Global___VerifierInfo: typing_extensions.TypeAlias = VerifierInfo
+
+@typing.final
+class VerifierOption(google.protobuf.message.Message):
+    """VerifierOption is a number that changes what a verifier does."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DEFAULT_FIELD_NUMBER: builtins.int
+    LEAST_FIELD_NUMBER: builtins.int
+    MOST_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """name as OpenSequence.verifier_options has it."""
+    default: builtins.float
+    """default is its value if it is not set."""
+    least: builtins.float
+    """least is the smallest value."""
+    most: builtins.float
+    """most is the largest value."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        default: builtins.float = ...,
+        least: builtins.float = ...,
+        most: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["default", b"default", "least", b"least", "most", b"most", "name", b"name"]) -> None: ...
+
+Global___VerifierOption: typing_extensions.TypeAlias = VerifierOption
 
 @typing.final
 class GetTokenizerRequest(google.protobuf.message.Message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -117,6 +118,14 @@ _Verifier = Annotated[
         rich_help_panel=_SPECULATION,
     ),
 ]
+_VerifierOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the verifier, such as epsilon=0.05 of lossy_typical. Repeatable.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
 _Gamma = Annotated[
     int | None,
     typer.Option(
@@ -157,6 +166,7 @@ def generate(
     stop_token_id: _StopTokenId = None,
     ignore_eos: _IgnoreEos = False,
     verifier: _Verifier = None,
+    verifier_option: _VerifierOption = None,
     gamma: _Gamma = None,
     nodes: _Nodes = None,
 ) -> None:
@@ -185,7 +195,12 @@ def generate(
                     stop_token_ids=stop_token_id or (),
                     stop_strings=stop or (),
                 ),
-                speculation=pb.Speculation(verifier=verifier, gamma=gamma, max_nodes=nodes),
+                speculation=pb.Speculation(
+                    verifier=verifier,
+                    gamma=gamma,
+                    max_nodes=nodes,
+                    verifier_options=_options(verifier_option or ()),
+                ),
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None
@@ -207,6 +222,22 @@ def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list
         return None, [int(part) for part in token_ids.split(",")]
     except ValueError:
         raise typer.BadParameter(f"--token-ids: {token_ids!r} is no list of numbers") from None
+
+
+def _options(given: Sequence[str]) -> dict[str, float]:
+    """Options of a verifier.
+
+    Raises:
+        typer.BadParameter: one is not NAME=VALUE.
+    """
+    found = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise typer.BadParameter(f"--verifier-option: {each!r} is no NAME=NUMBER") from None
+    return found
 
 
 def _tell(sentence: str) -> None:

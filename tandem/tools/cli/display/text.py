@@ -64,6 +64,8 @@ def summary_line(summary: pb.Summary, wall_s: float) -> str:
         parts.append(f"block efficiency {summary.block_efficiency:.2f}")
     if len(summary.accepted_per_rank) > 1:
         parts.append(f"kept by rank {'/'.join(map(str, summary.accepted_per_rank))}")
+    if summary.effective.speculation.verifier.startswith("lossy_"):
+        parts.append(f"{summary.effective.speculation.verifier}: not the target's law")
     if summary.drafter_lost:
         parts.append("drafter lost on the way")
     reason = pb.FinishReason.Name(summary.finish_reason).removeprefix("FINISH_REASON_")
