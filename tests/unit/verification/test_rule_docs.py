@@ -14,5 +14,5 @@ from tandem.verification import VERIFIERS
 @pytest.mark.parametrize("command", ["up", "generate"])
 def test_help_names_every_rule(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).stdout
-    (line,) = [line for line in shown.splitlines() if "--verifier" in line]
+    (line,) = [line for line in shown.splitlines() if "--verifier " in line]
     assert set(VERIFIERS) <= set(re.findall(r"\w+", line)), f"name all in commands/{command}.py"
