@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.drafting.choice.head_folder import head_folder
+from tandem.errors import StartupError
 from tandem.failure import Misconfigured
 from tandem.tools.local.process import ROOT
 
@@ -75,8 +76,8 @@ class Pair:
         """Settings by service, without their prefixes.
 
         Raises:
-            Misconfigured: a model does not exist; or a target is named with neither drafter nor
-                recipe; or a recipe together with drafter "none".
+            Misconfigured: a model does not exist, or a head is broken; or a target is named with
+                neither drafter nor recipe; or a recipe together with drafter "none".
         """
         if self.target is not None and self.drafter is None and self.recipe is None:
             raise Misconfigured(
@@ -97,7 +98,10 @@ class Pair:
         services = {}
         if self.drafter != NO_DRAFTER:
             model = self._drafter_model()
-            head = head_folder(model, str(target["MODEL"]))
+            try:
+                head = head_folder(model, str(target["MODEL"]))
+            except StartupError as error:
+                raise Misconfigured(f"drafter: {error}") from None
             target["FEEDBACK"] = None if head is None else head.feedback
             drafter = {
                 "MODEL": model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tandem.inference.kv import size
 from tandem.serving.drafting import load_models
 from target_svc.servicer import TargetServicer
 from target_svc.settings import TargetSettings
+from tests.support.models.heads import save_random_head
 from tests.support.models.tiny import save_random_llama
 
 
@@ -49,6 +51,43 @@ def test_another_vocabulary_is_refused(
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(other))
     with pytest.raises(StartupError, match="target and other have 5 and 7 token ids"):
         loaded(random_pair, drafts="model")
+
+
+@pytest.mark.parametrize(
+    ("feedback", "own", "sentence"),
+    [
+        ("none", {}, "that target does not give: set TANDEM_TARGET_FEEDBACK=last"),
+        ("0", {}, "that target does not give: set TANDEM_TARGET_FEEDBACK=last"),
+        ("last", {"made_for": "ab" * 32}, "made for a target with the weights abababababab, and"),
+    ],
+)
+def test_a_head_of_another_target_is_refused(
+    feedback: str,
+    own: dict[str, str],
+    sentence: str,
+    random_pair: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = save_random_head(tmp_path / "head", "medusa", random_pair[1])
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps(config | {"tandem": own}))
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(head))
+    with pytest.raises(StartupError, match="TANDEM_TARGET_DRAFTS: the head") as caught:
+        loaded(random_pair, drafts="medusa", feedback=feedback)
+    assert sentence in str(caught.value)
+
+
+def test_a_head_of_the_target_drafts_in_it(
+    random_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the head lacks is the target's own, without a word of it."""
+    head = save_random_head(tmp_path / "head", "eagle", random_pair[1])
+    monkeypatch.setenv("TANDEM_DRAFTER_MODEL", str(head))
+    found = loaded(random_pair, drafts="eagle", feedback="0,last")
+    assert (found.drafts.wanted.layers, found.drafts.wanted.on_device) == ((1,), True)
+    assert found.drafts.info.drafter == "eagle"
+    assert found.info.cache_tokens > 0
 
 
 def test_memory_that_does_not_hold_both_is_refused(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tandem.failure import Misconfigured
 from tandem.tools.local.pair import Pair, embedded
+from tests.support.models.heads import save_random_head
+from tests.support.models.tiny import save_random_llama
 
 
 def test_drafts_inside_are_a_setting_of_the_target() -> None:
@@ -24,3 +28,28 @@ def test_otherwise_the_target_drafts_nothing() -> None:
 def test_without_a_drafter_nothing_can_draft(recipe: str | None, inside: bool) -> None:
     with pytest.raises(Misconfigured, match="--drafter none that nothing does"):
         Pair(drafter="none", recipe=recipe, inside=inside).settings()
+
+
+@pytest.mark.parametrize("method", ["medusa", "hydra", "eagle"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_head_is_known_by_its_files(method: str, inside: bool, tmp_path: Path) -> None:
+    """And sets what drafts, and what the target gives it."""
+    target = save_random_llama(tmp_path / "target", 1)
+    head = save_random_head(tmp_path / "head", method, target)
+    services = Pair(str(target), str(head), inside=inside).settings()
+    drafter, own = services["drafter"], services["target"]
+    assert (drafter["METHOD"], drafter["MODEL"], drafter["TARGET"]) == (
+        method,
+        str(head),
+        str(target),
+    )
+    assert own["FEEDBACK"] == "last"
+    assert own.get("DRAFTS") == (method if inside else None)
+
+
+def test_a_broken_head_is_named(tmp_path: Path) -> None:
+    target = save_random_llama(tmp_path / "target", 1)
+    head = save_random_head(tmp_path / "head", "eagle", target)
+    (head / "model.safetensors").write_bytes(b"\xff" * 99)
+    with pytest.raises(Misconfigured, match="drafter: cannot read the weights"):
+        Pair(str(target), str(head)).settings()
