@@ -90,7 +90,7 @@ def angles(time: int, size: int) -> tuple[Tensor, Tensor]:
     return angle.cos(), angle.sin()
 
 
-def _attention(x: Tensor, qkv: Tensor, out: Tensor, heads: int) -> Tensor:
+def attention(x: Tensor, qkv: Tensor, out: Tensor, heads: int) -> Tensor:
     """Causal self-attention on x [batch, time, width]."""
     batch, time, width = x.shape
     size = width // heads
@@ -147,7 +147,7 @@ def features(half: Half, tokens: Tensor, shape: LlamaConfig) -> Tensor:
     x = F.embedding(tokens, half.table)
     for layer in half.layers:
         seen = norm(x, layer["first"])
-        x = x + _attention(seen, layer["qkv"], layer["out"], shape.num_attention_heads)
+        x = x + attention(seen, layer["qkv"], layer["out"], shape.num_attention_heads)
         x = feed_forward(x, layer)
     return norm(x, half.norm)
 

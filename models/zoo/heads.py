@@ -144,10 +144,19 @@ def report(folder: Path, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> No
 def command(
     name: str,
     doc: str | None,
-    fit: Callable[[Path, Path, Path, float], None],
-    report: Callable[[Path, Path], None],
+    fit: Callable[..., None],
+    report: Callable[..., None],
+    **flags: str,
 ) -> None:
-    """A head's script."""
+    """A head's script.
+
+    Args:
+        name: of its module.
+        doc: of its module.
+        fit: trains: target's folder, cache, output, scale, and the flags.
+        report: measures: target's folder, output, and the flags.
+        flags: further options by their names, each with its help.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m models.zoo.{name}", description=doc)
     parser.add_argument("part", choices=["train", "evaluate", "all"])
     parser.add_argument("--pair", type=Path, default=Path("models"), help="folder of the target")
@@ -155,11 +164,14 @@ def command(
     parser.add_argument("--output", type=Path, default=Path("models"))
     parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
     parser.add_argument("--threads", type=int, default=1)
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
     options = parser.parse_args()
+    chosen = {flag: getattr(options, flag) for flag in flags}
     if not ALLOCATOR.keys() <= os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
     torch.set_num_threads(options.threads)
     if options.part != "evaluate":
-        fit(options.pair, options.cache, options.output, options.scale)
+        fit(options.pair, options.cache, options.output, options.scale, **chosen)
     if options.part != "train":
-        report(options.pair, options.output)
+        report(options.pair, options.output, **chosen)

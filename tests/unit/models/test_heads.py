@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models import llama
 from models.zoo.eagle import SHAPE, EagleLayer
+from models.zoo.hydra import PREFIX, HydraHeads
 from models.zoo.medusa import HEADS, LAYERS, MedusaBlocks
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Room
+from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tests.support.models.heads import Weights
 
@@ -45,6 +48,36 @@ def test_medusa() -> None:
     torch.testing.assert_close(head.forward([feed]).logits, wanted, atol=1e-4, rtol=1e-4)
     assert len(model.blocks) == HEADS
     assert LAYERS == 3
+
+
+@pytest.mark.parametrize("plus", [False, True])
+@torch.inference_mode()
+def test_hydra(plus: bool) -> None:
+    """Behind the emitted token, and along a path."""
+    model = HydraHeads(plus)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    table, time = torch.randn(9, WIDTH), 5
+    tokens = torch.tensor([1, 5, 2, 8, 3, 0])
+    features = torch.randn(1, time, WIDTH).to(torch.bfloat16).float()
+    found = model(F.embedding(tokens, table)[None], features)
+    weights = weights_of(model) | {"embed_tokens.weight": table}
+    weights |= {f"hydra_lm_head.{k}.weight": table for k in range(len(found))}
+    files = Weights(Path("h"), "hydra", {"prefix_config": PREFIX.to_dict(), **OWN}, weights)
+    head = HydraHead(files, None, "", "cpu", torch.float32, Room(64, 64))
+    for root in range(time - len(found) + 1):
+        cache = head.reserve(16)
+        assert cache is not None
+        for k, states in enumerate(found):
+            at = root + 1 + k
+            if k:
+                feed = Feed(cache, [int(tokens[at])], 1, [k - 1])
+            else:
+                told = as_sent(features[0, : root + 1, None])
+                feed = Feed(cache, tokens[1 : root + 2].tolist(), 1, features=[told])
+            wanted = F.linear(states[0, root], table)
+            torch.testing.assert_close(head.forward([feed]).logits[0], wanted, atol=2e-4, rtol=1e-3)
+        head.release(cache)
 
 
 @torch.inference_mode()
