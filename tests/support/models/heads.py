@@ -138,7 +138,7 @@ class Weights(HeadFiles):
         return dict(self.weights)
 
 
-def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
+def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str = "cpu") -> Head:
     """A head of a method for a target."""
     torch.manual_seed(seed)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
@@ -147,7 +147,7 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5) -> Head:
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
     files = Weights(Path(method), method, {**config, **own}, weights)
-    return FAMILIES[method](files, None, "", "cpu", torch.float32, Room(4096, 4096))
+    return FAMILIES[method](files, None, "", device, torch.float32, Room(4096, 4096))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:

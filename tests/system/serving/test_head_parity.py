@@ -70,7 +70,7 @@ def layout(name: str) -> tuple[str, str, dict[str, Any], dict[str, Tensor]]:
     kind = "qwen3" if "qwen3" in name else "llama"
     tensors = _smaller(random_eagle_3(WIDTH, VOCAB_SIZE, OWN_IDS, head_norms=kind == "qwen3"))
     if name == "speculators eagle3":
-        layer = config | {"model_type": "llama"}
+        layer = LlamaConfig(**{k: v for k, v in config.items() if k != "model_type"}).to_dict()
         return "eagle", "eagle3", {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",

@@ -21,7 +21,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import DraftSequence
+from tandem.drafting.features import Feature
 from tandem.drafting.model import ModelDrafter
 from tandem.engine import draws
 from tandem.engine import stepper as steppers
@@ -211,12 +214,13 @@ def draft(decoder: Decoder, samplings: Sequence[Sampling], support: int, gamma: 
 
 
 def draft_inside(
-    decoders: tuple[Decoder, Decoder],
+    decoders: tuple[Decoder, Any],
     samplings: Sequence[Sampling],
     rule: str,
     rounds_: int,
     *,
     on_device: bool,
+    recipe: str = "model",
 ) -> None:
     """Open, then compute rounds whose drafts the target makes itself; all are decided alike.
 
@@ -226,12 +230,25 @@ def draft_inside(
         rule: that decides.
         rounds_: to compute.
         on_device: see `OwnDrafts`.
+        recipe: that drafts.
     """
     target, small = decoders
-    method = ModelDrafter(small, Truncation(0.99, 16))
-    own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device)
+    method = built_in(recipe, RecipeSettings()).make([small], Truncation(0.99, 16))
+    wanted = None
+    if method.wants is not None:
+        wanted = StatesWanted((0,), method.wants.dtype, on_device=True)
+    own = OwnDrafts(method, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
+    nodes = 6 if method.largest_tree else 0
     sequences = [
-        TargetSequence([1] * (2 + i), sampling, VERIFIERS[rule], end=60)
+        TargetSequence(
+            [1] * (2 + i),
+            sampling,
+            VERIFIERS[rule],
+            nodes=nodes,
+            end=60,
+            prompt_states=1 if wanted else 0,
+            own_wanted=wanted,
+        )
         for i, sampling in enumerate(samplings)
     ]
     for sequence in sequences:
@@ -241,10 +258,13 @@ def draft_inside(
     lengths = [sequence.length for sequence in sequences]
     for sequence in sequences:
         sequence.untold = [1] * sequence.length
+        # Of a verdict whose numbers are no real ones.
+        told = sequence.untold_states
+        sequence.untold_states = [Feature(sequence.length - 2, one.states[:1]) for one in told]
 
     def begin(sequence: TargetSequence) -> Any:
         credit = Credit(0)
-        credit.grant(rounds_, RunSize(3))
+        credit.grant(rounds_, RunSize(3, nodes))
         return runs.run(target, sequence, credit, own)
 
     run(stepper, sequences, begin)

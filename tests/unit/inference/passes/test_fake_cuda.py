@@ -12,21 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import DraftSequence
+from tandem.engine import decisions
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Drawn, Draws, Feed
+from tandem.inference.heads import head
+from tandem.inference.kv import size
 from tandem.inference.passes import cuda_graphs as graph
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS
 from tests.support.devices.flex import Kernel
 from tests.support.devices.recording import Recorder
+from tests.support.models.heads import random_head
 from tests.unit.inference.passes.fake_device import (
     GEMMA,
     GREEDY,
@@ -117,6 +122,28 @@ def test_hidden_states_come_with_the_verdict(host: Host, clock: Stamps, rule: st
     verify(decoder, MIXTURES["mixed"], rule, [3, 2, 1])
     assert (host.arrivals, host.devices) == (2, {"cuda"})  # the opening's token is one
     assert clock.waits == 2
+
+
+# Hidden states stay where they are: the tree and the verdict are waited for, and nothing else.
+@pytest.mark.parametrize("recipe", ["medusa", "hydra", "eagle"])
+def test_a_head_inside_reads_states_on_the_device(
+    host: Host, clock: Stamps, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A fake tensor has no bytes.
+    monkeypatch.setattr(head, "tensors_fingerprint", lambda *given: "")
+    # Nor is one of a single number copied to the device to keep its value.
+    monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)
+    monkeypatch.setattr(size, "free_memory", lambda device: 1 << 30)
+    monkeypatch.setattr(torch, "equal", lambda one, other: False)
+    # What comes from a fake device is all ones, also the ids of a row.
+    monkeypatch.setattr(decisions, "faults", lambda drafts, vocab_size: {})
+    target = decoder_on_device(LLAMA, states_of="last")
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(LLAMA)
+    small = random_head(recipe, model, device="cuda")
+    draft_inside((target, small), MIXTURES["mixed"], "token", 2, on_device=True, recipe=recipe)
+    assert (host.arrivals, host.devices) == (1 + 2 * 2, {"cuda"})  # the opening's token is one
+    assert clock.waits == 1 + 2
 
 
 # A draft that comes to the host before it is scored is waited for too.
