@@ -27,6 +27,10 @@ from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from tandem.verification import Verifier
 
+# Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
+# forgotten, and a head begins anew behind them.
+_MOST_UNTOLD = 64
+
 
 @dataclass(eq=False)
 class TargetSequence:
@@ -154,7 +158,8 @@ def _keep_untold(
     if wanted is None or own is None or decision.states is None:
         return
     if (wanted.layers, wanted.dtype) == (own.layers, own.dtype):
-        sequence.untold_states = [*sequence.untold_states[-1:], Feature(first, decision.states)]
+        untold = sequence.untold_states[1 - _MOST_UNTOLD :]
+        sequence.untold_states = [*untold, Feature(first, decision.states)]
 
 
 def _decide(

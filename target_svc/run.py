@@ -95,7 +95,11 @@ def run(
                 scorer, sequence, round_, gamma, size.nodes
             )
         else:
-            decision = yield from verify(scorer, sequence, round_, Draft.certain(()))
+            # A text that was drafted, and will be again, leaves no gap in its hidden states.
+            told = sequence.drafting is not None
+            decision = yield from verify(
+                scorer, sequence, round_, Draft.certain(()), own_feedback=told
+            )
         emitted = decision.draft.emitted(decision.place, decision.next_token)
         ended = sequence.length >= sequence.end
         ended = ended or not sequence.end_token_ids.isdisjoint(emitted)

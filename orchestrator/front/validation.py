@@ -85,7 +85,7 @@ class Validator:
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
         if not drafted:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
-        options = self._options(request, verifier) if rule.name == verifier else {}
+        options = self._options(request, verifier)
         stopping = Stopping(
             max_new_tokens,
             request.ignore_eos,
@@ -104,7 +104,7 @@ class Validator:
             choices,
             request.first_round,
             tuple(self._received(request, max_new_tokens)),
-            options,
+            options if rule.name == verifier else {},
         )
 
     def _options(self, request: Request, verifier: str) -> dict[str, float]:

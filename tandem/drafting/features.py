@@ -55,18 +55,14 @@ class Features:
 
     Attributes:
         end: the position behind the run's last one; 0 before the first.
-        begins: where the run begins; a drafter that remembers what it took forgets it where this
-            has changed.
     """
 
     end: int = 0
-    begins: int = 0
     _parts: list[Feature] = field(default_factory=list)
 
     def add(self, feature: Feature) -> None:
         """Go on with a run, or begin a new one behind a gap. Positions that are known stay."""
         if not self.end or feature.first > self.end:
-            self.begins = feature.first
             self._parts = [feature]
         elif feature.end <= self.end:
             return

@@ -32,7 +32,7 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
     Raises:
         StartupError: what is missing or broken, in one sentence.
     """
-    where = _device(device)
+    where = device_of(device)
     disable_progress_bar()  # bars would tear the structured log
     if dtype == "auto":
         wanted: Any = torch.float32 if where.type == "cpu" else "auto"
@@ -66,7 +66,12 @@ def read_model(model: str, device: str, dtype: str) -> PreTrainedModel:
     return loaded
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """A device that can be used.
+
+    Raises:
+        StartupError: it cannot.
+    """
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, cast
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import FeatureSpec
-from tandem.drafting.heads.head import AcceptanceByDepth, OfHead, shape_of
+from tandem.drafting.heads.head import AcceptanceByDepth, OfHead, deepened, shape_of
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.inference.feed import Feed
@@ -30,7 +30,8 @@ class MedusaDrafter(Drafter):
     Args:
         head: with a row a depth.
         truncation: of the rows.
-        acceptance: by depth and sibling rank, from which the shape follows.
+        acceptance: by depth and sibling rank, from which the shape follows; deeper levels are like
+            the last one.
         largest_tree: most tokens of a draft.
         certain: whether the likeliest tokens are sent as certain ones, and none is drawn.
     """
@@ -47,7 +48,7 @@ class MedusaDrafter(Drafter):
         certain: bool = False,
     ) -> None:
         self._head, self._truncation, self._certain = head, truncation, certain
-        self._acceptance = acceptance[: head.depths]
+        self._acceptance = deepened(acceptance, head.depths)
         self.largest_tree = largest_tree
         self.wants = FeatureSpec(head.reads, head.hidden_size)
         self.made_for = head.made_for

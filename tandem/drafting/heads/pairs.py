@@ -122,15 +122,17 @@ class PairsDrafter(Drafter):
 
     def _news(self, sequence: DraftSequence) -> Feed | None:
         """The true pairs that came; None if the newest feature is not there yet."""
-        news = sequence.features.take()
         tokens, end = sequence.token_ids, sequence.features.end
-        if not news or end != len(tokens) - 1:
+        if end != len(tokens) - 1:
+            return None
+        news = sequence.features.take()
+        if not news:
             return None
         if sequence.state is None:
             sequence.state = _Held()
         held: _Held = sequence.state
         (cache,) = sequence.caches
-        if sequence.features.begins != held.begins or news[0].first != held.end:
+        if news[0].first != held.end:  # behind a gap
             held.begins = held.end = news[0].first
         cache.rollback(held.end - held.begins)
         first, held.end = held.end, end

@@ -22,7 +22,7 @@ from tandem.inference.batch.packed import PackedBatch
 from tandem.inference.compatibility import max_positions
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of, norm_of
+from tandem.inference.heads.head import Head, Room, features_of, norm_of, require_width
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
@@ -78,6 +78,7 @@ class EagleHead(Head):
                 raise StartupError(f"the head {files.path} has a vocabulary and no lm_head.weight")
             tensors["lm_head.weight"] = _of(target, files, "output matrix").output()
         super().__init__(files, target, tokenizer, tensors, device, dtype)
+        self._target = target
         config = self._config_of(files, shape)
         self.reads = files.layers_of(self.target_layers)
         self.max_length = max_positions(config)
@@ -113,12 +114,20 @@ class EagleHead(Head):
         width = config.hidden_size
         states = len(self.reads) * int(files.config.get("target_hidden_size") or width)
         self.hidden_size = states // len(self.reads)
+        require_width(files, self.hidden_size, self._target)
         # Of a vocabulary of its own, the target's ids.
         self._ids = None
         self.vocab_size = len(self._embedding)
-        if "d2t" in tensors and len(output) != self.vocab_size:
+        if len(output) != self.vocab_size:
+            if "d2t" not in tensors:
+                raise ValueError(
+                    f"{len(output)} rows of lm_head.weight, {self.vocab_size} of the embedding, and"
+                    " no d2t that says which tokens they are"
+                )
             here = torch.arange(len(output), device=self.device)
             self._ids = here + tensors["d2t"].to(here.dtype)
+            if not 0 <= int(self._ids.min()) <= int(self._ids.max()) < self.vocab_size:
+                raise ValueError(f"d2t names tokens beyond the target's {self.vocab_size}")
         self._output = output
         self._fuse = tensors["fc.weight"]
         self._fuse_bias = tensors.get("fc.bias")

@@ -78,9 +78,7 @@ class Head(ABC):
         dtype: torch.dtype,
     ) -> None:
         own = files.own
-        self.acceptance: tuple[tuple[float, ...], ...] = tuple(
-            tuple(map(float, ranks)) for ranks in own.get("acceptance", ())
-        )
+        self.acceptance = _acceptance_of(files)
         self.name = files.path.name
         self.device = torch.device(device)
         self.layers = 1
@@ -170,6 +168,38 @@ class Head(ABC):
         self.pass_times = found
 
 
+def _acceptance_of(files: HeadFiles) -> tuple[tuple[float, ...], ...]:
+    """By depth and sibling rank, as the head's files say.
+
+    Raises:
+        StartupError: they are no shares that fall with the rank.
+    """
+    try:
+        found = tuple(tuple(map(float, ranks)) for ranks in files.own.get("acceptance", ()))
+        for ranks in found:
+            if list(ranks) != sorted(ranks, reverse=True) or not 0 < ranks[-1] <= ranks[0] <= 1:
+                raise ValueError
+    except (TypeError, ValueError, IndexError):
+        raise StartupError(
+            f"the head {files.path}: tandem.acceptance of its config.json must hold, for each"
+            " depth, shares in (0, 1] that fall with the sibling's rank"
+        ) from None
+    return found
+
+
+def require_width(files: HeadFiles, width: int, target: TargetParts | None) -> None:
+    """Refuse a head that reads hidden states of another width than its target's.
+
+    Raises:
+        StartupError: both widths.
+    """
+    if target is not None and target.hidden_size != width:
+        raise StartupError(
+            f"the head {files.path} reads hidden states of {width} numbers, and its target has"
+            f" {target.hidden_size}"
+        )
+
+
 def norm_of(weight: Tensor, epsilon: float) -> RMSNorm:
     """A norm with a weight."""
     part: Any = nn.Module()
@@ -180,12 +210,13 @@ def norm_of(weight: Tensor, epsilon: float) -> RMSNorm:
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:
     """[n, layers, width] the features of all feeds, feed by feed: of messages, or of the device."""
     parts = [part for feed in feeds for part in feed.features or ()]
-    arrays = [part for part in parts if isinstance(part, np.ndarray)]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if arrays:
-        assert not tensors  # a service has them from one place
-        tensors = [torch.from_numpy(np.concatenate(arrays))]  # in one transfer
+    # An array over a message's bytes may not be written, so it is copied.
+    tensors = [p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in parts]
+    # Nobody waits for a copy to a device; one to the host is read at once.
+    waits = device.type == "cpu"
+    if len({tensor.device for tensor in tensors}) > 1:  # a text whose drafter was lost
+        tensors = [tensor.to(device, non_blocking=not waits) for tensor in tensors]
     states = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     if states.dtype == torch.int16:
         states = states.view(torch.bfloat16)
-    return states.to(device, non_blocking=True).to(dtype)
+    return states.to(device, non_blocking=not waits).to(dtype)

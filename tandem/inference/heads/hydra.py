@@ -19,7 +19,7 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of, norm_of
+from tandem.inference.heads.head import Head, Room, features_of, norm_of, require_width
 from tandem.inference.heads.target_parts import TargetParts
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
@@ -99,6 +99,7 @@ class HydraHead(Head):
         placed = {name: tensor.to(self.device, dtype) for name, tensor in tensors.items()}
         self._embedding: Tensor = placed["embed_tokens.weight"]
         self.vocab_size, self.hidden_size = self._embedding.shape
+        require_width(files, self.hidden_size, target)
         self._heads = _blocks_of(placed, files, self.hidden_size)
         self.depths = len(self._heads)
         if not shared and sorted(outputs) != list(range(self.depths)):

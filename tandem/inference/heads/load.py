@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from tandem.inference.checkpoint import read_tokenizer
+from tandem.errors import StartupError, first_line
+from tandem.inference.checkpoint import device_of, read_tokenizer
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import HeadFiles, require_head
@@ -41,7 +42,12 @@ def load_head(folder: str, family: str, target: str, device: str, dtype: str, ro
         parts.require()
         tokenizer = tokenizer_fingerprint(read_tokenizer(target))
     if dtype == "auto":
-        dtype = "float32" if torch.device(device).type == "cpu" else "bfloat16"
-    head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype), room)
-    head.measure()
+        dtype = "float32" if device_of(device).type == "cpu" else "bfloat16"
+    try:
+        head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype), room)
+        head.measure()
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise StartupError(
+            f"the head {files.path} cannot be loaded as {family}: {first_line(error)}"
+        ) from error
     return head

@@ -12,7 +12,7 @@ from torch.nn.functional import linear, silu
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of
+from tandem.inference.heads.head import Head, Room, features_of, require_width
 from tandem.inference.heads.target_parts import TargetParts
 
 # The names of the authors' own files, and those of vLLM's.
@@ -53,13 +53,7 @@ class MedusaHead(Head):
         super().__init__(files, target, tokenizer, tensors, device, dtype)
         self.depths, self.hidden_size = weights[0].shape[:2]
         self.vocab_size = output.shape[-2]
-        if output.shape[-1] != self.hidden_size or (
-            target is not None and target.hidden_size != self.hidden_size
-        ):
-            raise StartupError(
-                f"the head {files.path} reads hidden states of {self.hidden_size} numbers, and its"
-                f" target has {output.shape[-1] if target is None else target.hidden_size}"
-            )
+        require_width(files, self.hidden_size, target)
         self._weights, self._biases, self._output = (
             [part.to(self.device, dtype) for part in parts] for parts in (weights, biases, [output])
         )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.drafting.choice.head_folder import head_folder
+from tandem.drafting.choice.head_folder import feedback_of, method_of
 from tandem.errors import StartupError
 from tandem.failure import Misconfigured
 from tandem.tools.local.process import ROOT
@@ -40,8 +40,10 @@ def located(service: str, model: str) -> str:
 
 
 NO_DRAFTER = "none"
-# Recipes for which the embedded target has a head.
-EMBEDDED_HEADS = ("medusa",)
+# Recipes that draft with a head of the embedded target, where one is there.
+EMBEDDED_HEADS = ("medusa", "hydra", "eagle")
+# What the user sets is left alone.
+_FEEDBACK = "TANDEM_TARGET_FEEDBACK"
 
 
 @dataclass(frozen=True)
@@ -99,14 +101,15 @@ class Pair:
         if self.drafter != NO_DRAFTER:
             model = self._drafter_model()
             try:
-                head = head_folder(model, str(target["MODEL"]))
+                head = method_of(model)
+                if head and _FEEDBACK not in os.environ:
+                    target["FEEDBACK"] = feedback_of(model, str(target["MODEL"]))
             except StartupError as error:
                 raise Misconfigured(f"drafter: {error}") from None
-            target["FEEDBACK"] = None if head is None else head.feedback
             drafter = {
                 "MODEL": model,
-                "METHOD": None if head is None else head.method,
-                "TARGET": None if head is None else target["MODEL"],
+                "METHOD": head or None,
+                "TARGET": target["MODEL"] if head else None,
                 # A forest's second model: the embedded one that was tuned on the drafter's misses.
                 "SECOND_MODEL": None if self.drafter else embedded("boosted"),
                 "DEVICE": self.drafter_device,
@@ -117,7 +120,7 @@ class Pair:
             }
             services["drafter"] = _given(drafter)
             if self.inside:
-                target["DRAFTS"] = self.recipe or ("model" if head is None else head.method)
+                target["DRAFTS"] = self.recipe or head or "model"
                 target["DRAFT_DEVICE"] = self.drafter_device
         return {"target": _given(target), **services}
 

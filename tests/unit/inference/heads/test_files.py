@@ -139,6 +139,49 @@ def test_a_head_for_another_width_is_refused(target: Path, tmp_path: Path) -> No
         loaded(folder, "medusa", other)
 
 
+@pytest.mark.parametrize("family", ["hydra", "eagle"])
+def test_other_heads_for_another_width_are_refused_too(
+    family: str, target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", family, target)
+    wide = save_random_llama(tmp_path / "wide", 1)
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"hidden_size": 32}))
+    with pytest.raises(
+        StartupError, match=r"16 numbers, and its target has 32|cannot be loaded as"
+    ):
+        loaded(folder, family, wide)
+
+
+@pytest.mark.parametrize("acceptance", [0.5, [[0.0]], [[]], [[0.1, 0.2]], [["a"]], [[1.5]]])
+def test_acceptances_that_are_none_are_refused(
+    acceptance: Any, target: Path, tmp_path: Path
+) -> None:
+    folder = save_random_head(tmp_path / "head", "medusa", target)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"tandem": {"acceptance": acceptance}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(StartupError, match="must hold, for each depth, shares in"):
+        loaded(folder, "medusa", target)
+
+
+def test_a_vocabulary_of_its_own_must_be_named(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(3, 16)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        StartupError, match=r"3 rows of lm_head\.weight, 5 of the embedding, and no"
+    ):
+        loaded(folder, "eagle", target)
+
+
+def test_a_device_that_is_not_there_is_named(target: Path, tmp_path: Path) -> None:
+    folder = save_random_head(tmp_path / "head", "medusa", target)
+    with pytest.raises(StartupError, match="cannot use the device 'nowhere'"):
+        load_head(str(folder), "medusa", str(target), "nowhere", "auto", Room(8, 8))
+
+
 def test_layers_of_a_fused_head_follow_from_its_target(target: Path, tmp_path: Path) -> None:
     folder = save_random_head(tmp_path / "head", "eagle", target)
     tensors = load_file(folder / "model.safetensors")

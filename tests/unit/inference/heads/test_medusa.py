@@ -108,3 +108,6 @@ def test_features_of_the_device_are_those_of_a_message(
     found = head.forward([feed]).logits
     assert torch.equal(found, head.forward([feed_of(states[0], HEADS)]).logits)
     assert np.isfinite(found.numpy()).all()
+    # A text whose drafter was lost may have both; others share its pass.
+    both = head.forward([feed, feed_of(states[1], HEADS)]).logits
+    torch.testing.assert_close(both[:HEADS], found)
