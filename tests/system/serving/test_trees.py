@@ -10,6 +10,7 @@ import pytest
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.tools.local.pair import Pair
 from tests.exactness import (
     BRANCHING,
     PATIENT,
@@ -22,8 +23,10 @@ from tests.exactness import (
     target_settings,
 )
 from tests.support.laws.laws import chi_square_p_value
+from tests.support.models.heads import is_head
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.services import generation, trio
+from tests.support.repository import ROOT
 
 # The mutant's p-value is 4e-9 at as many.
 TEXTS = 1_000
@@ -90,7 +93,12 @@ def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     """With the embedded pair: what is drafted, what is kept, and what is said of it."""
     sizes = SIZES if recipe == "tree" else SIZES[:1]
     prompts = ["def main(", "# "]
-    with trio(tmp_path, drafter={"RECIPE": recipe}) as services:
+    settings: dict[str, dict[str, str]] = {"drafter": {"RECIPE": recipe}, "target": {}}
+    if is_head(recipe):
+        if not (ROOT / "models" / recipe).is_dir():
+            pytest.skip(f"there is no embedded head: python -m models.zoo.{recipe} all trains it")
+        settings = Pair(recipe=recipe).settings()
+    with trio(tmp_path, drafter=settings["drafter"], target=settings["target"]) as services:
         with grpc.insecure_channel(services.orchestrator.address) as channel:
             stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
 
