@@ -106,7 +106,9 @@ def change(source: random.Random, message: Message) -> None:
         return
     used = [field for field, _ in message.ListFields()]
     field = source.choice(used if used and source.random() < 0.85 else fields)
-    if field.is_repeated:
+    if field.is_repeated and field.message_type and field.message_type.GetOptions().map_entry:
+        _change_map(source, getattr(message, field.name), field)
+    elif field.is_repeated:
         _change_list(source, getattr(message, field.name), field)
     elif source.random() < 0.05:
         message.ClearField(field.name)
@@ -123,6 +125,19 @@ def _assign(source: random.Random, message: Message, field: Any) -> None:
     if field.enum_type is not None and field.enum_type.values_by_number.get(value) is None:
         value = 0  # open enums are left to changed bytes
     setattr(message, field.name, value)
+
+
+# Keys that mean something somewhere, and some that never do.
+_KEYS = ("epsilon", "delta", "", "gamma", "\0", "x" * 300)
+
+
+def _change_map(source: random.Random, values: Any, field: Any) -> None:
+    value = field.message_type.fields_by_name["value"]
+    if values and source.randrange(4) == 0:
+        del values[source.choice(sorted(values))]
+    else:
+        key = source.choice(_KEYS)
+        values[key] = _value(source, value, values.get(key, 0))
 
 
 def _change_list(source: random.Random, values: Any, field: Any) -> None:

@@ -125,7 +125,8 @@ def test_json_holds_everything(address: str) -> None:
     summary = reply["summary"]
     assert summary["new_tokens"] == 12
     assert summary["effective"]["sampling"]["seed"] == "3"
-    assert summary["effective"]["speculation"] == {"verifier": "block", "gamma": 4}
+    told = {"verifier": "block", "gamma": 4, "verifier_options": {}}
+    assert summary["effective"]["speculation"] == told
     assert set(reply["origins"]) <= {
         "TOKEN_ORIGIN_ACCEPTED",
         "TOKEN_ORIGIN_CORRECTION",
