@@ -126,7 +126,7 @@ def measured(rows: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
 
 
 def report(folder: Path, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
-    """Print how well rows fit, and write acceptances into the head's configuration.
+    """Write how well rows fit beside the head's folder, and acceptances into its configuration.
 
     Args:
         folder: of the head.
@@ -138,6 +138,7 @@ def report(folder: Path, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> No
     config = json.loads(path.read_text())
     config["tandem"]["acceptance"] = figures["acceptance"]
     path.write_text(json.dumps(config, indent=2) + "\n")
+    folder.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2), flush=True)
 
 
