@@ -23,7 +23,9 @@ def shown(recipe: str) -> str:
 
 def _named(keys: dict[str, Any]) -> str:
     others = [
-        f"{key} {_value(value)}" for key, value in keys.items() if key != "method" and value != ""
+        f"{key} {_value(value)}"
+        for key, value in keys.items()
+        if key != "method" and value not in ("", None)
     ]
     method = str(keys.get("method", "unnamed"))
     return f"{method} ({'; '.join(others)})" if others else method
