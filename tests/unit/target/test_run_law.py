@@ -176,6 +176,7 @@ class RunLaw:
 
     Attributes:
         deepest: draft so far.
+        empty: drafts that were asked for and had no token.
 
     Args:
         name: of the method that drafts inside.
@@ -203,7 +204,7 @@ class RunLaw:
         # A rule with a fixed gamma has its law to the very end of the text.
         self._room = LENGTH if self._rule.fixed_gamma else ROOM
         self._judged: dict[Any, Any] = {}
-        self.deepest = 0
+        self.deepest = self.empty = 0
 
     def _opened(self) -> TargetSequence:
         """A text whose prompt was computed."""
@@ -229,6 +230,7 @@ class RunLaw:
             answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
             (done,) = answering.reported
             draft = done.decision.draft
+            self.empty += size.gamma > 0 and not len(draft)
             self.deepest = max(self.deepest, draft.depth)
             news = draft.emitted(done.decision.place, done.decision.next_token)
             return State((*state.text, *news), sequence)
@@ -280,6 +282,8 @@ def test_a_run_leaves_the_law_as_it_is(name: str, rule: str, on_device: bool) ->
     law = RunLaw(name, rule, sizes, on_device=on_device)
     assert law.error() < TOLERANCE
     assert law.deepest == GAMMA if name == "model" else law.deepest >= 1
+    # Also behind plain rounds a head has the newest hidden state.
+    assert name == "lookup" or not law.empty
 
 
 def test_a_draft_that_is_left_out_for_its_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
