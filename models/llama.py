@@ -6,7 +6,8 @@ same function with fused projections and plain batched products, which `torch.co
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -157,12 +158,20 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     half = LlamaForCausalLM(model.config).to(torch.bfloat16)
     half.load_state_dict(model.state_dict())
     half.generation_config = GenerationConfig(bos_token_id=END_ID, eos_token_id=END_ID)
+    with replacing(folder) as fresh:
+        half.save_pretrained(str(fresh))
+        tokenizer.save_pretrained(str(fresh))
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of `folder` at the end."""
     fresh = folder.with_name(f".{folder.name}.new")
     stale = folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, stale):
         shutil.rmtree(leftover, ignore_errors=True)
-    half.save_pretrained(str(fresh))
-    tokenizer.save_pretrained(str(fresh))
+    fresh.mkdir(parents=True)
+    yield fresh
     for path in fresh.iterdir():
         path.chmod(0o644)
     if folder.exists():

@@ -11,25 +11,23 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
-from models import corpus, evaluate, llama, sampling
-from models.loop import Stage, aligned, train, windows
+from models import corpus, evaluate, llama
+from models.loop import Stage, train
 from models.train import ALLOCATOR, scaled
+from models.zoo.texts import frozen, mixed, tokenizer_of
 
 STAGES = [
     Stage("search", steps=1200, rows=8, length=256, start=0.6, end=0.6),
     Stage("decay", steps=1000, rows=8, length=256, start=0.6, end=0.0),
 ]
-SAMPLE_BATCHES = 3
 # A second path of depth 4 gains c (1 + β + β² + β³) tokens: c is the share that its first token
 # covers, β its overlap with the target's rows after that token, where it is the only path. These
 # weights are the gains from its rows of depth 2, 3 and 4 over that from its first, for β = 0.7.
@@ -69,36 +67,9 @@ def uncovered(tokens: Tensor, p: Tensor, first: Tensor, second: Tensor) -> Tenso
     return root.mean() + torch.stack(deeper).sum()
 
 
-def stream(folder: Path, cache: Path) -> corpus.Tokens:
-    """The training text by the committed tokenizer, encoded once."""
-    path = cache / "train.bin"
-    if not path.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        texts = [text for name, text in corpus.sources() if not corpus.held_out(name)]
-        tokens = corpus.encode(tokenizer_of(folder), texts)
-        temporary = path.with_suffix(".tmp")
-        tokens.tofile(temporary)
-        os.replace(temporary, path)
-    return corpus.load(cache, "train")
-
-
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
-    """The pair's tokenizer."""
-    return corpus.wrap(Tokenizer.from_file(str(folder / "target" / "tokenizer.json")))
-
-
-def frozen(folder: Path, name: str) -> llama.Weights:
-    """The weights of a committed model, in float32, not to be trained."""
-    model = LlamaForCausalLM.from_pretrained(str(folder / name), dtype=torch.float32)
-    return llama.weights(model.requires_grad_(False))
-
-
 def tune(folder: Path, cache: Path, output: Path, scale: float) -> None:
     """Half of each batch is the corpus, half is sampled by the target."""
     target, first = frozen(folder, "target"), frozen(folder, "drafter")
-    text = stream(folder, cache)
-    batches = max(1, round(SAMPLE_BATCHES * scale))
-    samples = sampling.ensure(cache / "samples", batches, text, target, llama.TARGET)
     model = LlamaForCausalLM.from_pretrained(str(folder / "drafter"), dtype=torch.float32)
     w = llama.weights(model)
 
@@ -111,16 +82,10 @@ def tune(folder: Path, cache: Path, output: Path, scale: float) -> None:
             )
         return uncovered(tokens, p, q, llama.logits(w, tokens, llama.DRAFTER).float().softmax(-1))
 
-    def draw(stage: Stage, step: int) -> Tensor:
-        half = replace(stage, rows=stage.rows // 2)
-        begin = 0 if step % 2 else samples.shape[1] - 1 - stage.length
-        sampled = aligned(samples, half, step)[:, begin : begin + stage.length + 1]
-        return torch.cat([windows(text, half, step), sampled])
-
     seconds = train(
         model,
         scaled(STAGES, scale),
-        draw,
+        mixed(folder, cache, scale),
         lambda stage, tokens: objective(tokens),
         cache / "boosted.pt",
     )

@@ -3,65 +3,137 @@
 import argparse
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from benchmarks.shapes import kept_by_rank
-from models import corpus, evaluate, llama, sampling
-from models.loop import Stage, aligned, windows
-from models.train import ALLOCATOR
-from models.zoo.boost import frozen, stream, tokenizer_of
+from models import corpus, evaluate, llama
+from models.loop import Stage, train
+from models.train import ALLOCATOR, divergence, missed, scaled
+from models.zoo import texts
 from tandem.inference.fingerprint import fingerprints, tokenizer_fingerprint
 
-SAMPLE_BATCHES = 3
 # Siblings that are worth a place of a tree.
 RANKS = 4
 _LEAST = 1e-3
+# A deeper token counts less (Medusa's λ).
+_DEEPER = 0.8
+_COMPARE = {"divergence": divergence, "overlap": missed}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a head is trained, and how it is published.
+
+    Attributes:
+        name: of its folder.
+        model: its weights, under the names of the files. It makes of embeddings of tokens
+            [rows, time + 1, width], features [rows, time, width] and a number of depths what the
+            output matrix reads, for each depth [rows, roots, width]: root i is behind feature i.
+        stages: of a run.
+        depths: that are trained.
+        measured: depths that are measured.
+        config: the keys that its authors publish.
+        guesses: what the output matrix reads is a guess of the feature there, and learns to be it.
+    """
+
+    name: str
+    model: nn.Module
+    stages: Sequence[Stage]
+    depths: int
+    measured: int
+    config: Mapping[str, Any]
+    guesses: bool = False
 
 
 class Teacher:
     """The frozen target."""
 
     def __init__(self, folder: Path) -> None:
-        self.weights = frozen(folder, "target")
+        self.weights = texts.frozen(folder, "target")
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What the target's head reads [rows, time, width], and its logits, for tokens."""
         half = llama.Half(self.weights, llama.TARGET)
         features = llama.features(half, tokens, llama.TARGET)
-        return features, torch.nn.functional.linear(features, half.table)
+        return features, F.linear(features, half.table)
 
 
-def texts(folder: Path, cache: Path, scale: float) -> Callable[[Stage, int], Tensor]:
-    """Draws batches [rows, length + 1]: half corpus, half sampled by the target."""
-    text = stream(folder, cache)
-    batches = max(1, round(SAMPLE_BATCHES * scale))
-    target = frozen(folder, "target")
-    samples = sampling.ensure(cache / "samples", batches, text, target, llama.TARGET)
+def fit(training: Training, folder: Path, cache: Path, output: Path, scale: float) -> None:
+    """Train, continuing an interrupted run, and write the head's folder."""
+    teacher, model = Teacher(folder), training.model
+    table = teacher.weights["embed_tokens.weight"]
 
-    def draw(stage: Stage, step: int) -> Tensor:
-        half = replace(stage, rows=stage.rows // 2)
-        begin = 0 if step % 2 else samples.shape[1] - 1 - stage.length
-        sampled = aligned(samples, half, step)[:, begin : begin + stage.length + 1]
-        return torch.cat([windows(text, half, step), sampled])
+    def objective(stage: Stage, tokens: Tensor) -> Tensor:
+        features, wanted = (part.float() for part in teacher(tokens[:, :-1]))
+        found = model(F.embedding(tokens, table), features, training.depths)
+        losses = []
+        for depth, states in enumerate(found, 1):
+            states, there = _known(states, features, depth)
+            loss = _COMPARE[stage.name](wanted[:, there], F.linear(states, table))
+            if training.guesses:
+                loss = loss + F.smooth_l1_loss(states, features[:, there])
+            losses.append(_DEEPER ** (depth - 1) * loss)
+        return torch.stack(losses).sum()
 
-    return draw
+    seconds = train(
+        model,
+        scaled(list(training.stages), scale),
+        texts.mixed(folder, cache, scale),
+        torch.compile(objective, dynamic=False),
+        cache / f"{training.name}.pt",
+    )
+    config = {**training.config, "tandem": made_for(folder)}
+    save(output / training.name, config, model.state_dict())
+    print(f"{training.name} trained in {seconds / 60:.1f} min", flush=True)
+
+
+def _known(states: Tensor, features: Tensor, depth: int) -> tuple[Tensor, slice]:
+    """The states at whose places the target's rows are known, and where these rows are."""
+    roots = min(states.shape[1], features.shape[1] - depth)
+    return states[:, :roots], slice(depth, depth + roots)
+
+
+@torch.inference_mode()
+def report(training: Training, folder: Path, output: Path) -> None:
+    """Measure on the target's own texts. Write the figures beside the head's folder, and
+    acceptances into its configuration."""
+    teacher, model, head = Teacher(folder), training.model, output / training.name
+    model.load_state_dict(load_file(head / "model.safetensors"))
+    table = teacher.weights["embed_tokens.weight"]
+    parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(training.measured)]
+    for chunk in torch.split(own_texts(folder), 4):
+        features, wanted = (part.float() for part in teacher(chunk[:, :-1]))
+        p = wanted.softmax(-1)
+        found = model(F.embedding(chunk, table), features, training.measured)
+        for depth, states in enumerate(found, 1):
+            states, there = _known(states, features, depth)
+            q = F.linear(states[:, evaluate.PROMPT :], table).softmax(-1)
+            parts[depth - 1].append((p[:, there][:, evaluate.PROMPT :], q))
+    rows = [(torch.cat([p for p, _ in own]), torch.cat([q for _, q in own])) for own in parts]
+    figures = measured(rows)
+    path = head / "config.json"
+    config = json.loads(path.read_text())
+    config["tandem"]["acceptance"] = figures["acceptance"]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    head.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2), flush=True)
 
 
 def made_for(folder: Path) -> dict[str, Any]:
     """What a head's configuration says of the target beside the published keys."""
     target = LlamaForCausalLM.from_pretrained(str(folder / "target"), dtype=torch.float32)
-    tokenizer = tokenizer_fingerprint(tokenizer_of(folder))
+    tokenizer = tokenizer_fingerprint(texts.tokenizer_of(folder))
     return {
         "made_for": fingerprints(target, tokenizer).weights,
         "target_layers": target.config.num_hidden_layers,
@@ -70,27 +142,18 @@ def made_for(folder: Path) -> dict[str, Any]:
 
 
 def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a head's folder in one move, weights in bfloat16."""
-    fresh = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    """Replace a head's folder, weights in bfloat16."""
     half = {name: part.detach().to(torch.bfloat16).contiguous() for name, part in tensors.items()}
-    save_file(half, fresh / "model.safetensors", metadata={"format": "pt"})
-    (fresh / "model.safetensors").chmod(0o644)
-    stale = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(stale, ignore_errors=True)
-    if folder.exists():
-        folder.rename(stale)
-    os.replace(fresh, folder)
-    shutil.rmtree(stale, ignore_errors=True)
+    with llama.replacing(folder) as fresh:
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(half, fresh / "model.safetensors", metadata={"format": "pt"})
 
 
 def own_texts(folder: Path, count: int = 96) -> Tensor:
     """Texts of the target at temperature 1 behind held-out prompts [count, 288]."""
     pair = evaluate.Pair.load(folder)
-    texts = [text for name, text in corpus.sources() if corpus.held_out(name)]
-    tokens = torch.from_numpy(corpus.encode(pair.tokenizer, texts).astype("int64"))
+    held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
+    tokens = torch.from_numpy(corpus.encode(pair.tokenizer, held_out).astype("int64"))
     starts = torch.linspace(0, len(tokens) - evaluate.PROMPT, count).long()
     prompts = torch.stack([tokens[i : i + evaluate.PROMPT] for i in starts.tolist()])
     torch.manual_seed(0)
@@ -125,38 +188,14 @@ def measured(rows: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
     return {"overlap": overlaps, "acceptance": acceptance}
 
 
-def report(folder: Path, parts: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
-    """Write how well rows fit beside the head's folder, and acceptances into its configuration.
-
-    Args:
-        folder: of the head.
-        parts: for each depth p and q, see `measured`, text by text.
-    """
-    rows = [(torch.cat([p for p, _ in own]), torch.cat([q for _, q in own])) for own in parts]
-    figures = measured(rows)
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["tandem"]["acceptance"] = figures["acceptance"]
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    folder.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
-    print(json.dumps(figures, indent=2), flush=True)
-
-
-def command(
-    name: str,
-    doc: str | None,
-    fit: Callable[..., None],
-    report: Callable[..., None],
-    **flags: str,
-) -> None:
+def command(name: str, doc: str | None, make: Callable[..., Training], **flags: str) -> None:
     """A head's script.
 
     Args:
         name: of its module.
         doc: of its module.
-        fit: trains: target's folder, cache, output, scale, and the flags.
-        report: measures: target's folder, output, and the flags.
-        flags: further options by their names, each with its help.
+        make: what is trained; takes the flags.
+        flags: options by their names, each with its help.
     """
     parser = argparse.ArgumentParser(prog=f"python -m models.zoo.{name}", description=doc)
     parser.add_argument("part", choices=["train", "evaluate", "all"])
@@ -168,11 +207,11 @@ def command(
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", action="store_true", help=text)
     options = parser.parse_args()
-    chosen = {flag: getattr(options, flag) for flag in flags}
     if not ALLOCATOR.keys() <= os.environ.keys():
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
     torch.set_num_threads(options.threads)
+    training = make(**{flag: getattr(options, flag) for flag in flags})
     if options.part != "evaluate":
-        fit(options.pair, options.cache, options.output, options.scale, **chosen)
+        fit(training, options.pair, options.cache, options.output, options.scale)
     if options.part != "train":
-        report(options.pair, options.output, **chosen)
+        report(training, options.pair, options.output)

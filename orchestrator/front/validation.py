@@ -129,7 +129,7 @@ class Validator:
             raise InvalidRequest(
                 f"verifier {verifier!r} is unknown to the target, or does not suit the drafter; use"
                 f" one of {list(self.capabilities.rules)}"
-                + ("; a lossy rule needs ALLOW_LOSSY=true" if verifier[:6] == "lossy_" else "")
+                + ("; a lossy rule needs ALLOW_LOSSY=true" if verifier.startswith("lossy_") else "")
             )
         longest = self.capabilities.max_gamma
         if request.gamma is not None:

@@ -43,6 +43,12 @@ class TreeShape:
         return places
 
 
+def falls(acceptance: Sequence[float]) -> bool:
+    """Whether acceptances by rank are shares in (0, 1] that fall with the rank; at least one."""
+    in_order = all(after <= before for before, after in pairwise(acceptance))
+    return bool(acceptance) and in_order and 0 < acceptance[-1] <= acceptance[0] <= 1
+
+
 def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
     """Tokens that a round with such a tree is expected to emit, the one behind it included.
 
@@ -72,8 +78,8 @@ def best(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:
         depth: of the longest path.
         nodes: at most so many.
     """
-    falls = all(after <= before for before, after in pairwise(acceptance))
-    return (likeliest if falls else optimum)(acceptance, depth, nodes)
+    in_order = all(after <= before for before, after in pairwise(acceptance))
+    return (likeliest if in_order else optimum)(acceptance, depth, nodes)
 
 
 def likeliest(acceptance: Sequence[float], depth: int, nodes: int) -> TreeShape:

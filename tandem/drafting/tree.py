@@ -12,7 +12,7 @@ from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, La
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.model import OfModel
 from tandem.drafting.ranks import Ranks
-from tandem.drafting.shape import TreeShape, likeliest
+from tandem.drafting.shape import TreeShape, falls, likeliest
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import DraftShape
@@ -89,7 +89,7 @@ def _shape(acceptance: tuple[float, ...], gamma: int, nodes: int) -> TreeShape:
 
 
 def _falling(value: tuple[float, ...]) -> tuple[float, ...]:
-    if list(value) != sorted(value, reverse=True) or not 0 < value[-1] <= value[0] <= 1:
+    if not falls(value):
         raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
     return value
 

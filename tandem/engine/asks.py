@@ -170,7 +170,7 @@ class ReadTokens:
 
     Attributes:
         drawn: the tokens.
-        shares: the answer has each id with its share of its row, (id, share).
+        shares: the answer is each token's share of its row instead.
     """
 
     drawn: Sequence[Drawn]

@@ -185,22 +185,11 @@ def _within_vocabulary(asks: Sequence[Draw], logits: Tensor) -> Tensor:
 
 
 def tokens_of(asks: Sequence[ReadTokens]) -> list[list[Any]]:
-    """The ids of each ask's tokens, and their shares of their rows where these are wanted."""
-    drawn = {id(one.draws): one.draws for ask in asks for one in ask.drawn}
-    weighed = {id(one.draws): one.draws for ask in asks if ask.shares for one in ask.drawn}
-    shares = [_shares(draws) for draws in weighed.values()]
-    arrays = copy_to_host([*(draws.tokens for draws in drawn.values()), *shares])
-    there = dict(zip(drawn, arrays, strict=False))
-    share_of = dict(zip(weighed, arrays[len(drawn) :], strict=True))
-    found: list[list[Any]] = []
-    for ask in asks:
-        ids = [int(there[id(one.draws)][one.index]) for one in ask.drawn]
-        if ask.shares:
-            own = [float(share_of[id(one.draws)][one.index]) for one in ask.drawn]
-            found.append(list(zip(ids, own, strict=True)))
-        else:
-            found.append(ids)
-    return found
+    """The ids of each ask's tokens, or their shares of their rows."""
+    read = {(id(one.draws), ask.shares): one.draws for ask in asks for one in ask.drawn}
+    values = [_shares(draws) if shares else draws.tokens for (_, shares), draws in read.items()]
+    there = dict(zip(read, (array.tolist() for array in copy_to_host(values)), strict=True))
+    return [[there[id(one.draws), ask.shares][one.index] for one in ask.drawn] for ask in asks]
 
 
 def _shares(draws: Draws) -> Tensor:

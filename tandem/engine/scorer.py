@@ -39,14 +39,14 @@ class HeadScorer(Scorer, Protocol):
         hidden_size: numbers of a state.
         made_for: weights fingerprint of its target; empty for any.
         depths: most tokens of a path that it drafts.
-        acceptance: by depth and sibling rank, as it was measured; empty where nobody did.
+        acceptance: by depth and sibling rank, as its files say; unchecked. () where they do not.
     """
 
     reads: tuple[int, ...]
     hidden_size: int
     made_for: str
     depths: int
-    acceptance: tuple[tuple[float, ...], ...]
+    acceptance: Any
 
 
 class Memory(Protocol):

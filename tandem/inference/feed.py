@@ -63,7 +63,8 @@ class Feed:
     Attributes:
         cache: grows by the tokens.
         token_ids: at least one; drawn ones are on the device only.
-        rows: number of last tokens whose logits are wanted; may be 0.
+        rows: number of last tokens whose logits are wanted; may be 0. For a head with several rows
+            behind its newest token, how many of these.
         states: number of last tokens whose hidden states are wanted, of the layers that the scorer
             was loaded for.
         features: for a head, hidden states of its target [*, layers, width], bfloat16 as int16, in

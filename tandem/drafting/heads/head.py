@@ -2,40 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar, cast
 
-from pydantic import AfterValidator, Field, field_serializer
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_serializer
 
 from tandem.drafting.branching import LARGEST_TREE, LargestTree
-from tandem.drafting.drafter import Checkpoint, Recipe, Setting
-from tandem.drafting.shape import TreeShape, likeliest_by_depth
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.features import FeatureSpec
+from tandem.drafting.shape import TreeShape, falls, likeliest_by_depth
+from tandem.engine.asks import Draw, Truncation
+from tandem.engine.scorer import HeadScorer, Scorer
+from tandem.errors import StartupError
+from tandem.inference.feed import Feed
+from tandem.speculation.nodes import DraftShape
 
 # By depth and sibling rank.
 AcceptanceByDepth = tuple[tuple[float, ...], ...]
 
 
-def deepened(acceptance: AcceptanceByDepth, depth: int) -> AcceptanceByDepth:
-    """So many levels: those that nobody measured are like the last one."""
-    return (acceptance + acceptance[-1:] * (depth - len(acceptance)))[:depth]
+_Ranks = Annotated[tuple[float, ...], Field(min_length=1, max_length=16)]
+
+
+def _falling(value: AcceptanceByDepth) -> AcceptanceByDepth:
+    if not all(map(falls, value)):
+        raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
+    return value
+
+
+_Acceptance = Annotated[
+    tuple[_Ranks, ...], Field(min_length=1, max_length=64), AfterValidator(_falling)
+]
+_ACCEPTANCE: TypeAdapter[AcceptanceByDepth] = TypeAdapter(_Acceptance)
+
+
+class HeadDrafter(Drafter):
+    """Drafts trees by a head.
+
+    Args:
+        head: gives rows.
+        truncation: of them.
+        acceptance: by depth and sibling rank, from which the shape follows; deeper levels are like
+            the last one.
+        largest_tree: most tokens of a draft.
+        prompt_tokens: whose features are wanted of a prompt.
+        certain: whether the likeliest tokens are sent as certain ones, and none is drawn.
+    """
+
+    shape = DraftShape.TREE
+
+    def __init__(
+        self,
+        head: HeadScorer,
+        truncation: Truncation,
+        acceptance: AcceptanceByDepth,
+        largest_tree: int,
+        *,
+        prompt_tokens: int = 1,
+        certain: bool = False,
+    ) -> None:
+        self._head, self._truncation, self._certain = head, truncation, certain
+        deeper = acceptance[-1:] * (head.depths - len(acceptance))
+        self._acceptance = (acceptance + deeper)[: head.depths]
+        self.largest_tree = largest_tree
+        self.wants = FeatureSpec(head.reads, head.hidden_size, prompt_tokens=prompt_tokens)
+        self.made_for = head.made_for
+
+    def _shape(self, gamma: int, budget: int) -> TreeShape:
+        """Of a draft; known before anything is drawn."""
+        return _likeliest(self._acceptance[:gamma], min(budget, self.largest_tree))
+
+    def _draw(
+        self,
+        sequence: DraftSequence,
+        feed: Feed,
+        round_: int,
+        node: int,
+        nodes: int,
+        counts: Sequence[int],
+        rows: Sequence[int] | None = None,
+    ) -> Draw:
+        """Siblings without replacement, see `Draw`; certain ones are the likeliest."""
+        sampling = sequence.sampling
+        return Draw(
+            self._head,
+            feed,
+            replace(sampling, temperature=0.0) if self._certain else sampling,
+            self._truncation,
+            sequence.vocab_size,
+            sequence.numbers,
+            round_,
+            node,
+            nodes,
+            counts,
+            distinct=True,
+            rows=rows,
+        )
 
 
 # Texts share their shapes, of which there is one a size.
 @lru_cache(maxsize=4096)
-def shape_of(acceptance: AcceptanceByDepth, nodes: int) -> TreeShape:
-    """The tree of the likeliest nodes, at most so many."""
+def _likeliest(acceptance: AcceptanceByDepth, nodes: int) -> TreeShape:
     return likeliest_by_depth(acceptance, nodes)
-
-
-def _falling(value: AcceptanceByDepth) -> AcceptanceByDepth:
-    for ranks in value:
-        if list(ranks) != sorted(ranks, reverse=True) or not 0 < ranks[-1] <= ranks[0] <= 1:
-            raise ValueError("must be shares in (0, 1] that fall with the sibling's rank")
-    return value
-
-
-_Ranks = Annotated[tuple[float, ...], Field(min_length=1, max_length=16)]
 
 
 class OfHead(Recipe):
@@ -46,13 +117,14 @@ class OfHead(Recipe):
         target: the checkpoint that it is for; empty takes TARGET.
         acceptance: by depth and sibling rank; none takes the head's own.
         certain: send the likeliest tokens as certain ones.
+        unmeasured: acceptance of a head that does not say its own.
     """
+
+    unmeasured: ClassVar[AcceptanceByDepth]
 
     model: str = ""
     target: str = ""
-    acceptance: Annotated[
-        tuple[_Ranks, ...] | None, Field(max_length=64), AfterValidator(lambda v: v and _falling(v))
-    ] = None
+    acceptance: _Acceptance | None = None
     certain: Annotated[
         bool, Setting("certain", "send the likeliest tokens as certain ones instead of drawing")
     ] = False
@@ -72,3 +144,34 @@ class OfHead(Recipe):
     def largest_tree(self) -> int:
         """As the key says."""
         return self.max_nodes
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> HeadDrafter:
+        """See `Recipe`.
+
+        Raises:
+            StartupError: the head's files have no acceptances where they should.
+        """
+        head = cast("HeadScorer", scorers[0])
+        acceptance = self.acceptance or self.unmeasured
+        if self.acceptance is None and head.acceptance != ():
+            try:
+                acceptance = _ACCEPTANCE.validate_python(head.acceptance)
+            except ValidationError:
+                raise StartupError(
+                    "the head's config.json: tandem.acceptance must hold, for each depth, shares in"
+                    " (0, 1] that fall with the sibling's rank"
+                ) from None
+        kind = cast("type[HeadDrafter]", self.drafter)
+        return kind(
+            head,
+            truncation,
+            acceptance,
+            self.max_nodes,
+            prompt_tokens=self.told_of_prompt,
+            certain=self.certain,
+        )
+
+    @property
+    def told_of_prompt(self) -> int:
+        """Last tokens of a prompt whose features are wanted."""
+        return 1

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal, cast
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tandem.drafting.drafter import Drafter, DraftSequence, Setting
-from tandem.drafting.features import FeatureSpec
-from tandem.drafting.heads.head import AcceptanceByDepth, OfHead, deepened, shape_of
-from tandem.engine.asks import Draw, DrawnTree, ReadTokens, Steps, ToHost, Truncation
-from tandem.engine.scorer import HeadScorer, Scorer
+from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
+from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
+from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
-from tandem.speculation.nodes import DraftShape
 
 # Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
-PROMPT_TOKENS = 128
+_PROMPT_TOKENS = 128
 _MOST_PROMPT = 4096
 
 
@@ -51,69 +49,43 @@ class _Grown:
     rows: dict[int, int]
 
 
-class PairsDrafter(Drafter):
+class PairsDrafter(HeadDrafter):
     """Draws siblings without replacement behind each place that it computes.
 
     The head reads pairs: the feature of position i with the token i + 1. True pairs are fed as soon
     as their features came; behind them it goes on with drawn tokens, whose places leave its cache
     at the next draft. It knows nothing before the newest unbroken run of features.
 
-    Args:
-        head: guesses features, and tokens from them.
-        truncation: of its rows.
-        acceptance: by depth and sibling rank; deeper levels are like the last one.
-        largest_tree: most tokens of a draft.
-        prompt_tokens: whose features are wanted of a prompt.
-        certain: whether the likeliest tokens are sent as certain ones, and none is drawn.
+    Attributes:
         confident: whether what is drawn next follows from the probabilities of what was drawn so
             far (EAGLE-2, arXiv 2406.16858). What is drawn is sent.
     """
 
-    shape = DraftShape.TREE
-
-    def __init__(
-        self,
-        head: HeadScorer,
-        truncation: Truncation,
-        acceptance: AcceptanceByDepth,
-        largest_tree: int,
-        *,
-        prompt_tokens: int = PROMPT_TOKENS,
-        certain: bool = False,
-        confident: bool = False,
-    ) -> None:
-        self._head, self._truncation = head, truncation
-        self._acceptance, self._certain, self._confident = acceptance, certain, confident
-        self.largest_tree = largest_tree
-        self.wants = FeatureSpec(head.reads, head.hidden_size, prompt_tokens=prompt_tokens)
-        self.made_for = head.made_for
+    confident = False
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Level by level, behind true pairs."""
         feed = self._news(sequence)
         if feed is None:
             return Draft.certain(())
-        nodes = min(budget, self.largest_tree)
-        acceptance = deepened(self._acceptance, min(gamma, self._head.depths))
-        shape = shape_of(acceptance, nodes)
+        shape = self._shape(gamma, budget)
         # Tokens that are not drawn have no probabilities.
-        confident = self._confident and not (self._certain or sequence.sampling.greedy)
+        confident = self.confident and not (self._certain or sequence.sampling.greedy)
         depths = len(shape.levels)
         grown = _Grown([], [], {0: 0})
         counts = dict(shape.counts(0))
         reached = {0: 1.0}
         for depth in range(depths):
-            behind = [place for place in counts if counts[place]]
-            drawn = yield self._draw(sequence, feed, round_, grown, nodes, list(counts.values()))
             first = len(grown.drawn)
-            grown.drawn += drawn
-            grown.places += [place for place in behind for _ in range(counts[place])]
+            each = list(counts.values())
+            grown.drawn += yield self._draw(sequence, feed, round_, first, len(shape), each)
+            grown.places += [place for place, n in counts.items() for _ in range(n)]
             if depth + 1 == depths:
                 break
             if confident:
                 reached = yield from self._reach(grown, first, reached)
                 size = len(shape.levels[depth + 1])
-                counts = _worthiest(reached, acceptance[depth + 1], size)
+                counts = _worthiest(reached, self._acceptance[depth + 1], size)
             else:
                 counts = {first + 1 + node: n for node, n in shape.counts(depth + 1).items()}
             feed = self._behind(sequence, grown, list(counts))
@@ -139,30 +111,6 @@ class PairsDrafter(Drafter):
         known = [min(token, self._head.vocab_size - 1) for token in tokens[first + 1 :]]
         return Feed(cache, known, 1, features=[part.states for part in news])
 
-    def _draw(
-        self,
-        sequence: DraftSequence,
-        feed: Feed,
-        round_: int,
-        grown: _Grown,
-        nodes: int,
-        counts: list[int],
-    ) -> Draw:
-        sampling = sequence.sampling
-        return Draw(
-            self._head,
-            feed,
-            replace(sampling, temperature=0.0) if self._certain else sampling,
-            self._truncation,
-            sequence.vocab_size,
-            sequence.numbers,
-            round_,
-            len(grown.drawn),
-            nodes,
-            counts,
-            distinct=True,
-        )
-
     def _behind(self, sequence: DraftSequence, grown: _Grown, behind: Sequence[int]) -> Feed:
         """Drawn nodes, to be computed behind the places that they hang at."""
         parents = [grown.rows[grown.places[place - 1]] for place in behind]
@@ -175,10 +123,10 @@ class PairsDrafter(Drafter):
         self, grown: _Grown, first: int, reached: dict[int, float]
     ) -> Steps[dict[int, float]]:
         """The probability that the head gives the path to each place of the level just drawn."""
-        read = yield ReadTokens(grown.drawn[first:], shares=True)
+        shares = yield ReadTokens(grown.drawn[first:], shares=True)
         return {
             first + 1 + i: reached[grown.places[first + i]] * share
-            for i, (_, share) in enumerate(read)
+            for i, share in enumerate(shares)
         }
 
 
@@ -206,6 +154,8 @@ class OfPairs(OfHead):
         prompt_tokens: last ones of a prompt whose features are wanted.
     """
 
+    unmeasured: ClassVar[AcceptanceByDepth] = ((0.6, 0.1, 0.05), (0.55, 0.1, 0.05))
+
     grow: Annotated[
         Literal["static", "confidence"],
         Setting("grow", "what a draft's shape follows from: its size alone, or what was drawn"),
@@ -214,23 +164,16 @@ class OfPairs(OfHead):
         int,
         Field(ge=1, le=_MOST_PROMPT),
         Setting("prompt_tokens", "the prompt's last tokens whose hidden states the head reads"),
-    ] = PROMPT_TOKENS
+    ] = _PROMPT_TOKENS
 
     @property
-    def unmeasured(self) -> AcceptanceByDepth:
-        """Acceptance of a head that does not say its own."""
-        return ((0.6, 0.1, 0.05), (0.55, 0.1, 0.05))
+    def told_of_prompt(self) -> int:
+        """As the key says."""
+        return self.prompt_tokens
 
-    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> PairsDrafter:
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> HeadDrafter:
         """See `Recipe`."""
-        head = cast("HeadScorer", scorers[0])
-        kind = cast("type[PairsDrafter]", self.drafter)
-        return kind(
-            head,
-            truncation,
-            self.acceptance or head.acceptance or self.unmeasured,
-            self.max_nodes,
-            prompt_tokens=self.prompt_tokens,
-            certain=self.certain,
-            confident=self.grow == "confidence",
-        )
+        drafter = super().make(scorers, truncation)
+        assert isinstance(drafter, PairsDrafter)
+        drafter.confident = self.grow == "confidence"
+        return drafter

@@ -32,7 +32,7 @@ class HeadFiles:
 
     Attributes:
         path: the folder.
-        family: "medusa", "hydra" or "eagle"
+        family: "medusa", "hydra" or "eagle".
         config: as in config.json.
         own: what our training wrote beside the published keys; empty for a published head.
     """
@@ -94,6 +94,11 @@ class HeadFiles:
         """Whether EAGLE-3's residual is taken behind the norm: speculators' default."""
         speculators = "speculators_model_type" in self.config
         return bool(self.config.get("norm_before_residual", speculators))
+
+    @property
+    def normed_output(self) -> bool:
+        """Whether EAGLE-3's guesses are taken behind the norm."""
+        return bool(self.config.get("norm_output", False))
 
     @cached_property
     def names(self) -> frozenset[str]:

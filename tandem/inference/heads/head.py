@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import tensors_fingerprint
 from tandem.inference.heads.files import HeadFiles
 from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.kv.extents import SequenceCache
+from tandem.inference.kv.pool import KVPool
+from tandem.inference.kv.size import cache_size
 from tandem.inference.output import PassOutput
-from tandem.inference.passes.torch_llama import RMSNorm
 from tandem.profile import PassTime
 
 
@@ -35,30 +38,93 @@ class Room(NamedTuple):
     at_most: int
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a head is made of, and for which place.
+
+    Attributes:
+        files: of the head.
+        target: the checkpoint that it is for; None where nobody named it.
+        tokenizer: fingerprint of its target's tokenizer; empty where nobody knows it.
+        device: where it computes.
+        dtype: in which.
+        room: for what it holds of sequences.
+    """
+
+    files: HeadFiles
+    target: TargetParts | None
+    tokenizer: str
+    device: torch.device
+    dtype: torch.dtype
+    room: Room
+
+    def embedding(self) -> Tensor:
+        """The target's, for a head without one.
+
+        Raises:
+            StartupError: nobody named the target.
+        """
+        return self._target("embedding").embedding()
+
+    def output(self) -> Tensor:
+        """The target's output matrix, for a head without one.
+
+        Raises:
+            StartupError: nobody named the target.
+        """
+        return self._target("output matrix").output()
+
+    def _target(self, part: str) -> TargetParts:
+        if self.target is None:
+            raise StartupError(
+                f"the head {self.files.path} has no {part}: name its target's checkpoint, which has"
+                " it, with TANDEM_DRAFTER_TARGET"
+            )
+        return self.target
+
+    def require_width(self, width: int) -> None:
+        """Refuse a head that reads hidden states of another width than its target's.
+
+        Raises:
+            StartupError: both widths.
+        """
+        if self.target is not None and self.target.hidden_size != width:
+            raise StartupError(
+                f"the head {self.files.path} reads hidden states of {width} numbers, and its target"
+                f" has {self.target.hidden_size}"
+            )
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors on the device; those of real numbers in the dtype."""
+        return {
+            name: part.to(self.device, self.dtype if part.is_floating_point() else part.dtype)
+            for name, part in tensors.items()
+        }
+
+
 _BATCHES, _REPEATS = (1, 4, 16), 5
 
 
 class Head(ABC):
     """A small model over hidden states of a target. Implements `Model` and `HeadScorer`.
 
-    A feed has the feature of the position before each of its first tokens, see `Feed.features`.
+    A feed has the feature of the position before each of its tokens, see `Feed.features`.
 
     Attributes:
+        cache: what a sequence holds.
         reads: layers of the target whose states it is fed, as `FeedbackSpec` in common.proto.
         hidden_size: width of a state.
         made_for: weights fingerprint of its target; empty where its files do not say.
         depths: most tokens of a path that it drafts.
-        acceptance: by depth and sibling rank, as it was measured; empty where its files do not say.
+        acceptance: by depth and sibling rank, as its files say; unchecked, and empty where they do
+            not.
 
     Args:
-        files: of the head.
-        target: the checkpoint that it is for; None where it needs nothing of it.
-        tokenizer: fingerprint of its target's tokenizer.
-        tensors: its weights, under the names of the files.
-        device: where it computes.
-        dtype: in which.
+        source: of it.
+        tensors: its weights, and what it takes of its target.
     """
 
+    cache: ClassVar[type[SequenceCache]] = SequenceCache
     engine = "torch"
     improving = False
     takes_trees = True
@@ -68,36 +134,33 @@ class Head(ABC):
     vocab_size: int
     depths: int
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        target: TargetParts | None,
-        tokenizer: str,
-        tensors: dict[str, Tensor],
-        device: str,
-        dtype: torch.dtype,
-    ) -> None:
-        own = files.own
-        self.acceptance = _acceptance_of(files)
+    # Of a decoder layer, for a head that has one.
+    _pool: KVPool | None = None
+
+    def __init__(self, source: Source, tensors: Mapping[str, Tensor]) -> None:
+        files, own = source.files, source.files.own
         self.name = files.path.name
-        self.device = torch.device(device)
+        self.device, self._dtype = source.device, source.dtype
         self.layers = 1
         self.eos_token_ids: list[int] = []
         self.pass_times: Sequence[PassTime] = ()
         self.forward_passes = self.fed_tokens = 0
         self.parameters = sum(tensor.numel() for tensor in tensors.values())
-        self.tokenizer_fingerprint = tokenizer or str(own.get("tokenizer", ""))
-        self.fingerprint = tensors_fingerprint(tensors, [files.config, str(dtype)])
+        self.tokenizer_fingerprint = source.tokenizer or str(own.get("tokenizer", ""))
+        self.fingerprint = tensors_fingerprint(tensors, [files.config, str(source.dtype)])
         self.weights_fingerprint = self.fingerprint
         self.made_for = str(own.get("made_for", ""))
-        self._dtype = dtype
-        if target is None and "target_layers" not in own:
+        self.acceptance: Any = own.get("acceptance", ())
+        if source.target is not None:
+            self.target_layers = source.target.layers
+        elif "target_layers" in own:
+            self.target_layers = int(own["target_layers"])
+        else:
             raise StartupError(
                 f"the head {files.path} does not say for which target it is: name the target's"
                 " checkpoint with TANDEM_DRAFTER_TARGET"
             )
-        self.target_layers = int(target.layers if target is not None else own["target_layers"])
-        self.reads: tuple[int, ...] = (self.target_layers + 1,)
+        self.reads = files.layers_of(self.target_layers)
         self.hidden_size = 0
 
     @property
@@ -107,20 +170,36 @@ class Head(ABC):
 
     @property
     def positions(self) -> int:
-        """0: it holds nothing of a sequence."""
-        return 0
+        """That all sequences may hold together; 0 where the head holds nothing of them."""
+        return 0 if self._pool is None else self._pool.positions
 
     @property
     def free_positions(self) -> int:
-        """0, as `positions`."""
-        return 0
+        """Positions that no sequence has reserved."""
+        return 0 if self._pool is None else self._pool.free_positions
 
-    def reserve(self, capacity: int, nodes: int = 0) -> Any:
-        """There is nothing to reserve."""
-        return ()
+    def reserve(self, capacity: int, nodes: int = 0) -> SequenceCache | None:
+        """Room for a sequence; None if there is none now."""
+        if self._pool is None:
+            nowhere: Any = None
+            return self.cache(nowhere, 0, capacity)
+        part = self._pool.reserve(capacity)
+        return None if part is None else self.cache(part.pool, part.start, part.capacity)
 
-    def release(self, cache: Any) -> None:  # noqa: B027
-        """There is nothing to release."""
+    def release(self, cache: SequenceCache) -> None:
+        """Give a sequence's room back."""
+        if self._pool is not None:
+            self._pool.release(cache)
+
+    def _hold(self, room: Room) -> None:
+        """Make the pool. What a position takes is known when one was fed."""
+        self._pool = KVPool(1)
+        cache = self.reserve(1)
+        assert cache is not None
+        with torch.inference_mode():
+            self._rows([Feed(cache, [0], 1, features=self.no_features())])
+        each = self._pool.bytes_per_position
+        self._pool = self._pool.resized(cache_size(self.device, each, *room))
 
     def improve(self) -> None:  # noqa: B027
         """There is no faster pass."""
@@ -166,45 +245,6 @@ class Head(ABC):
                 if times:
                     found.append((count, 1, float(median(times[1:]))))
         self.pass_times = found
-
-
-def _acceptance_of(files: HeadFiles) -> tuple[tuple[float, ...], ...]:
-    """By depth and sibling rank, as the head's files say.
-
-    Raises:
-        StartupError: they are no shares that fall with the rank.
-    """
-    try:
-        found = tuple(tuple(map(float, ranks)) for ranks in files.own.get("acceptance", ()))
-        for ranks in found:
-            if list(ranks) != sorted(ranks, reverse=True) or not 0 < ranks[-1] <= ranks[0] <= 1:
-                raise ValueError
-    except (TypeError, ValueError, IndexError):
-        raise StartupError(
-            f"the head {files.path}: tandem.acceptance of its config.json must hold, for each"
-            " depth, shares in (0, 1] that fall with the sibling's rank"
-        ) from None
-    return found
-
-
-def require_width(files: HeadFiles, width: int, target: TargetParts | None) -> None:
-    """Refuse a head that reads hidden states of another width than its target's.
-
-    Raises:
-        StartupError: both widths.
-    """
-    if target is not None and target.hidden_size != width:
-        raise StartupError(
-            f"the head {files.path} reads hidden states of {width} numbers, and its target has"
-            f" {target.hidden_size}"
-        )
-
-
-def norm_of(weight: Tensor, epsilon: float) -> RMSNorm:
-    """A norm with a weight."""
-    part: Any = nn.Module()
-    part.weight, part.variance_epsilon = nn.Parameter(weight, requires_grad=False), epsilon
-    return RMSNorm(part)
 
 
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:

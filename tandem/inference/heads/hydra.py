@@ -7,24 +7,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from tandem.errors import StartupError, first_line
+from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of, norm_of, require_width
-from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.heads.head import Head, Source, features_of
+from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
-from tandem.inference.kv.pool import KVPool
-from tandem.inference.kv.size import cache_size
-from tandem.inference.passes.torch_llama import LlamaLayer, Rotations
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
 _OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:\d+\.)?weight")
@@ -66,106 +60,32 @@ class HydraHead(Head):
     prefix layer (Hydra++) that layer reads all features. One of branch rows has the drawn tokens.
     """
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        target: TargetParts | None,
-        tokenizer: str,
-        device: str,
-        dtype: torch.dtype,
-        room: Room,
-    ) -> None:
-        tensors = files.tensors()
-        own = f"{_PREFIX}embed_tokens.weight"
-        embedding = tensors.get("embed_tokens.weight", tensors.pop(own, None))
-        if embedding is None:
-            if target is None:
-                raise StartupError(
-                    f"the head {files.path} has no embedding: name its target's checkpoint, which"
-                    " has it, with TANDEM_DRAFTER_TARGET"
-                )
-            embedding = target.embedding()
-        outputs = {int(m[1]): t for n, t in tensors.items() if (m := _OUTPUT.fullmatch(n))}
-        shared = not outputs
-        if shared:
-            if target is None:
-                raise StartupError(
-                    f"the head {files.path} has no output matrix: name its target's checkpoint,"
-                    " which has it, with TANDEM_DRAFTER_TARGET"
-                )
-            outputs = {0: target.output()}
-        tensors |= {"embed_tokens.weight": embedding, "output": outputs[min(outputs)]}
-        super().__init__(files, target, tokenizer, tensors, device, dtype)
-        placed = {name: tensor.to(self.device, dtype) for name, tensor in tensors.items()}
-        self._embedding: Tensor = placed["embed_tokens.weight"]
+    cache = HydraCache
+
+    def __init__(self, source: Source) -> None:
+        tensors = source.files.tensors()
+        own = tensors.pop(f"{_PREFIX}embed_tokens.weight", None)
+        embedding = tensors.get("embed_tokens.weight", own)
+        tensors["embed_tokens.weight"] = source.embedding() if embedding is None else embedding
+        outputs = {int(m[1]): n for n in tensors if (m := _OUTPUT.fullmatch(n))}
+        if not outputs:
+            tensors["output"] = source.output()
+        super().__init__(source, tensors)
+        placed = source.placed(tensors)
+        self._embedding = placed["embed_tokens.weight"]
         self.vocab_size, self.hidden_size = self._embedding.shape
-        require_width(files, self.hidden_size, target)
-        self._heads = _blocks_of(placed, files, self.hidden_size)
+        source.require_width(self.hidden_size)
+        self._heads = _blocks_of(placed, source.files, self.hidden_size)
         self.depths = len(self._heads)
-        if not shared and sorted(outputs) != list(range(self.depths)):
-            raise StartupError(f"the head {files.path} has {len(outputs)} output matrices")
-        self._outputs = [
-            placed["output"] if shared else outputs[k].to(self.device, dtype)
-            for k in range(self.depths)
-        ]
-        self._pool: KVPool | None = None
-        self._prefix: LlamaLayer | None = None
-        if any(name.startswith(f"{_PREFIX}layers.") for name in placed):
-            try:
-                self._take_prefix(files, placed)
-            except (KeyError, RuntimeError, ValueError) as error:
-                raise StartupError(
-                    f"the head {files.path} has not Hydra's prefix layer: {first_line(error)}"
-                ) from error
-            self._pool = self._sized(room)
-
-    def _take_prefix(self, files: HeadFiles, tensors: dict[str, Tensor]) -> None:
-        """Make Hydra++'s layer over all features."""
-        shape = files.config.get("prefix_config", files.config)
-        config: Any = LlamaConfig(**{k: v for k, v in shape.items() if k != "model_type"})
-        config.vocab_size, config._attn_implementation = self.vocab_size, "eager"
-        with torch.device("meta"):
-            layer: Any = LlamaDecoderLayer(config, 0)
-        at = f"{_PREFIX}layers.0."
-        own = {n.removeprefix(at): part for n, part in tensors.items() if n.startswith(at)}
-        layer.load_state_dict(own, assign=True)
-        self._prefix = LlamaLayer(layer)
-        self._prefix_norm = norm_of(tensors[f"{_PREFIX}norm.weight"], config.rms_norm_eps)
-        self.max_length = config.max_position_embeddings
-        rotary = LlamaRotaryEmbedding(config).to(self.device)
-        self._rotations = Rotations(rotary, self.max_length, self.device)
-
-    def _sized(self, room: Room) -> KVPool:
-        """A pool for so many positions as there is room for."""
-        pool = self._pool = KVPool(1)
-        cache = self.reserve(1)
-        assert cache is not None
-        with torch.inference_mode():
-            self._rows([Feed(cache, [0], 1, features=self.no_features())])
-        return pool.resized(cache_size(self.device, pool.bytes_per_position, *room))
-
-    @property
-    def positions(self) -> int:
-        """Of the prefix layer; 0 without one."""
-        return 0 if self._pool is None else self._pool.positions
-
-    @property
-    def free_positions(self) -> int:
-        """Positions that no sequence has reserved."""
-        return 0 if self._pool is None else self._pool.free_positions
-
-    def reserve(self, capacity: int, nodes: int = 0) -> HydraCache | None:
-        """Room for a sequence; None if there is none now."""
-        if self._pool is None:
-            nowhere: Any = None
-            return HydraCache(nowhere, 0, capacity)
-        part = self._pool.reserve(capacity)
-        return None if part is None else HydraCache(part.pool, part.start, part.capacity)
-
-    def release(self, cache: SequenceCache) -> None:
-        """Give a sequence's room back."""
-        if self._pool is not None:
-            self._pool.release(cache)
+        self._outputs = [placed[outputs.get(k, "output")] for k in range(self.depths)]
+        self._prefix: HeadLayer | None = None
+        if layer := within(placed, f"{_PREFIX}layers.0."):
+            config = source.files.config
+            shape = config.get("prefix_config", {**config, "model_type": "llama"})
+            self._prefix = HeadLayer(shape, layer)
+            self._prefix_norm = self._prefix.norm(placed[f"{_PREFIX}norm.weight"])
+            self.max_length = self._prefix.max_length
+            self._hold(source.room)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         tokens = self._embedding.index_select(0, tokens_of(feeds, self.device))
@@ -213,9 +133,7 @@ class HydraHead(Head):
         if self._prefix is None:
             return features[ends]
         assert self._pool is not None
-        batch = PackedBatch.of(feeds, self.device)
-        self._pool.slots = batch.slots
-        found = self._prefix(features, self._rotations.of(batch), batch, self._pool, 0)
+        found = self._prefix(features, PackedBatch.of(feeds, self.device), self._pool)
         normed: Tensor = self._prefix_norm(found[ends])
         return normed
 

@@ -10,14 +10,17 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import device_of, read_tokenizer
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
-from tandem.inference.heads.files import HeadFiles, require_head
-from tandem.inference.heads.head import Head, Room
+from tandem.inference.heads.files import require_head
+from tandem.inference.heads.head import Head, Room, Source
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
 
-Make = Callable[[HeadFiles, TargetParts | None, str, str, torch.dtype, Room], Head]
-FAMILIES: dict[str, Make] = {"medusa": MedusaHead, "hydra": HydraHead, "eagle": EagleHead}
+FAMILIES: dict[str, Callable[[Source], Head]] = {
+    "medusa": MedusaHead,
+    "hydra": HydraHead,
+    "eagle": EagleHead,
+}
 
 
 def load_head(folder: str, family: str, target: str, device: str, dtype: str, room: Room) -> Head:
@@ -41,13 +44,14 @@ def load_head(folder: str, family: str, target: str, device: str, dtype: str, ro
         parts = TargetParts(target)
         parts.require()
         tokenizer = tokenizer_fingerprint(read_tokenizer(target))
+    where = device_of(device)
     if dtype == "auto":
-        dtype = "float32" if device_of(device).type == "cpu" else "bfloat16"
+        dtype = "float32" if where.type == "cpu" else "bfloat16"
+    source = Source(files, parts, tokenizer, where, getattr(torch, dtype), room)
     try:
-        head = FAMILIES[family](files, parts, tokenizer, device, getattr(torch, dtype), room)
+        head = FAMILIES[family](source)
         head.measure()
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise StartupError(
-            f"the head {files.path} cannot be loaded as {family}: {first_line(error)}"
-        ) from error
+        said = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
+        raise StartupError(f"the head {files.path} cannot be loaded as {family}: {said}") from error
     return head

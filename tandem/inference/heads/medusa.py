@@ -12,8 +12,7 @@ from torch.nn.functional import linear, silu
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room, features_of, require_width
-from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.heads.head import Head, Source, features_of
 
 # The names of the authors' own files, and those of vLLM's.
 _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
@@ -28,34 +27,22 @@ class MedusaHead(Head):
     heads' rows are wanted.
     """
 
-    def __init__(
-        self,
-        files: HeadFiles,
-        target: TargetParts | None,
-        tokenizer: str,
-        device: str,
-        dtype: torch.dtype,
-        room: Room,
-    ) -> None:
-        tensors = files.tensors()
-        weights, biases, outputs = _sorted(tensors, files)
-        if outputs:
-            # Heads that share an output matrix often come with copies of it.
-            shared = all(torch.equal(outputs[0], other) for other in outputs[1:])
-            output = outputs[0] if shared else torch.stack(outputs)
-        elif target is None:
-            raise StartupError(
-                f"the head {files.path} has no output matrix: name its target's checkpoint, which"
-                " has it, with TANDEM_DRAFTER_TARGET"
-            )
-        else:
-            output = tensors["output"] = target.output()
-        super().__init__(files, target, tokenizer, tensors, device, dtype)
+    def __init__(self, source: Source) -> None:
+        tensors = source.files.tensors()
+        weights, biases, outputs = _sorted(tensors, source.files)
+        if not outputs:
+            outputs = [source.output()]
+            tensors["output"] = outputs[0]
+        super().__init__(source, tensors)
+        # Heads that share an output matrix often come with copies of it.
+        shared = all(torch.equal(outputs[0], other) for other in outputs[1:])
+        output = outputs[0] if shared else torch.stack(outputs)
         self.depths, self.hidden_size = weights[0].shape[:2]
         self.vocab_size = output.shape[-2]
-        require_width(files, self.hidden_size, target)
-        self._weights, self._biases, self._output = (
-            [part.to(self.device, dtype) for part in parts] for parts in (weights, biases, [output])
+        source.require_width(self.hidden_size)
+        self._weights, self._biases, (self._output,) = (
+            [part.to(self.device, self._dtype) for part in parts]
+            for parts in (weights, biases, [output])
         )
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
@@ -64,11 +51,10 @@ class MedusaHead(Head):
         found = residual(
             states, [w[:most] for w in self._weights], [b[:most] for b in self._biases]
         )
-        (output,) = self._output
-        if output.dim() == 2:
-            logits = linear(found, output)
+        if self._output.dim() == 2:
+            logits = linear(found, self._output)
         else:
-            logits = found.bmm(output[:most].transpose(1, 2))
+            logits = found.bmm(self._output[:most].transpose(1, 2))
         by_feed = logits.transpose(0, 1).flatten(0, 1)
         if all(feed.rows == most for feed in feeds):
             return by_feed

@@ -125,7 +125,7 @@ class HeadTable(Table):
         seed: int,
         *,
         zeros: bool,
-        acceptance: tuple[tuple[float, ...], ...] = (),
+        acceptance: Any = (),
         by_depth: bool = True,
     ) -> None:
         super().__init__(0 if by_depth else longest, seed, zeros=zeros)

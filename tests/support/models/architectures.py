@@ -299,10 +299,11 @@ A service refuses these at its start, with the reason:
 |---|---|---|
 {refused}
 
-Other models are refused for the same reasons: recurrent and hybrid models (Mamba-2, Zamba, Bamba,
-Falcon-H1, Qwen3-Next, xLSTM, …), older models with their own attention code (GPT-Neo, CodeGen,
-XGLM, BioGPT, …), and models with another form of KV cache (DeepSeek-V2 and V3, for which
-`transformers` stores latents).
+Other models are refused for the same reasons:
+
+- recurrent and hybrid models, such as Mamba-2, Zamba, Bamba, Falcon-H1, Qwen3-Next and xLSTM;
+- older models with attention code of their own, such as GPT-Neo, CodeGen, XGLM and BioGPT;
+- models with another form of KV cache: DeepSeek-V2 and V3, for which `transformers` stores latents.
 
 ## Not tested
 

@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from tandem.drafting.heads.head import OfHead
 from tandem.drafting.methods import METHODS
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Room
+from tandem.inference.heads.head import Head, Room, Source
 from tandem.inference.heads.load import FAMILIES
 
 HEADS = 3
+_ROOM = Room(4096, 4096)
 
 
 def is_head(method: str) -> bool:
@@ -138,6 +139,11 @@ class Weights(HeadFiles):
         return dict(self.weights)
 
 
+def source_of(files: HeadFiles, room: Room = _ROOM, device: str = "cpu") -> Source:
+    """A head that needs nothing of its target."""
+    return Source(files, None, "", torch.device(device), torch.float32, room)
+
+
 def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str = "cpu") -> Head:
     """A head of a method for a target."""
     torch.manual_seed(seed)
@@ -147,7 +153,7 @@ def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str 
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
     files = Weights(Path(method), method, {**config, **own}, weights)
-    return FAMILIES[method](files, None, "", device, torch.float32, Room(4096, 4096))
+    return FAMILIES[method](source_of(files, device=device))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:

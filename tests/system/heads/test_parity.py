@@ -170,6 +170,7 @@ def test_eagle(name: str, target: Path, tmp_path: Path) -> None:
     """Every draft of a text: true pairs, then three steps of a rollout."""
     head, calls = computed(name, target, tmp_path)
     cache = head.reserve(48)
+    assert cache is not None
     compared = 0
     for draft, count in calls.drafts():
         told = next(own for kind, own in draft if kind == "forward")

@@ -14,6 +14,7 @@ from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.choice.recipe_file import read_recipe
 from tandem.drafting.drafter import settings_of
 from tandem.drafting.forest import ForestDrafter, ForestRecipe
+from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.methods import METHODS
 from tandem.drafting.tree import TreeRecipe
 from tandem.engine.asks import Truncation
@@ -207,3 +208,28 @@ def test_a_model_that_takes_no_trees_draws_no_branches(
     with pytest.raises(StartupError, match=f"drafter cannot compute the branches of {recipe}"):
         load(settings)
     assert load(settings.model_copy(update={"recipe": "model"})).info.max_nodes == 0
+
+
+@pytest.mark.parametrize("acceptance", [0.5, [], [[0.0]], [[]], [[0.1, 0.2]], [["a"]], [[1.5]]])
+@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_acceptances_of_a_head_that_are_none_are_refused(name: str, acceptance: Any) -> None:
+    head = HeadTable(0, 0, zeros=False, acceptance=acceptance)
+    recipe = built_in(name, DrafterSettings())
+    with pytest.raises(StartupError, match="must hold, for each depth, shares in"):
+        recipe.make([head], Truncation(1.0, 0))
+
+
+def test_acceptances_of_a_recipe_come_before_those_of_its_head() -> None:
+    """Where neither says any, those of the method; deeper levels are like the last one."""
+    head = HeadTable(0, 0, zeros=False, acceptance=((0.9,),))
+    made = [
+        MedusaRecipe(acceptance=own).make([scorer], Truncation(1.0, 0))._acceptance
+        for own, scorer in (
+            (((0.5, 0.2),), head),
+            (None, head),
+            (None, HeadTable(0, 0, zeros=False)),
+        )
+    ]
+    assert made[:2] == [((0.5, 0.2),) * head.depths, ((0.9,),) * head.depths]
+    assert len(made[2]) == head.depths
+    assert made[2][0] == MedusaRecipe.unmeasured[0]

@@ -19,7 +19,7 @@ from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
-from tests.support.models.heads import Weights
+from tests.support.models.heads import Weights, source_of
 
 WIDTH = llama.TARGET.hidden_size
 OWN = {"tandem": {"target_layers": 5}}
@@ -41,10 +41,10 @@ def test_medusa() -> None:
         torch.nn.init.normal_(parameter, std=0.1)
     table, state = torch.randn(9, WIDTH), torch.randn(1, WIDTH).to(torch.bfloat16).float()
     files = Weights(Path("m"), "medusa", OWN, weights_of(model) | {"lm_head.weight": table})
-    head = MedusaHead(files, None, "", "cpu", torch.float32, Room(0, 0))
+    head = MedusaHead(source_of(files, Room(0, 0)))
     cache: Any = ()
     feed = Feed(cache, [0], HEADS, features=[as_sent(state[None])])
-    wanted = F.linear(model(state)[:, 0], table)
+    wanted = F.linear(torch.stack(model(state[None], state[None], HEADS))[:, 0, 0], table)
     torch.testing.assert_close(head.forward([feed]).logits, wanted, atol=1e-4, rtol=1e-4)
     assert len(model.blocks) == HEADS
     assert LAYERS == 3
@@ -60,11 +60,11 @@ def test_hydra(plus: bool) -> None:
     table, time = torch.randn(9, WIDTH), 5
     tokens = torch.tensor([1, 5, 2, 8, 3, 0])
     features = torch.randn(1, time, WIDTH).to(torch.bfloat16).float()
-    found = model(F.embedding(tokens, table)[None], features)
+    found = model(F.embedding(tokens, table)[None], features, 3)
     weights = weights_of(model) | {"embed_tokens.weight": table}
     weights |= {f"hydra_lm_head.{k}.weight": table for k in range(len(found))}
     files = Weights(Path("h"), "hydra", {"prefix_config": PREFIX.to_dict(), **OWN}, weights)
-    head = HydraHead(files, None, "", "cpu", torch.float32, Room(64, 64))
+    head = HydraHead(source_of(files, Room(64, 64)))
     for root in range(time - len(found) + 1):
         cache = head.reserve(16)
         assert cache is not None
@@ -92,7 +92,7 @@ def test_eagle() -> None:
     found = model(F.embedding(tokens, table)[None], features, steps)
     weights = weights_of(model) | {"embed_tokens.weight": table, "lm_head.weight": table}
     files = Weights(Path("e"), "eagle", SHAPE.to_dict() | OWN, weights)
-    head = EagleHead(files, None, "", "cpu", torch.float32, Room(64, 64))
+    head = EagleHead(source_of(files, Room(64, 64)))
     for root in range(time - steps + 1):
         cache = head.reserve(16)
         assert cache is not None

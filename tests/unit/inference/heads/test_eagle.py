@@ -19,7 +19,13 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Room
-from tests.support.models.heads import Weights, eagle_config, random_eagle, random_eagle_3
+from tests.support.models.heads import (
+    Weights,
+    eagle_config,
+    random_eagle,
+    random_eagle_3,
+    source_of,
+)
 
 WIDTH, VOCAB_SIZE, OWN_IDS = 16, 11, (0, 2, 3, 7, 9)
 LAYERS = 6
@@ -47,7 +53,7 @@ def eagle(kind: str, **changes: Any) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 def head_of(config: dict[str, Any], tensors: dict[str, Tensor]) -> EagleHead:
     files = Weights(Path("eagle"), "eagle", config, tensors)
-    return EagleHead(files, None, "", "cpu", torch.float32, Room(256, 256))
+    return EagleHead(source_of(files, Room(256, 256)))
 
 
 class Plain:

@@ -153,18 +153,6 @@ def test_other_heads_for_another_width_are_refused_too(
         loaded(folder, family, wide)
 
 
-@pytest.mark.parametrize("acceptance", [0.5, [[0.0]], [[]], [[0.1, 0.2]], [["a"]], [[1.5]]])
-def test_acceptances_that_are_none_are_refused(
-    acceptance: Any, target: Path, tmp_path: Path
-) -> None:
-    folder = save_random_head(tmp_path / "head", "medusa", target)
-    config = json.loads((folder / "config.json").read_text())
-    own = {"tandem": {"acceptance": acceptance}}
-    (folder / "config.json").write_text(json.dumps(config | own))
-    with pytest.raises(StartupError, match="must hold, for each depth, shares in"):
-        loaded(folder, "medusa", target)
-
-
 def test_a_vocabulary_of_its_own_must_be_named(target: Path, tmp_path: Path) -> None:
     folder = save_random_head(tmp_path / "head", "eagle", target)
     tensors = load_file(folder / "model.safetensors")

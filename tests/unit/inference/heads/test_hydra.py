@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaModel
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.hydra import HydraHead
-from tests.support.models.heads import HEADS, Weights, eagle_config, random_hydra
+from tests.support.models.heads import HEADS, Weights, eagle_config, random_hydra, source_of
 
 WIDTH, VOCAB_SIZE = 16, 7
 
@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_paper(prefix: bool) -> None:
     tensors["embed_tokens.weight"] = torch.randn(VOCAB_SIZE, WIDTH)
     config = eagle_config(WIDTH, VOCAB_SIZE)
     files = Weights(Path("hydra"), "hydra", config | {"tandem": {"target_layers": 4}}, tensors)
-    head = HydraHead(files, None, "", "cpu", torch.float32, Room(64, 64))
+    head = HydraHead(source_of(files, Room(64, 64)))
     plain = Plain(tensors, config)
     assert (head.depths, head.reads, head.positions) == (HEADS, (5,), 64 if prefix else 0)
     states = {t: torch.randn(n, 1, WIDTH).to(torch.bfloat16) for t, n in ((0, 4), (1, 2))}

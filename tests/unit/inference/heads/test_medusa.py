@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.medusa import MedusaHead
-from tests.support.models.heads import HEADS, Weights, random_medusa
+from tests.support.models.heads import HEADS, Weights, random_medusa, source_of
 
 WIDTH, VOCAB_SIZE, LAYERS = 16, 7, 2
 OWN = {"tandem": {"target_layers": 5, "acceptance": [[0.5, 0.25], [0.25]], "made_for": "ab"}}
@@ -22,7 +22,7 @@ OWN = {"tandem": {"target_layers": 5, "acceptance": [[0.5, 0.25], [0.25]], "made
 
 def head_of(tensors: dict[str, Tensor], config: dict[str, Any] = OWN) -> MedusaHead:
     files = Weights(Path("medusa"), "medusa", config, tensors)
-    return MedusaHead(files, None, "", "cpu", torch.float32, Room(0, 0))
+    return MedusaHead(source_of(files, Room(0, 0)))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_rows_are_those_of_the_paper(tensors: dict[str, Tensor], states: list[Te
     ]
     torch.testing.assert_close(found, torch.stack(wanted), atol=1e-5, rtol=1e-5)
     assert (head.depths, head.reads, head.hidden_size) == (HEADS, (6,), WIDTH)
-    assert (head.made_for, head.acceptance) == ("ab", ((0.5, 0.25), (0.25,)))
+    assert (head.made_for, head.acceptance) == ("ab", [[0.5, 0.25], [0.25]])
     assert (head.forward_passes, head.fed_tokens) == (1, 3)
 
 
