@@ -16,7 +16,7 @@ from tandem.inference.heads.files import head_files
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import FAMILIES, load_head
 from tests.support.models.heads import save_random_head
-from tests.support.models.tiny import save_random_llama
+from tests.support.models.tiny import random_llama, save_random_llama
 from tests.support.repository import ROOT
 
 
@@ -127,6 +127,17 @@ def test_what_a_head_lacks_is_its_targets(target: Path, tmp_path: Path) -> None:
     head = loaded(folder, "eagle", target)
     assert torch.equal(head._embedding, whole["model.embed_tokens.weight"])
     assert torch.equal(head._output, whole["lm_head.weight"])
+
+
+def test_a_target_may_be_in_several_files(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    random_llama(1).save_pretrained(target, max_shard_size="2KB")
+    assert len(list(target.glob("*.safetensors"))) > 1
+    folder = save_random_head(tmp_path / "head", "eagle", target)
+    head = loaded(folder, "eagle", target)
+    model = random_llama(1)
+    assert torch.equal(head._embedding, model.get_input_embeddings().weight)
+    assert torch.equal(head._output, model.get_output_embeddings().weight)
 
 
 def test_a_head_for_another_width_is_refused(target: Path, tmp_path: Path) -> None:
