@@ -192,7 +192,8 @@ class AdaptiveSize:
                 rounds, self._untold = min(self._untold, self._tell_every), 0
                 self._all.learn(size, self._began_ns, drafted, decided, self._sizes, rounds)
         if drafted is not None:
-            if asked == size:
+            # A head knows nothing of the places behind plain rounds: its first draft is empty.
+            if asked == size and (before or drafted.token_ids):
                 self._all.learn_kept(size, self._chances, decided.num_accepted)
             self._acceptance.observe(drafted, decided)
 

@@ -350,3 +350,20 @@ def test_a_round_that_was_asked_for_before_teaches_no_time(asked: int, known: bo
         text.observe(draft, Decided(1, 1, 0, [0.5] * asked, MODEL))
     assert (everyone.times.wall(DraftSize(4), 1) != before) == known
     assert everyone.acceptance.chances(4).first[0] != AcceptanceEstimate().chances(4).first[0]
+
+
+def test_the_first_draft_behind_plain_rounds_says_nothing_of_what_drafts_bring() -> None:
+    """A head has no features of the places behind them: it is empty, as no later one is."""
+    everyone, (text,), _ = together(1)
+    size = text.choose(1000).size
+
+    def expected() -> float:
+        return everyone.expected(size, everyone.acceptance.chances(size.gamma)).tokens
+
+    first = expected()
+    for drafted in (None, Drafted((), None, None, 0, MODEL)):
+        text.choose(1000)
+        text.observe(drafted, Decided(0, 0, 0, (), MODEL))
+    assert expected() == first
+    text.observe(Drafted((), None, None, 0, MODEL), Decided(0, 0, 0, (), MODEL))
+    assert expected() < first
