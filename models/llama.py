@@ -9,10 +9,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models.corpus import VOCABULARY
@@ -145,12 +146,31 @@ def logits(w: Weights, tokens: Tensor, shape: LlamaConfig) -> Tensor:
 
 def features(half: Half, tokens: Tensor, shape: LlamaConfig) -> Tensor:
     """What the head reads [batch, time, width], for tokens [batch, time]."""
+    return hidden_states(half, tokens, shape)[-1]
+
+
+def hidden_states(half: Half, tokens: Tensor, shape: LlamaConfig) -> list[Tensor]:
+    """The embedding, each layer's output and what the head reads [batch, time, width]."""
     x = F.embedding(tokens, half.table)
+    found = [x]
     for layer in half.layers:
         seen = norm(x, layer["first"])
         x = x + attention(seen, layer["qkv"], layer["out"], shape.num_attention_heads)
         x = feed_forward(x, layer)
-    return norm(x, half.norm)
+        found.append(x)
+    return [*found, norm(x, half.norm)]
+
+
+def decoder_layer(layer: nn.Module, x: Tensor, heads: int) -> Tensor:
+    """What a `LlamaDecoderLayer` makes of states [batch, time, width]."""
+    part: Any = layer
+    own = part.self_attn
+    qkv = torch.cat([p.weight for p in (own.q_proj, own.k_proj, own.v_proj)])
+    x = x + attention(norm(x, part.input_layernorm.weight), qkv, own.o_proj.weight, heads)
+    between = norm(x, part.post_attention_layernorm.weight)
+    gated = F.silu(part.mlp.gate_proj(between)) * part.mlp.up_proj(between)
+    added: Tensor = part.mlp.down_proj(gated)
+    return x + added
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

@@ -37,9 +37,11 @@ class Training:
     Attributes:
         name: of its folder.
         model: its weights, under the names of the files. It makes of embeddings of tokens
-            [rows, time + 1, width], features [rows, time, width] and a number of depths what the
+            [rows, time + 1, width], features [rows, time, read] and a number of depths what the
             output matrix reads, for each depth [rows, roots, width]: root i is behind feature i.
         stages: of a run.
+        reads: hidden states of the target, by their places in `llama.hidden_states`; those of a
+            position are one row.
         depths: that are trained.
         measured: depths that are measured.
         config: the keys that its authors publish.
@@ -53,25 +55,33 @@ class Training:
     measured: int
     config: Mapping[str, Any]
     guesses: bool = False
+    reads: Sequence[int] = (-1,)
 
 
 class Teacher:
-    """The frozen target."""
+    """The frozen target.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the pair.
+        reads: see `Training`.
+    """
+
+    def __init__(self, folder: Path, reads: Sequence[int]) -> None:
         self.weights = texts.frozen(folder, "target")
+        self._reads = reads
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What the target's head reads [rows, time, width], and its logits, for tokens."""
+        """Hidden states [rows, time, read], and the target's logits, for tokens."""
         half = llama.Half(self.weights, llama.TARGET)
-        features = llama.features(half, tokens, llama.TARGET)
-        return features, F.linear(features, half.table)
+        states = llama.hidden_states(half, tokens, llama.TARGET)
+        read = torch.cat([states[place] for place in self._reads], -1)
+        return read, F.linear(states[-1], half.table)
 
 
 def fit(training: Training, folder: Path, cache: Path, output: Path, scale: float) -> None:
     """Train, continuing an interrupted run, and write the head's folder."""
-    teacher, model = Teacher(folder), training.model
+    teacher, model = Teacher(folder, training.reads), training.model
     table = teacher.weights["embed_tokens.weight"]
 
     def objective(stage: Stage, tokens: Tensor) -> Tensor:
@@ -108,7 +118,8 @@ def _known(states: Tensor, features: Tensor, depth: int) -> tuple[Tensor, slice]
 def report(training: Training, folder: Path, output: Path) -> None:
     """Measure on the target's own texts. Write the figures beside the head's folder, and
     acceptances into its configuration."""
-    teacher, model, head = Teacher(folder), training.model, output / training.name
+    teacher, model = Teacher(folder, training.reads), training.model
+    head = output / training.name
     model.load_state_dict(load_file(head / "model.safetensors"))
     table = teacher.weights["embed_tokens.weight"]
     parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(training.measured)]

@@ -63,14 +63,8 @@ class HydraHeads(nn.Module):
         if self.prefix_embeding_layer is None:
             return features
         prefix: Any = self.prefix_embeding_layer
-        layer = prefix.layers[0]
-        own = layer.self_attn
-        qkv = torch.cat([part.weight for part in (own.q_proj, own.k_proj, own.v_proj)])
-        seen = llama.norm(features, layer.input_layernorm.weight)
-        x = features + llama.attention(seen, qkv, own.o_proj.weight, PREFIX.num_attention_heads)
-        between = llama.norm(x, layer.post_attention_layernorm.weight)
-        gated = F.silu(layer.mlp.gate_proj(between)) * layer.mlp.up_proj(between)
-        return llama.norm(x + layer.mlp.down_proj(gated), prefix.norm.weight)
+        x = llama.decoder_layer(prefix.layers[0], features, PREFIX.num_attention_heads)
+        return llama.norm(x, prefix.norm.weight)
 
     def forward(self, tokens: Tensor, features: Tensor, depths: int) -> list[Tensor]:
         """See `Training`; a root has all the tokens that a head reads."""

@@ -38,6 +38,7 @@ class HeadScorer(Scorer, Protocol):
         reads: layers of the target whose states it is fed, see `FeedbackSpec` in common.proto.
         hidden_size: numbers of a state.
         made_for: weights fingerprint of its target; empty for any.
+        remembers: whether it reads all features of a run; else the newest one alone.
         depths: most tokens of a path that it drafts.
         acceptance: by depth and sibling rank, as its files say; unchecked. () where they do not.
     """
@@ -47,6 +48,10 @@ class HeadScorer(Scorer, Protocol):
     made_for: str
     depths: int
     acceptance: Any
+
+    @property
+    def remembers(self) -> bool:
+        """See the attributes."""
 
 
 class Memory(Protocol):

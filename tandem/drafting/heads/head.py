@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, cast
@@ -19,6 +19,10 @@ from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
 from tandem.speculation.nodes import DraftShape
+
+# Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
+_PROMPT_TOKENS = 128
+_MOST_PROMPT = 4096
 
 # By depth and sibling rank.
 AcceptanceByDepth = tuple[tuple[float, ...], ...]
@@ -39,8 +43,25 @@ _Acceptance = Annotated[
 _ACCEPTANCE: TypeAdapter[AcceptanceByDepth] = TypeAdapter(_Acceptance)
 
 
+@dataclass(eq=False)
+class _Held:
+    """What a sequence's cache holds: pairs of a feature and the token behind it.
+
+    Attributes:
+        begins: position of the first feature.
+        end: position behind the last one.
+    """
+
+    begins: int = -1
+    end: int = -1
+
+
 class HeadDrafter(Drafter):
     """Drafts trees by a head.
+
+    It drafts behind the newest feature only. A head that remembers reads pairs: the feature of
+    position i with the token i + 1. They are fed as soon as their features came; it knows nothing
+    before the newest unbroken run of them.
 
     Args:
         head: gives rows.
@@ -48,7 +69,7 @@ class HeadDrafter(Drafter):
         acceptance: by depth and sibling rank, from which the shape follows; deeper levels are like
             the last one.
         largest_tree: most tokens of a draft.
-        prompt_tokens: whose features are wanted of a prompt.
+        prompt_tokens: whose features a head that remembers them wants of a prompt.
         certain: whether the likeliest tokens are sent as certain ones, and none is drawn.
     """
 
@@ -68,8 +89,33 @@ class HeadDrafter(Drafter):
         deeper = acceptance[-1:] * (head.depths - len(acceptance))
         self._acceptance = (acceptance + deeper)[: head.depths]
         self.largest_tree = largest_tree
-        self.wants = FeatureSpec(head.reads, head.hidden_size, prompt_tokens=prompt_tokens)
+        told = prompt_tokens if head.remembers else 1
+        self.wants = FeatureSpec(head.reads, head.hidden_size, prompt_tokens=told)
         self.made_for = head.made_for
+
+    def _news(self, sequence: DraftSequence, rows: int) -> Feed | None:
+        """What came; None if the newest feature is not there yet."""
+        tokens, end = sequence.token_ids, sequence.features.end
+        if end != len(tokens) - 1:
+            return None
+        news = sequence.features.take()
+        if not news:
+            return None
+        (cache,) = sequence.caches
+        if self._head.remembers:
+            if sequence.state is None:
+                sequence.state = _Held()
+            held: _Held = sequence.state
+            if news[0].first != held.end:  # behind a gap
+                held.begins = held.end = news[0].first
+            cache.rollback(held.end - held.begins)
+            first, held.end = held.end, end
+            features = [part.states for part in news]
+        else:
+            cache.rollback(0)
+            first, features = end - 1, [news[-1].states[-1:]]
+        known = [min(token, self._head.vocab_size - 1) for token in tokens[first + 1 :]]
+        return Feed(cache, known, rows, features=features)
 
     def _shape(self, gamma: int, budget: int) -> TreeShape:
         """Of a draft; known before anything is drawn."""
@@ -117,6 +163,7 @@ class OfHead(Recipe):
         target: the checkpoint that it is for; empty takes TARGET.
         acceptance: by depth and sibling rank; none takes the head's own.
         certain: send the likeliest tokens as certain ones.
+        prompt_tokens: last ones of a prompt whose features are wanted.
         unmeasured: acceptance of a head that does not say its own.
     """
 
@@ -128,6 +175,14 @@ class OfHead(Recipe):
     certain: Annotated[
         bool, Setting("certain", "send the likeliest tokens as certain ones instead of drawing")
     ] = False
+    prompt_tokens: Annotated[
+        int,
+        Field(ge=1, le=_MOST_PROMPT),
+        Setting(
+            "prompt_tokens",
+            "the prompt's last tokens whose hidden states are read, by a head with a decoder layer",
+        ),
+    ] = _PROMPT_TOKENS
     max_nodes: LargestTree = LARGEST_TREE
 
     @field_serializer("model", "target")
@@ -167,11 +222,6 @@ class OfHead(Recipe):
             truncation,
             acceptance,
             self.max_nodes,
-            prompt_tokens=self.told_of_prompt,
+            prompt_tokens=self.prompt_tokens,
             certain=self.certain,
         )
-
-    @property
-    def told_of_prompt(self) -> int:
-        """Last tokens of a prompt whose features are wanted."""
-        return 1

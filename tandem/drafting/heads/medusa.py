@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.heads.head import HeadDrafter, OfHead
 from tandem.engine.asks import DrawnTree, Steps, ToHost
-from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 
 
@@ -16,23 +15,19 @@ class MedusaDrafter(HeadDrafter):
 
     The first head's token follows the emitted one, which no head knows: its feature is computed by
     the next pass. So a row of a depth is the same at all places of that depth, and one pass gives
-    the whole tree. Siblings are drawn without replacement. It drafts only behind the newest
-    feature.
+    the whole tree. Siblings are drawn without replacement.
     """
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """All of a tree from one pass."""
-        news = sequence.features.take()
-        if not news or news[-1].end != len(sequence.token_ids) - 1:
-            return Draft.certain(())
         shape = self._shape(gamma, budget)
         places = shape.parents()
         behind = [list(shape.counts(depth).items()) for depth in range(len(shape.levels))]
         counts = [count for level in behind for _, count in level]
         rows = [depth for depth, level in enumerate(behind) for _ in level]
-        (cache,) = sequence.caches
-        feature = [news[-1].states[-1:]]
-        feed = Feed(cache, sequence.token_ids[-1:], len(behind), features=feature)
+        feed = self._news(sequence, len(behind))
+        if feed is None:
+            return Draft.certain(())
         drawn = yield self._draw(sequence, feed, round_, 0, len(places), counts, rows)
         grown: DrawnTree = yield ToHost(drawn, places, distinct=True)
         return grown.draft

@@ -7,31 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
-
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
 from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
-
-# Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
-_PROMPT_TOKENS = 128
-_MOST_PROMPT = 4096
-
-
-@dataclass(eq=False)
-class _Held:
-    """What a sequence's cache holds: pairs of a feature and the token behind it.
-
-    Attributes:
-        begins: position of the first feature.
-        end: position behind the last one.
-    """
-
-    begins: int = -1
-    end: int = -1
 
 
 @dataclass(eq=False)
@@ -52,9 +33,7 @@ class _Grown:
 class PairsDrafter(HeadDrafter):
     """Draws siblings without replacement behind each place that it computes.
 
-    The head reads pairs: the feature of position i with the token i + 1. True pairs are fed as soon
-    as their features came; behind them it goes on with drawn tokens, whose places leave its cache
-    at the next draft. It knows nothing before the newest unbroken run of features.
+    Behind true pairs it goes on with drawn tokens, whose places leave its cache at the next draft.
 
     Attributes:
         confident: whether what is drawn next follows from the probabilities of what was drawn so
@@ -65,7 +44,7 @@ class PairsDrafter(HeadDrafter):
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Level by level, behind true pairs."""
-        feed = self._news(sequence)
+        feed: Feed | None = self._news(sequence, 1)
         if feed is None:
             return Draft.certain(())
         shape = self._shape(gamma, budget)
@@ -91,25 +70,6 @@ class PairsDrafter(HeadDrafter):
             feed = self._behind(sequence, grown, list(counts))
         tree: DrawnTree = yield ToHost(grown.drawn, grown.places, distinct=True)
         return tree.draft
-
-    def _news(self, sequence: DraftSequence) -> Feed | None:
-        """The true pairs that came; None if the newest feature is not there yet."""
-        tokens, end = sequence.token_ids, sequence.features.end
-        if end != len(tokens) - 1:
-            return None
-        news = sequence.features.take()
-        if not news:
-            return None
-        if sequence.state is None:
-            sequence.state = _Held()
-        held: _Held = sequence.state
-        (cache,) = sequence.caches
-        if news[0].first != held.end:  # behind a gap
-            held.begins = held.end = news[0].first
-        cache.rollback(held.end - held.begins)
-        first, held.end = held.end, end
-        known = [min(token, self._head.vocab_size - 1) for token in tokens[first + 1 :]]
-        return Feed(cache, known, 1, features=[part.states for part in news])
 
     def _behind(self, sequence: DraftSequence, grown: _Grown, behind: Sequence[int]) -> Feed:
         """Drawn nodes, to be computed behind the places that they hang at."""
@@ -151,7 +111,6 @@ class OfPairs(OfHead):
     Attributes:
         grow: "static" has one shape for each size; "confidence" chooses what is expanded by what
             was drawn (EAGLE-2).
-        prompt_tokens: last ones of a prompt whose features are wanted.
     """
 
     unmeasured: ClassVar[AcceptanceByDepth] = ((0.6, 0.1, 0.05), (0.55, 0.1, 0.05))
@@ -160,16 +119,6 @@ class OfPairs(OfHead):
         Literal["static", "confidence"],
         Setting("grow", "what a draft's shape follows from: its size alone, or what was drawn"),
     ] = "static"
-    prompt_tokens: Annotated[
-        int,
-        Field(ge=1, le=_MOST_PROMPT),
-        Setting("prompt_tokens", "the prompt's last tokens whose hidden states the head reads"),
-    ] = _PROMPT_TOKENS
-
-    @property
-    def told_of_prompt(self) -> int:
-        """As the key says."""
-        return self.prompt_tokens
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> HeadDrafter:
         """See `Recipe`."""

@@ -169,6 +169,11 @@ class Head(ABC):
         return str(self._dtype).removeprefix("torch.")
 
     @property
+    def remembers(self) -> bool:
+        """Whether it holds something of all features that it was fed."""
+        return self._pool is not None
+
+    @property
     def positions(self) -> int:
         """That all sequences may hold together; 0 where the head holds nothing of them."""
         return 0 if self._pool is None else self._pool.positions
@@ -245,6 +250,12 @@ class Head(ABC):
                 if times:
                     found.append((count, 1, float(median(times[1:]))))
         self.pass_times = found
+
+
+def ends_of(feeds: Sequence[Feed], device: torch.device) -> Tensor:
+    """[B] the row of the last token of each feed."""
+    counts = torch.tensor([len(feed.token_ids) for feed in feeds])
+    return (counts.cumsum(0) - 1).to(device, non_blocking=True)
 
 
 def features_of(feeds: Sequence[Feed], device: torch.device, dtype: torch.dtype) -> Tensor:

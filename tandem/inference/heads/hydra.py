@@ -16,7 +16,7 @@ from tandem.errors import StartupError
 from tandem.inference.batch.packed import PackedBatch, tokens_of
 from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, features_of
+from tandem.inference.heads.head import Head, Source, ends_of, features_of
 from tandem.inference.heads.layer import HeadLayer, within
 from tandem.inference.kv.extents import SequenceCache
 
@@ -128,8 +128,7 @@ class HydraHead(Head):
         if not feeds:
             return self._embedding[:0]
         features = features_of(feeds, self.device, self._dtype)[:, 0]
-        counts = torch.tensor([len(feed.token_ids) for feed in feeds])
-        ends: Tensor = (counts.cumsum(0) - 1).to(self.device, non_blocking=True)
+        ends = ends_of(feeds, self.device)
         if self._prefix is None:
             return features[ends]
         assert self._pool is not None

@@ -65,11 +65,17 @@ class HeadLayer:
         self._rotations = Rotations(make_rotary(config).to(device), self.max_length, device)
 
     def __call__(
-        self, states: Tensor, batch: PackedBatch, pool: KVPool, read: Tensor | None = None
+        self,
+        states: Tensor,
+        batch: PackedBatch,
+        pool: KVPool,
+        read: Tensor | None = None,
+        number: int = 0,
     ) -> Tensor:
-        """[T, width] to [T, width]; see `LlamaLayer`. Keys and values go to the pool."""
+        """[T, width] to [T, width]; see `LlamaLayer`. Keys and values go to the pool, where the
+        layer has a number."""
         pool.slots = batch.slots
-        found: Tensor = self._layer(states, self._rotations.of(batch), batch, pool, 0, read)
+        found: Tensor = self._layer(states, self._rotations.of(batch), batch, pool, number, read)
         return found
 
     def norm(self, weight: Tensor) -> RMSNorm:

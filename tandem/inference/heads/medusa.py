@@ -1,56 +1,68 @@
-"""Medusa's heads (arXiv 2401.10774): each guesses the token of a depth from one hidden state."""
+"""Medusa's heads (arXiv 2401.10774): each guesses the token of a depth from one hidden state.
+
+Those of multi-token prediction (arXiv 2404.19737) are a decoder layer each, over all hidden states.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from tandem.errors import StartupError
-from tandem.inference.feed import Feed
+from tandem.inference.batch.packed import PackedBatch
+from tandem.inference.feed import Feed, listed
 from tandem.inference.heads.files import HeadFiles
-from tandem.inference.heads.head import Head, Source, features_of
+from tandem.inference.heads.head import Head, Source, ends_of, features_of
+from tandem.inference.heads.layer import HeadLayer, within
 
 # The names of the authors' own files, and those of vLLM's.
 _AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(?:linear\.)?(weight|bias)")
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)")
+_DECODER = re.compile(r"blocks\.(\d+)\.self_attn\.")
 _OUTPUT = re.compile(r"lm_heads\.(\d+)\.weight")
 
 
 class MedusaHead(Head):
-    """K heads on the newest hidden state; the k-th one's row is that of depth k.
+    """K heads; the k-th one's row is that of depth k, behind the newest hidden state.
 
-    A feed has one token, which no head sees, its feature, and `rows` says how many of the first
-    heads' rows are wanted.
+    No head sees a feed's tokens, and its `rows` says how many of the first heads' rows are wanted.
+    Without decoder layers a feed has one feature.
     """
 
     def __init__(self, source: Source) -> None:
         tensors = source.files.tensors()
-        weights, biases, outputs = _sorted(tensors, source.files)
+        decoders = _decoders_of(tensors)
+        weights, biases = ([], []) if decoders else _residual_of(tensors, source.files)
+        outputs = _outputs_of(tensors)
+        self.depths = len(decoders) or len(weights[0])
+        if sorted(outputs) not in ([], [0], list(range(self.depths))):
+            raise _misshapen(source.files)
         if not outputs:
-            outputs = [source.output()]
-            tensors["output"] = outputs[0]
+            outputs[0] = tensors["output"] = source.output()
         super().__init__(source, tensors)
         # Heads that share an output matrix often come with copies of it.
-        shared = all(torch.equal(outputs[0], other) for other in outputs[1:])
-        output = outputs[0] if shared else torch.stack(outputs)
-        self.depths, self.hidden_size = weights[0].shape[:2]
-        self.vocab_size = output.shape[-2]
+        first, *others = outputs.values()
+        shared = all(torch.equal(first, other) for other in others)
+        output = first if shared else torch.stack([outputs[k] for k in range(self.depths)])
+        self.vocab_size, self.hidden_size = output.shape[-2:]
         source.require_width(self.hidden_size)
         self._weights, self._biases, (self._output,) = (
             [part.to(self.device, self._dtype) for part in parts]
             for parts in (weights, biases, [output])
         )
+        shape = source.files.config.get("layer_config", {})
+        self._layers = [HeadLayer(shape, source.placed(layer)) for layer in decoders]
+        if self._layers:
+            self.max_length = self._layers[0].max_length
+            self._hold(source.room)
 
     def _rows(self, feeds: Sequence[Feed]) -> Tensor:
         most = max(feed.rows for feed in feeds)
-        states = features_of(feeds, self.device, self._dtype)[:, -1]
-        found = residual(
-            states, [w[:most] for w in self._weights], [b[:most] for b in self._biases]
-        )
+        found = self._found(feeds, most)
         if self._output.dim() == 2:
             logits = linear(found, self._output)
         else:
@@ -60,6 +72,24 @@ class MedusaHead(Head):
             return by_feed
         wanted = [i * most + row for i, feed in enumerate(feeds) for row in range(feed.rows)]
         return by_feed[torch.tensor(wanted).to(self.device, non_blocking=True)]
+
+    def _found(self, feeds: Sequence[Feed], most: int) -> Tensor:
+        """[most, B, width] what the output matrix reads, of the first heads and each feed."""
+        states = features_of(feeds, self.device, self._dtype)[:, -1]
+        if not self._layers:
+            return residual(
+                states, [w[:most] for w in self._weights], [b[:most] for b in self._biases]
+            )
+        assert self._pool is not None
+        batch, ends = PackedBatch.of(feeds, self.device), ends_of(feeds, self.device)
+        # Those whose rows are not wanted remember the states too.
+        found = [
+            layer(states, batch, self._pool, number=k).index_select(0, ends)
+            for k, layer in enumerate(self._layers)
+        ]
+        for feed in feeds:
+            feed.cache.grow(listed(feed.token_ids), feed.parents)
+        return torch.stack(found[:most])
 
 
 def residual(states: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -76,47 +106,58 @@ def residual(states: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
     return found
 
 
-def _sorted(
-    tensors: dict[str, Tensor], files: HeadFiles
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Weights [K, width, width] and biases [K, 1, width] of each layer, and the output matrices.
+def _outputs_of(tensors: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """The output matrix [V, width] of each head; one that all share is head 0's."""
+    found: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        named = _OUTPUT.fullmatch(name)
+        if named is None and ".linear." not in name:
+            named = _AUTHORS.fullmatch(name)
+        if named or name == "lm_head.weight":
+            found[int(named[1]) if named else 0] = tensor
+    return found
+
+
+def _decoders_of(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The weights of each head's decoder layer; none if heads have no such."""
+    heads = {int(named[1]) for name in tensors if (named := _DECODER.match(name))}
+    return [within(tensors, f"blocks.{head}.") for head in range(len(heads))]
+
+
+def _residual_of(
+    tensors: Mapping[str, Tensor], files: HeadFiles
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights [K, width, width] and biases [K, 1, width] of each layer.
 
     Raises:
         StartupError: they are no Medusa's.
     """
     blocks: dict[tuple[int, int, str], Tensor] = {}
-    outputs: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
-        if named := _BLOCK.fullmatch(name):
+        named = _BLOCK.fullmatch(name)
+        if named is None and ".linear." in name:
+            named = _AUTHORS.fullmatch(name)
+        if named:
             blocks[int(named[1]), int(named[2]), named[3]] = tensor
-        elif named := _OUTPUT.fullmatch(name):
-            outputs[int(named[1])] = tensor
-        elif name == "lm_head.weight":
-            outputs[0] = tensor
-        elif named := _AUTHORS.fullmatch(name):
-            if ".linear." in name:
-                blocks[int(named[1]), int(named[2]), named[3]] = tensor
-            else:
-                outputs[int(named[1])] = tensor
     heads = 1 + max((head for head, _, _ in blocks), default=-1)
     layers = 1 + max((layer for _, layer, _ in blocks), default=-1)
     grid = [[blocks.get((k, layer, "weight")) for k in range(heads)] for layer in range(layers)]
     if not grid or any(part is None for row in grid for part in row):
         raise StartupError(
             f"the head {files.path} has not Medusa's weights: looked for HEAD.LAYER.linear.weight"
-            " and for blocks.HEAD.layers.LAYER.weight"
+            " and for blocks.HEAD.layers.LAYER.weight or blocks.HEAD.self_attn"
         )
     weights = [torch.stack([part for part in row if part is not None]) for row in grid]
     width = weights[0].shape[-1]
-    if any(weight.shape[1:] != (width, width) for weight in weights) or sorted(outputs) not in (
-        [],
-        [0],
-        list(range(heads)),
-    ):
-        raise StartupError(f"the head {files.path}: its weights have not Medusa's shapes")
+    if any(weight.shape[1:] != (width, width) for weight in weights):
+        raise _misshapen(files)
     none = weights[0].new_zeros(width)
     biases = [
         torch.stack([blocks.get((k, layer, "bias"), none) for k in range(heads)])[:, None]
         for layer in range(layers)
     ]
-    return weights, biases, [outputs[k] for k in sorted(outputs)]
+    return weights, biases
+
+
+def _misshapen(files: HeadFiles) -> StartupError:
+    return StartupError(f"the head {files.path}: its weights have not Medusa's shapes")

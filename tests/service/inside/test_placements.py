@@ -20,7 +20,7 @@ from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
 from tests.support.laws.suited import rules_for
-from tests.support.models.heads import is_head, save_random_head
+from tests.support.models.heads import MTP, family_of, is_head, save_random_head
 from tests.support.wire.fakes import generation
 
 TOKENS = 20
@@ -42,18 +42,19 @@ class Placements:
         return ids, events[-1].summary
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=[*METHODS, MTP])
 async def recipe(
     request: pytest.FixtureRequest,
     random_pair: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[str, Placements]]:
     """A recipe's name, and the random pair in each placement."""
-    name: str = request.param
+    name = family_of(request.param)
     small, large = map(str, random_pair)
     feedback = "none"
     if is_head(name):
-        small = str(save_random_head(random_pair[0].parent / name, name, random_pair[1]))
+        folder = random_pair[0].parent / request.param
+        small = str(save_random_head(folder, request.param, random_pair[1]))
         monkeypatch.setenv("TANDEM_DRAFTER_TARGET", large)
         feedback = "last"
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", small)

@@ -117,6 +117,7 @@ class HeadTable(Table):
     reads = (1,)
     hidden_size = FEATURE_WIDTH
     made_for = ""
+    remembers = True
     depths = 3
 
     def __init__(
@@ -277,11 +278,11 @@ class Answering:
         told = [text_of(state) for state in states]
         self._told = (*told[-1], *listed(feed.token_ids)[-1:])  # type: ignore[arg-type]
         assert self._text in (None, self._told), "the feature is of another text"
-        if scorer.by_depth:
-            return [scorer.of_depth(told[-1], depth) for depth in range(feed.rows)]
         behind = [text[len(told[0]) :] for text in (*told[1:], self._told)]
         assert [text[-1] for text in behind] == list(listed(feed.token_ids)), "pairs are one off"
         self._feed(feed)
+        if scorer.by_depth:
+            return [scorer.of_depth(told[-1], depth) for depth in range(feed.rows)]
         return [scorer.row(self._told[len(PROMPT) :])]
 
     @staticmethod

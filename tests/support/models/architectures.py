@@ -229,6 +229,12 @@ _HEADS = (
         " `lm_heads.HEAD.weight` or `lm_head.weight`",
     ),
     (
+        "`medusa`",
+        "our own of multi-token prediction",
+        "these keys, and `layer_config`, the configuration of a layer",
+        "`blocks.HEAD.self_attn.*`, `.mlp.*` and the layer's norms",
+    ),
+    (
         "`hydra`",
         "the authors'",
         "`hydra_num_heads` in `config.json`",

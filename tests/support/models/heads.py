@@ -23,6 +23,15 @@ HEADS = 3
 _ROOM = Room(4096, 4096)
 
 
+# Drafts as `medusa` does.
+MTP = "mtp"
+
+
+def family_of(method: str) -> str:
+    """The recipe that drafts by such a head."""
+    return "medusa" if method == MTP else method
+
+
 def is_head(method: str) -> bool:
     """Whether a method drafts by a head."""
     return issubclass(METHODS[method], OfHead)
@@ -36,6 +45,16 @@ def random_medusa(width: int, vocab_size: int, layers: int = 1) -> dict[str, Ten
             tensors[f"{head}.{layer}.linear.weight"] = torch.randn(width, width) / width**0.5
             tensors[f"{head}.{layer}.linear.bias"] = torch.randn(width) / 4
         tensors[f"{head}.{layers}.weight"] = torch.randn(vocab_size, width) / 2
+    return tensors
+
+
+def random_mtp(width: int) -> dict[str, Tensor]:
+    """A decoder layer for each head, under the names of our own training."""
+    tensors: dict[str, Tensor] = {}
+    for head in range(HEADS):
+        layer = {n: t for n, t in random_eagle(width).items() if n.startswith("layers.")}
+        layer |= {"layers.0.input_layernorm.weight": torch.rand(width) + 0.5}
+        tensors |= {n.replace("layers.0", f"blocks.{head}"): t for n, t in layer.items()}
     return tensors
 
 
@@ -119,9 +138,11 @@ def _made(method: str, width: int, vocab_size: int) -> tuple[dict[str, Any], dic
     if method == "eagle":
         return eagle_config(width, vocab_size), random_eagle(width)
     if method == "hydra":
-        keys = eagle_config(width, vocab_size) | {"hydra_num_heads": HEADS, "hydra_num_layers": 2}
-        return keys, random_hydra(width, vocab_size, prefix=True)
-    keys = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+        config = eagle_config(width, vocab_size) | {"hydra_num_heads": HEADS, "hydra_num_layers": 2}
+        return config, random_hydra(width, vocab_size, prefix=True)
+    keys: dict[str, Any] = {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    if method == MTP:
+        return keys | {"layer_config": eagle_config(width, vocab_size)}, random_mtp(width)
     return keys, random_medusa(width, vocab_size)
 
 
@@ -145,15 +166,16 @@ def source_of(files: HeadFiles, room: Room = _ROOM, device: str = "cpu") -> Sour
 
 
 def random_head(method: str, model: PreTrainedModel, seed: int = 5, device: str = "cpu") -> Head:
-    """A head of a method for a target."""
+    """A head of a method, or `MTP`, for a target."""
     torch.manual_seed(seed)
     own = {"tandem": {"target_layers": model.config.num_hidden_layers}}
     config, weights = _made(method, model.config.hidden_size, model.config.vocab_size)
     if method != "medusa":
         weights["embed_tokens.weight"] = model.get_input_embeddings().weight.detach()
         weights["lm_head.weight"] = model.get_output_embeddings().weight.detach()
-    files = Weights(Path(method), method, {**config, **own}, weights)
-    return FAMILIES[method](source_of(files, device=device))
+    family = family_of(method)
+    files = Weights(Path(method), family, {**config, **own}, weights)
+    return FAMILIES[family](source_of(files, device=device))
 
 
 def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> Path:
@@ -161,7 +183,7 @@ def save_random_head(folder: Path, method: str, target: Path, seed: int = 5) -> 
 
     Args:
         folder: is made.
-        method: a name of the table.
+        method: a name of the table, or `MTP`.
         target: its checkpoint.
         seed: of the weights.
     """

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models import llama
-from models.zoo.eagle import SHAPE, EagleLayer
+from models.zoo.eagle import FUSED, SHAPE, EagleLayer
 from models.zoo.hydra import PREFIX, HydraHeads
 from models.zoo.medusa import HEADS, LAYERS, MedusaBlocks
+from models.zoo.mtp import LAYER, MtpLayers
 from tandem.inference.feed import Feed
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.head import Room
@@ -50,6 +51,29 @@ def test_medusa() -> None:
     assert LAYERS == 3
 
 
+@torch.inference_mode()
+def test_mtp() -> None:
+    """Behind a run that grows."""
+    torch.manual_seed(0)
+    model = MtpLayers()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    table, time = torch.randn(9, WIDTH), 6
+    features = torch.randn(1, time, WIDTH).to(torch.bfloat16).float()
+    config = {"layer_config": LAYER.to_dict(), **OWN}
+    weights = weights_of(model) | {"lm_head.weight": table}
+    head = MedusaHead(source_of(Weights(Path("m"), "medusa", config, weights), Room(64, 64)))
+    cache = head.reserve(16)
+    assert cache is not None
+    found = F.linear(torch.stack(model(features, features, HEADS))[:, 0], table)
+    for begin, end in ((0, 3), (3, 4), (4, 6)):
+        cache.rollback(begin)
+        told = as_sent(features[0, begin:end, None])
+        feed = Feed(cache, [0] * (end - begin), HEADS, features=[told])
+        rows = head.forward([feed]).logits
+        torch.testing.assert_close(rows, found[:, end - 1], atol=2e-4, rtol=1e-3)
+
+
 @pytest.mark.parametrize("plus", [False, True])
 @torch.inference_mode()
 def test_hydra(plus: bool) -> None:
@@ -80,18 +104,21 @@ def test_hydra(plus: bool) -> None:
         head.release(cache)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @torch.inference_mode()
-def test_eagle() -> None:
+def test_eagle(fused: bool) -> None:
     """Guesses behind true pairs, and behind guesses."""
-    model = EagleLayer()
+    read = len(FUSED) if fused else 1
+    model = EagleLayer(fused)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     table, time, steps = torch.randn(9, WIDTH), 7, 3
     tokens = torch.tensor([1, 5, 2, 8, 3, 0, 4, 7])
-    features = torch.randn(1, time, WIDTH).to(torch.bfloat16).float()
+    features = torch.randn(1, time, read * WIDTH).to(torch.bfloat16).float()
     found = model(F.embedding(tokens, table)[None], features, steps)
     weights = weights_of(model) | {"embed_tokens.weight": table, "lm_head.weight": table}
-    files = Weights(Path("e"), "eagle", SHAPE.to_dict() | OWN, weights)
+    config = SHAPE.to_dict() | OWN | {"eagle_aux_hidden_state_layer_ids": FUSED}
+    files = Weights(Path("e"), "eagle", config, weights)
     head = EagleHead(source_of(files, Room(64, 64)))
     for root in range(time - steps + 1):
         cache = head.reserve(16)
@@ -101,7 +128,7 @@ def test_eagle() -> None:
             if step:
                 feed = Feed(cache, [int(tokens[at])], 1, [step - 1])
             else:
-                told = as_sent(features[0, :at, None])
+                told = as_sent(features[0, :at].view(at, read, WIDTH))
                 feed = Feed(cache, tokens[1 : at + 1].tolist(), 1, features=[told])
             wanted = F.linear(found[step][0, root], table)
             torch.testing.assert_close(head.forward([feed]).logits[0], wanted, atol=2e-4, rtol=1e-3)

@@ -14,7 +14,14 @@ from torch.nn.functional import silu
 from tandem.inference.feed import Feed
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.medusa import MedusaHead
-from tests.support.models.heads import HEADS, Weights, random_medusa, source_of
+from tests.support.models.heads import (
+    HEADS,
+    Weights,
+    eagle_config,
+    random_medusa,
+    random_mtp,
+    source_of,
+)
 
 WIDTH, VOCAB_SIZE, LAYERS = 16, 7, 2
 OWN = {"tandem": {"target_layers": 5, "acceptance": [[0.5, 0.25], [0.25]], "made_for": "ab"}}
@@ -97,6 +104,34 @@ def test_a_text_alone_has_the_rows_that_it_has_among_others(
     for i, state in enumerate(states):
         alone = head.forward([feed_of(state, HEADS)]).logits
         torch.testing.assert_close(alone, together[i * HEADS : (i + 1) * HEADS])
+
+
+def test_decoder_layers_remember_each_text_for_itself() -> None:
+    """Runs of several lengths in one pass have the rows that they have alone."""
+    torch.manual_seed(0)
+    config = {"layer_config": eagle_config(WIDTH, VOCAB_SIZE), **OWN}
+    weights = random_mtp(WIDTH) | {"lm_head.weight": torch.randn(VOCAB_SIZE, WIDTH)}
+    files = Weights(Path("mtp"), "medusa", config, weights)
+    head = MedusaHead(source_of(files, Room(64, 64)))
+    runs = [torch.randn(count, 1, WIDTH).to(torch.bfloat16) for count in (4, 1, 3)]
+
+    def rows(told: list[Tensor], caches: list[Any]) -> Tensor:
+        feeds = []
+        for cache, states in zip(caches, told, strict=True):
+            cache.rollback(cache.length)
+            features = [states.view(torch.int16).numpy()]
+            feeds.append(Feed(cache, [0] * len(states), HEADS, features=features))
+        return head.forward(feeds).logits
+
+    caches = [head.reserve(8) for _ in runs]
+    first = rows(runs, caches)
+    more = rows([states[:2] for states in runs], caches)
+    for i, states in enumerate(runs):
+        mine = slice(i * HEADS, (i + 1) * HEADS)
+        own = [head.reserve(8)]
+        torch.testing.assert_close(rows([states], own), first[mine], atol=1e-4, rtol=1e-4)
+        again = rows([states[:2]], own)
+        torch.testing.assert_close(again, more[mine], atol=1e-4, rtol=1e-4)
 
 
 def test_features_of_the_device_are_those_of_a_message(
