@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from orchestrator.front import grpc_messages as messages
+from orchestrator.front.calls import Calls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.front.tokens import tokens_of
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Summary
-from tandem.errors import Exhausted, IdleTimeout, TandemError
+from tandem.errors import IdleTimeout
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import age_of
@@ -36,15 +34,14 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
     Attributes:
         metering: its metrics; None where nobody reads them.
         serving: what is served.
+        calls: that are here.
     """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self.serving = Serving(settings, self.metering)
-        self._calls = 0
-        self._clients: set[ReadingClient] = set()  # of texts that are made, or waited for
-        self._changed = asyncio.Event()
+        self.calls = Calls(settings, self.serving)
 
     async def Generate(  # type: ignore[override]  # writes to the context, as grpc.aio allows
         self, request: pb.GenerateRequest, context: _Context
@@ -56,7 +53,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         )
         async with (
             status_boundary(context),
-            self._serving(client),
+            self.calls.serving(client),
             aclosing(await self._events(request, context, client)) as events,
         ):
             try:
@@ -80,7 +77,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         client = ReadingClient(self._client(context))
         async with (
             status_boundary(context),
-            self._serving(client),
+            self.calls.serving(client),
             aclosing(await self._events(request, context, client)) as events,
         ):
             async for event in events:
@@ -104,26 +101,6 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             reply.active_requests = texts.active
         return reply
 
-    @asynccontextmanager
-    async def _serving(self, client: ReadingClient) -> AsyncIterator[None]:
-        """Know of a client while its text is made."""
-        self._clients.add(client)
-        try:
-            yield
-        finally:
-            self._clients.discard(client)
-            self._changed.set()
-
-    async def drained(self) -> None:
-        """Wait for the last text that moves, and then no longer for clients that do not read."""
-        seconds = self._settings.full_idle_seconds
-        for client in self._clients:
-            client.hurry(seconds, "the orchestrator is stopping")
-        while self._clients:
-            self._changed.clear()
-            await self._changed.wait()
-        await asyncio.sleep(seconds)  # for the end of a text to reach its client
-
     def _client(self, context: _Context) -> str:
         """Whose a call is: by what was proved, else by what a proxy says."""
         known = caller()
@@ -136,15 +113,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         client: ReadingClient,
     ) -> Any:
         """The text that a call asks for."""
-        try:
+        with self.calls.refusals():
             self._count(context)
             asked = messages.request_from(request.generation)
             texts = await self.serving.texts_soon(context.time_remaining())
-        except TandemError as error:
-            refused = TextRecord(metrics=self.serving.metrics, model=self.serving.model)
-            refused.fail(error)
-            refused.end()
-            raise
         return texts.generate(asked, context.time_remaining(), _metadata(context), client)
 
     def _count(self, context: _Context) -> None:
@@ -153,17 +125,8 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         Raises:
             Exhausted: there are too many.
         """
-        limit = self._settings.max_requests
-        if self._calls >= limit:
-            raise Exhausted(
-                f"all {limit} places are taken; try again later, with backoff", retry_seconds=1.0
-            )
-
-        def over(_: _Context) -> None:
-            self._calls -= 1
-
-        self._calls += 1
-        context.add_done_callback(over)  # type: ignore[arg-type]  # typed as what has no call
+        self.calls.enter()
+        context.add_done_callback(lambda _: self.calls.leave())  # type: ignore[arg-type]  # typed as what has no call
 
 
 def _metadata(context: _Context) -> dict[str, str]:
@@ -186,7 +149,7 @@ def make_service(settings: OrchestratorSettings) -> Service:
         settings.max_message_mib * MIB,
         servicer.serving.become_ready,
         servicer.serving.stop,
-        drained=servicer.drained,
+        drained=servicer.calls.drained,
         unready=servicer.serving.unready,
         connection_age=age_of(settings),
         metering=servicer.metering,
