@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from orchestrator.settings import OrchestratorSettings
 from tandem.rpc.process import run
 

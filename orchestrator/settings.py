@@ -42,6 +42,22 @@ class OrchestratorSettings(ServiceSettings):
         description="how long texts on the old connection may take to finish; set it longer than"
         " the longest text",
     )
+    http_listen: Address | None = Field(
+        None,
+        description="host:port to serve OpenAI's HTTP API on; port 0 takes a free one; unset, there"
+        " is none. PLAINTEXT and the TLS files apply as for LISTEN",
+    )
+    http_origins: Names = Field(
+        (),
+        description="origins whose pages may call by HTTP (CORS), comma separated, as"
+        " https://chat.example.com; * permits all. Pages of the service itself always may",
+    )
+    http_connections: int = Field(
+        1024, ge=1, description="HTTP connections at once; a call on one more is refused"
+    )
+    http_texts: int = Field(
+        64, ge=1, description="texts that one HTTP call may ask for: its prompts times n"
+    )
     drafters: Names = Field(
         ("127.0.0.1:50051",),
         description="gRPC addresses of the drafters, comma separated; each address that"

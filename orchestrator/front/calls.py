@@ -13,7 +13,7 @@ from orchestrator.text.record import TextRecord
 from tandem.errors import Exhausted, TandemError
 
 
-class Calls:
+class OpenCalls:
     """Counts calls, and knows those whose texts are made.
 
     Args:

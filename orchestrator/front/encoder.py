@@ -35,7 +35,12 @@ class PromptEncoder:
         return self._queue.waiting
 
     async def encode(
-        self, text: str, client: str = "", remaining: float | None = None
+        self,
+        text: str,
+        client: str = "",
+        remaining: float | None = None,
+        *,
+        special: bool = True,
     ) -> list[int]:
         """Token ids.
 
@@ -43,6 +48,7 @@ class PromptEncoder:
             text: the prompt.
             client: whose it is.
             remaining: seconds until the caller's deadline; None for none.
+            special: see `TextCodec.encode`.
 
         Raises:
             Exhausted: too many prompts wait already, or one would wait for too long.
@@ -50,7 +56,7 @@ class PromptEncoder:
             Unavailable: it was closed before the prompt's turn.
         """
         begun = asyncio.Event()
-        work = asyncio.create_task(self._encode(text, client, remaining, begun))
+        work = asyncio.create_task(self._encode(text, client, remaining, special, begun))
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -60,12 +66,17 @@ class PromptEncoder:
             raise
 
     async def _encode(
-        self, text: str, client: str, remaining: float | None, begun: asyncio.Event
+        self,
+        text: str,
+        client: str,
+        remaining: float | None,
+        special: bool,
+        begun: asyncio.Event,
     ) -> list[int]:
         async with self._queue.admitted(client, 0, remaining):
             begun.set()
             try:
-                work = self._threads.submit(self._codec.encode, text)
+                work = self._threads.submit(self._codec.encode, text, special)
             except RuntimeError:
                 raise Unavailable("the orchestrator is stopping") from None
             return await asyncio.wrap_future(work)

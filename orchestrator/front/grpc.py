@@ -8,20 +8,17 @@ from typing import Any
 import grpc
 
 from orchestrator.front import grpc_messages as messages
-from orchestrator.front.calls import Calls
+from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
-from orchestrator.front.tokens import tokens_of
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.values import Summary
 from tandem.errors import IdleTimeout
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.rpc.channel import age_of
 from tandem.rpc.security.access import caller
-from tandem.rpc.server import GrpcService, Service
+from tandem.rpc.server import GrpcService
 from tandem.rpc.status import status_boundary
-from tandem.settings import MIB
 from tandem.telemetry.metrics import catalog as metrics
 from tandem.telemetry.metrics.readers import metering_of
 
@@ -41,7 +38,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
         self._settings = settings
         self.metering = metering_of(metrics.ORCHESTRATOR, settings.metrics_listen)
         self.serving = Serving(settings, self.metering)
-        self.calls = Calls(settings, self.serving)
+        self.calls = OpenCalls(settings, self.serving)
 
     async def Generate(  # type: ignore[override]  # writes to the context, as grpc.aio allows
         self, request: pb.GenerateRequest, context: _Context
@@ -133,25 +130,12 @@ def _metadata(context: _Context) -> dict[str, str]:
     return {str(key): str(value) for key, value in context.invocation_metadata() or ()}
 
 
-def make_service(settings: OrchestratorSettings) -> Service:
-    """The orchestrator as `tandem.rpc.process` runs it."""
-    tokens = tokens_of(settings)
-    servicer = OrchestratorServicer(settings)
-    orchestrator = GrpcService(
+def grpc_service(servicer: OrchestratorServicer) -> GrpcService:
+    """A servicer as a server registers it."""
+    return GrpcService(
         "tandem.orchestrator.v1.OrchestratorService",
         lambda server: orchestrator_pb2_grpc.add_OrchestratorServiceServicer_to_server(
             servicer, server
         ),
         ("Generate", "Complete"),
-    )
-    return Service(
-        (orchestrator,),
-        settings.max_message_mib * MIB,
-        servicer.serving.become_ready,
-        servicer.serving.stop,
-        drained=servicer.calls.drained,
-        unready=servicer.serving.unready,
-        connection_age=age_of(settings),
-        metering=servicer.metering,
-        tokens=tokens,
     )

@@ -201,7 +201,7 @@ class Validator:
         most = self.codec.longest_token * longest
         if len(text) > most:
             raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
-        encoded = await self.encoder.encode(text, client, remaining)
+        encoded = await self.encoder.encode(text, client, remaining, special=request.special_tokens)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
 

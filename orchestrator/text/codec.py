@@ -32,13 +32,13 @@ class TextCodec:
         """Whether text can be encoded and decoded."""
         return self._tokenizer is not None
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with what the tokenizer's own template adds (a BOS, for instance).
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids; `special` ones are what the tokenizer's own template adds, a BOS for instance.
 
         Gives the interpreter's lock away while it works; the library's `encode` would hold it.
         """
         assert self._tokenizer is not None
-        (encoding,) = self._tokenizer.encode_batch([text])
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
 
@@ -48,6 +48,12 @@ class TextCodec:
             return []
         decode = self._tokenizer.decode
         return [decode([token_id], skip_special_tokens=False) for token_id in token_ids]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special ones too."""
+        assert self._tokenizer is not None
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        return text
 
     def stream(self, prompt_ids: Sequence[int], stop_strings: Sequence[str]) -> TextStream:
         """A decoder of the tokens that follow a prompt."""

@@ -30,6 +30,7 @@ class Request:
         first_round: number of the first round.
         received_ids: of a text that is resumed, what came of it.
         verifier_options: of the rule, by their names.
+        special_tokens: whether the tokenizer adds its own to the prompt, a BOS for instance.
     """
 
     sampling: Sampling
@@ -46,6 +47,7 @@ class Request:
     first_round: int = 0
     received_ids: Sequence[int] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
+    special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,12 @@ _HIDDEN_DTYPES = {
 _NAMED_DTYPES = {value: dtype for dtype, value in _HIDDEN_DTYPES.items()}
 
 
+def part_of(request_id: str, number: int) -> str:
+    """The id of a part of a request that has several."""
+    suffix = f"-{number}"
+    return request_id[: MAX_REQUEST_ID - len(suffix)] + suffix
+
+
 def sampling_from(message: common_pb2.Sampling, default_seed: int | None = None) -> Sampling:
     """Sampling parameters with their stated defaults.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import structlog
@@ -46,6 +46,23 @@ class GrpcService:
     large_methods: Sequence[str]
 
 
+class Front(Protocol):
+    """Serves beside gRPC, in its own way."""
+
+    @property
+    def port(self) -> int:
+        """The port in use."""
+
+    async def start(self) -> None:
+        """Answer calls from now on."""
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take nothing more on, and let what is on finish for the grace period."""
+
+    def end_grace(self) -> None:
+        """End what a `stop` in progress still waits for."""
+
+
 @dataclass(frozen=True)
 class Service:
     """What `tandem.rpc.process` runs.
@@ -66,6 +83,7 @@ class Service:
             `become_ready` has returned another time. None where that does not happen.
         connection_age: how long a client may stay on one connection; None is for ever.
         tokens: one of which each call has to bring; None asks for none.
+        fronts: that answer the same calls in another way.
     """
 
     grpc_services: Sequence[GrpcService]
@@ -79,6 +97,7 @@ class Service:
     unready: Callable[[], Awaitable[object]] | None = None
     connection_age: ConnectionAge | None = None
     tokens: BearerTokens | None = None
+    fronts: Sequence[Front] = ()
 
 
 class RunningServer:
@@ -135,6 +154,8 @@ class RunningServer:
             self._service.metering.start()
         await self._set(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
+        for front in self._service.fronts:
+            await front.start()
         if self._admin is not None:
             await self._admin.start()
         self._ready = asyncio.create_task(self._become_ready())
@@ -191,10 +212,13 @@ class RunningServer:
             await self._service.metering.stop()
 
     async def _drain(self, grace_seconds: float) -> None:
+        stopped = asyncio.gather(
+            self._server.stop(grace_seconds),
+            *(front.stop(grace_seconds) for front in self._service.fronts),
+        )
         if self._service.drained is None:
-            await self._server.stop(grace_seconds)
+            await stopped
             return
-        stopped = asyncio.ensure_future(self._server.stop(grace_seconds))
         drained = asyncio.ensure_future(self._service.drained())
         try:
             await asyncio.wait((stopped, drained), return_when=asyncio.FIRST_COMPLETED)
@@ -206,6 +230,8 @@ class RunningServer:
 
     async def end_grace(self) -> None:
         """End what a `stop` in progress still waits for."""
+        for front in self._service.fronts:
+            front.end_grace()
         await self._server.stop(None)
 
 

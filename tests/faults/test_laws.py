@@ -14,7 +14,7 @@ import pytest
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect
 from tandem.rpc.server import RunningServer

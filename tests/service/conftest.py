@@ -13,7 +13,7 @@ import pytest
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.peers import connection
 from orchestrator.settings import OrchestratorSettings
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc

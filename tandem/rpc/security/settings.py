@@ -10,7 +10,38 @@ from tandem.rpc.security.plaintext import check_plaintext
 from tandem.settings import ServiceSettings, variable_of
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from tandem.rpc.security.tls import ServerTls
+
+
+def context_of(settings: ServiceSettings, listen: str, setting: str) -> SSLContext | None:
+    """TLS of another port of a service; None if it serves plaintext, and may.
+
+    Args:
+        settings: of the service, whose own port is known to be good.
+        listen: the port's address.
+        setting: that has it.
+
+    Raises:
+        StartupError: the address is beyond this machine, and there is no certificate.
+    """
+
+    def named(name: str) -> str:
+        return variable_of(type(settings), name)
+
+    cert, key, ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    if cert is None or key is None:
+        instead = f"{named('tls_cert')} and {named('tls_key')}"
+        check_plaintext(listen, settings.plaintext, named(setting), instead, named("plaintext"))
+        return None
+    from tandem.rpc.security.context import server_context
+
+    return server_context(
+        NamedFile(named("tls_cert"), cert),
+        NamedFile(named("tls_key"), key),
+        NamedFile(named("tls_client_ca"), ca) if ca else None,
+    )
 
 
 def tls_of(settings: ServiceSettings) -> ServerTls | None:

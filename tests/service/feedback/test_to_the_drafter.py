@@ -17,7 +17,7 @@ from drafter_svc import servicer as drafter_servicer
 from drafter_svc.loading import LoadedDrafter, load
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2_grpc

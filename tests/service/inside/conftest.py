@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2_grpc

@@ -10,7 +10,7 @@ import grpc
 import torch
 from transformers import LlamaForCausalLM
 
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2

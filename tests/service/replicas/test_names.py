@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from orchestrator.replicas.dns import Name, name_of
 from orchestrator.settings import OrchestratorSettings
 from tests.support.waiting import until

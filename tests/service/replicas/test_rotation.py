@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from orchestrator.peers.clients import TargetClient
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc

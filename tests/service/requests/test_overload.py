@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from orchestrator.sizes.adaptive import Adaptation
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.channel import connect

@@ -75,9 +75,9 @@ async def test_prompts_are_encoded_beside_the_event_loop(monkeypatch: pytest.Mon
     threads = []
     encode = TextCodec.encode
 
-    def spy(codec: TextCodec, text: str) -> list[int]:
+    def spy(codec: TextCodec, text: str, special: bool) -> list[int]:
         threads.append(threading.current_thread())
-        return encode(codec, text)
+        return encode(codec, text, special)
 
     monkeypatch.setattr(TextCodec, "encode", spy)
     async with orchestrate(FakeDrafter(), target) as stub:
@@ -95,7 +95,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
     target.tokenizer_json = tokenizer.to_str().encode()
     encoded: list[str] = []
 
-    def spy(codec: TextCodec, text: str) -> list[int]:
+    def spy(codec: TextCodec, text: str, special: bool) -> list[int]:
         encoded.append(text)
         return [1]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from tandem.failure import Failure
 from tandem.rpc.endpoint import Endpoint
 from tandem.rpc.security.files import NamedFile

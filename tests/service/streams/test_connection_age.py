@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.front.grpc import make_service as make_orchestrator
+from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.peers import connection
 from orchestrator.peers.clients import TargetClient
 from orchestrator.peers.connection import Peer

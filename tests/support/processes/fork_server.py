@@ -36,7 +36,7 @@ _END_SECONDS = 60.0
 _IMPORTED = (
     "drafter_svc.servicer",
     "target_svc.servicer",
-    "orchestrator.front.grpc",
+    "orchestrator.front.service",
     "transformers.models.llama.modeling_llama",
 )
 # Most bytes of an order; more than an environment needs.

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from orchestrator.front.grpc import make_service
+from orchestrator.front.service import make_service
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.settings import OrchestratorSettings

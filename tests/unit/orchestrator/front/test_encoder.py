@@ -31,7 +31,7 @@ class SlowCodec:
         self.begun: list[str] = []
         self._lock = threading.Lock()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool) -> list[int]:
         with self._lock:
             self.begun.append(text)
             self.running += 1

@@ -1,0 +1,231 @@
+"""Answers a call that generates: its texts at once, whole or as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.front.calls import OpenCalls
+from orchestrator.front.client import ReadingClient
+from orchestrator.front.http import errors, replies
+from orchestrator.front.http.replies import Form, Json, Usage
+from orchestrator.front.texts import Texts
+from orchestrator.text.values import Request, Round, Summary
+from tandem.errors import IdleTimeout, TandemError
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A text of a call.
+
+    Attributes:
+        request: of it.
+        prompt: its number among the call's prompts.
+        before: what its text begins with: the prompt, where it is echoed.
+    """
+
+    request: Request
+    prompt: int
+    before: str = ""
+
+
+@dataclass(frozen=True)
+class Telling:
+    """How much of texts is told.
+
+    Attributes:
+        tokens: also each token with its origin.
+        stop_strings: texts end with the stop string that ended them.
+        usage: a chunk at the end has the usage.
+        usage_so_far: each chunk has it.
+    """
+
+    tokens: bool = False
+    stop_strings: bool = False
+    usage: bool = False
+    usage_so_far: bool = False
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+class HttpAnswer:
+    """The texts of a call.
+
+    Args:
+        texts: makes them.
+        calls: know of them.
+        form: of replies.
+        telling: see there.
+        wanted: the texts.
+        client: makes a client for a text.
+        metadata: of the call, for `Texts.generate`.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        calls: OpenCalls,
+        form: Form,
+        telling: Telling,
+        wanted: Sequence[Wanted],
+        client: Callable[[], ReadingClient],
+        metadata: Mapping[str, str],
+    ) -> None:
+        self._texts, self._calls, self._client = texts, calls, client
+        self._form, self._telling, self._wanted = form, telling, wanted
+        self._metadata = metadata
+        self._usage = Usage()
+
+    async def whole(self, receive: Receive) -> Json:
+        """The reply, once all texts have ended.
+
+        Raises:
+            TandemError: a text was refused or failed.
+            Gone: the client left.
+        """
+        choices: list[Json] = [{} for _ in self._wanted]
+
+        async def make(index: int, wanted: Wanted) -> None:
+            parts, tokens = [wanted.before], []
+
+            async def take(event: Round | Summary) -> None:
+                if isinstance(event, Round):
+                    parts.extend(token.text for token in event.tokens)
+                    tokens.extend(replies.tokens_of(event))
+                    return
+                text = "".join(parts) + self._stop_string(event)
+                choices[index] = self._form.choice(index, text, replies.finish_of(event))
+                if self._telling.tokens:
+                    choices[index]["tandem"] = {"tokens": tokens}
+
+            # Nothing waits for a client that gets all at the end.
+            await self._make(wanted, ReadingClient(self._client().name), take)
+
+        await self._all(make, receive)
+        return self._form.reply(choices, self._usage.body())
+
+    async def stream(self, receive: Receive, send: Send, begin: Callable[[], Any]) -> None:
+        """Server-sent events: a round of a text is a chunk.
+
+        Args:
+            receive: of ASGI.
+            send: of ASGI.
+            begin: makes the message that starts the response; called with the first event.
+
+        Raises:
+            TandemError: a text was refused or failed before anything was sent.
+            IdleTimeout: the client read nothing for too long; nothing more can be sent.
+            Gone: the client left.
+        """
+        begun, sending = False, asyncio.Lock()
+
+        async def put(*chunks: bytes, more: bool = True) -> None:
+            nonlocal begun
+            async with sending:
+                if not begun:
+                    begun = True
+                    await send(begin())
+                body = b"".join(chunks)
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        async def make(index: int, wanted: Wanted) -> None:
+            client = self._client()
+            parts = self._parts(index, wanted)
+            await self._make(wanted, client, lambda event: client.take(put(*parts(event))))
+
+        try:
+            await self._all(make, receive)
+        except IdleTimeout:
+            raise
+        except TandemError as error:
+            if not begun:
+                raise
+            await put(replies.event_of(errors.body_of(error)), more=False)
+            return
+        usage = []
+        if self._telling.usage:
+            usage.append(replies.event_of(self._form.chunk(None, self._usage.body())))
+        await put(*usage, replies.DONE, more=False)
+
+    def _parts(self, index: int, wanted: Wanted) -> Callable[[Round | Summary], list[bytes]]:
+        """What is sent of each event of a text."""
+        opening = self._form.first(index)
+        before = wanted.before
+
+        def parts(event: Round | Summary) -> list[bytes]:
+            nonlocal opening, before
+            if isinstance(event, Round):
+                text = before + "".join(token.text for token in event.tokens)
+                choice = self._form.delta(index, text)
+                if self._telling.tokens:
+                    choice["tandem"] = {
+                        "round": event.number,
+                        "gamma": event.gamma,
+                        "tokens": replies.tokens_of(event),
+                    }
+            else:
+                text = before + self._stop_string(event)
+                choice = self._form.last(index, text, replies.finish_of(event))
+            choices = [choice] if opening is None else [opening, choice]
+            opening, before = None, ""
+            usage = self._usage.body() if self._telling.usage_so_far else None
+            return [replies.event_of(self._form.chunk(each, usage)) for each in choices]
+
+        return parts
+
+    def _stop_string(self, summary: Summary) -> str:
+        """The stop string that ended a text, where the text is to have it."""
+        return summary.stop_string if self._telling.stop_strings else ""
+
+    async def _make(
+        self,
+        wanted: Wanted,
+        client: ReadingClient,
+        take: Callable[[Round | Summary], Awaitable[None]],
+    ) -> None:
+        """Make a text for a client."""
+        events = self._texts.generate(wanted.request, None, self._metadata, client)
+        try:
+            async with self._calls.serving(client), aclosing(events):
+                async for event in events:
+                    if isinstance(event, Round):
+                        self._usage.add_round(event)
+                    else:
+                        self._usage.add(wanted.prompt, event)
+                    try:
+                        await take(event)
+                    except IdleTimeout as late:
+                        # Into the text, so that its span and its log say why it ended.
+                        await events.athrow(late)
+        finally:
+            client.close()
+
+    async def _all(self, make: Callable[[int, Wanted], Awaitable[None]], receive: Receive) -> None:
+        """Make all texts at once; the first failure, or a client that leaves, ends the others."""
+
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            raise Gone
+
+        makers = {asyncio.ensure_future(make(*each)) for each in enumerate(self._wanted)}
+        watch = asyncio.ensure_future(leave())
+        left = set(makers)
+        try:
+            while left:
+                done, _ = await asyncio.wait({*left, watch}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                left -= done
+        finally:
+            for task in (watch, *makers):
+                task.cancel()
+            await asyncio.gather(watch, *makers, return_exceptions=True)

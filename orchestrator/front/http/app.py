@@ -1,0 +1,254 @@
+"""The calls of the HTTP front: those of OpenAI's API, and a few that its other servers have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+import tandem
+from orchestrator.front.calls import OpenCalls
+from orchestrator.front.client import ReadingClient
+from orchestrator.front.http.access import Access
+from orchestrator.front.http.answer import HttpAnswer, Telling, Wanted
+from orchestrator.front.http.bodies import (
+    CompletionBody,
+    DetokenizeBody,
+    Generating,
+    StreamOptions,
+    TokenizeBody,
+)
+from orchestrator.front.http.call import Handler, HttpCall, HttpEndpoint
+from orchestrator.front.http.errors import WrongMethod
+from orchestrator.front.http.replies import CompletionForm, Form, Json
+from orchestrator.front.serving import Serving
+from orchestrator.front.texts import Texts
+from orchestrator.front.validation import Validator
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.text.codec import TextCodec
+from tandem.errors import InvalidRequest, NotFound, Unavailable
+from tandem.rpc import messages
+from tandem.rpc.security.tokens import BearerTokens
+from tandem.settings import MIB
+
+_EVENTS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies would collect events.
+    "x-accel-buffering": "no",
+}
+
+
+class HttpFront:
+    """Answers the calls.
+
+    Attributes:
+        app: for an ASGI server.
+
+    Args:
+        settings: limits and waits.
+        serving: what is served.
+        calls: that are here.
+        tokens: a call must bring one of these; None asks for none.
+    """
+
+    def __init__(
+        self,
+        settings: OrchestratorSettings,
+        serving: Serving,
+        calls: OpenCalls,
+        tokens: BearerTokens | None,
+    ) -> None:
+        self._settings, self._serving, self._calls = settings, serving, calls
+        self._began = int(time.time())
+        access = Access(settings, tokens)
+        guarded: dict[str, tuple[str, Handler]] = {
+            "/v1/models": ("GET", self._models),
+            "/v1/models/{name:path}": ("GET", self._model),
+            "/v1/completions": ("POST", self._completions),
+            "/tokenize": ("POST", self._tokenize),
+            "/detokenize": ("POST", self._detokenize),
+        }
+        open_to_all: dict[str, tuple[str, Handler]] = {
+            "/health": ("GET", self._health),
+            "/version": ("GET", self._version),
+        }
+        routes = [
+            Route(
+                path, HttpEndpoint(handler, access if path in guarded else None), methods=[method]
+            )
+            for path, (method, handler) in {**guarded, **open_to_all}.items()
+        ]
+        methods = {path: method for path, (method, _) in {**guarded, **open_to_all}.items()}
+
+        async def lost(call: HttpCall) -> None:
+            path = f"/{call.path['path']}"
+            if path in methods:
+                raise WrongMethod(f"method: {path} is called with {methods[path]}")
+            raise NotFound(f"there is no such call; the paths are {', '.join(sorted(methods))}")
+
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.http_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+        rest = Route("/{path:path}", HttpEndpoint(lost))
+        self.app = Starlette(
+            routes=[*routes, rest], middleware=[cors] if settings.http_origins else []
+        )
+
+    async def _health(self, call: HttpCall) -> None:
+        if not self._serving.is_ready:
+            raise Unavailable("the pair is not ready")
+        await call.reply({"status": "ready"})
+
+    async def _version(self, call: HttpCall) -> None:
+        await call.reply({"version": tandem.__version__})
+
+    async def _models(self, call: HttpCall) -> None:
+        await call.reply({"object": "list", "data": [self._described(self._validator)]})
+
+    async def _model(self, call: HttpCall) -> None:
+        validator = self._validator
+        self._check_model(call.path["name"], validator)
+        await call.reply(self._described(validator))
+
+    async def _tokenize(self, call: HttpCall) -> None:
+        body = await self._read(call, TokenizeBody)
+        validator = self._validator
+        self._check_model(body.model, validator)
+        self._codec(validator)
+        ids = await validator.encoder.encode(
+            body.prompt, call.caller, special=body.add_special_tokens
+        )
+        longest = validator.capabilities.target.max_length
+        await call.reply({"tokens": ids, "count": len(ids), "max_model_len": longest})
+
+    async def _detokenize(self, call: HttpCall) -> None:
+        body = await self._read(call, DetokenizeBody)
+        validator = self._validator
+        self._check_model(body.model, validator)
+        target = validator.capabilities.target
+        ids = messages.tokens_from("tokens", body.tokens, target.vocab_size, target.max_length)
+        await call.reply({"prompt": self._codec(validator).decode(ids)})
+
+    async def _completions(self, call: HttpCall) -> None:
+        self._calls.enter()
+        try:
+            with self._calls.refusals():
+                body = await self._read(call, CompletionBody)
+                texts = await self._serving.texts_soon(None)
+                validator = texts.validator
+                self._check_model(body.model, validator)
+                prompts = body.prompts
+                wanted = self._wanted(call, body, prompts)
+                if body.echo:
+                    codec = self._codec(validator)
+                    before = [p if isinstance(p, str) else codec.decode(p) for p in prompts]
+                    wanted = [
+                        Wanted(text.request, text.prompt, before[text.prompt]) for text in wanted
+                    ]
+            form = CompletionForm(
+                call.request_id, int(time.time()), validator.capabilities.target.model
+            )
+            await self._answer(call, body, texts, form, wanted)
+        finally:
+            self._calls.leave()
+
+    def _wanted(
+        self, call: HttpCall, body: Generating, prompts: Sequence[str | list[int]]
+    ) -> list[Wanted]:
+        """The texts of a call: `n` of each prompt, one prompt after the other."""
+        each = body.n or 1
+        count, most = each * len(prompts), self._settings.http_texts
+        if count > most:
+            raise InvalidRequest(
+                f"n: {count} texts in one call, at most {most} may be"
+                " (TANDEM_ORCHESTRATOR_HTTP_TEXTS)"
+            )
+        found = []
+        for prompt, text in enumerate(prompts):
+            for choice in range(prompt * each, (prompt + 1) * each):
+                own = call.request_id if count == 1 else messages.part_of(call.request_id, choice)
+                found.append(Wanted(body.request(text, choice, own), prompt))
+        return found
+
+    async def _answer(
+        self, call: HttpCall, body: Generating, texts: Texts, form: Form, wanted: Sequence[Wanted]
+    ) -> None:
+        """Make the texts, and reply with them."""
+        settings, options = self._settings, body.stream_options or StreamOptions()
+
+        def client() -> ReadingClient:
+            return ReadingClient(call.caller, settings.idle_seconds, settings.reading_seconds)
+
+        telling = Telling(
+            body.tandem.tokens,
+            body.include_stop_str_in_output,
+            options.include_usage,
+            options.continuous_usage_stats,
+        )
+        answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
+        if body.stream:
+            await answer.stream(call.receive, call.send, lambda: call.begin(200, _EVENTS))
+        else:
+            await call.reply(await answer.whole(call.receive))
+
+    async def _read(self, call: HttpCall, kind: Any) -> Any:
+        settings = self._settings
+        return await call.read(kind, settings.max_message_mib * MIB, settings.idle_seconds)
+
+    @property
+    def _validator(self) -> Validator:
+        """Of the pair that is served.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        return self._serving.texts.validator
+
+    @staticmethod
+    def _check_model(name: str | None, validator: Validator) -> None:
+        """Refuse a model that is not served; a call need not name any.
+
+        Raises:
+            NotFound: it is another one.
+        """
+        served = validator.capabilities.target.model
+        if name not in (None, "", served):
+            raise NotFound(f"the model {name!r} is not served here; this one is: {served}")
+
+    @staticmethod
+    def _codec(validator: Validator) -> TextCodec:
+        """The tokenizer.
+
+        Raises:
+            InvalidRequest: the target has none.
+        """
+        if not validator.codec.has_text:
+            raise InvalidRequest("prompt: this target has no tokenizer; send token ids")
+        return validator.codec
+
+    def _described(self, validator: Validator) -> Json:
+        capabilities = validator.capabilities
+        target, drafter = capabilities.target, capabilities.drafter
+        return {
+            "id": target.model,
+            "object": "model",
+            "created": self._began,
+            "owned_by": "tandem",
+            "max_model_len": target.max_length,
+            "tandem": {
+                "drafter": None if drafter is None or capabilities.by_target else drafter.model,
+                "verifiers": list(capabilities.rules),
+                "verifier": validator.verifier,
+                "max_gamma": capabilities.max_gamma,
+                "max_nodes": capabilities.max_nodes,
+            },
+        }

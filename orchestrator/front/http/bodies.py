@@ -1,0 +1,264 @@
+"""Bodies of requests, as OpenAI's API and its other servers have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.front.validation import new_seed
+from orchestrator.text.values import Request
+from tandem.errors import InvalidRequest
+from tandem.speculation.sampling import MAX_SEED, Sampling
+
+_log = structlog.get_logger(__name__)
+
+# Of fields that are told in the log, each once.
+_MOST_UNKNOWN = 64
+_unknown: set[str] = set()
+
+# Of fields with several kinds, pydantic's faults speak of each kind.
+_UNIONS = {
+    "prompt": "text, token ids, or a list of either",
+    "stop": "a string, or a list of strings",
+}
+
+_Id = Annotated[int, Field(ge=0, lt=2**32)]
+_Ids = list[_Id]
+
+
+class Body(BaseModel):
+    """Of a request. It takes unknown fields, and the log tells of each once."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class StreamOptions(Body):
+    """Of a streamed text.
+
+    Attributes:
+        include_usage: end with a chunk that has the usage.
+        continuous_usage_stats: each chunk has the usage so far.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Speculation(Body):
+    """How a text is drafted and verified, and how much of it is told.
+
+    Attributes:
+        verifier: see Speculation in orchestrator.proto, as for the next three.
+        gamma: draft length.
+        max_nodes: of a tree.
+        verifier_options: by their names.
+        tokens: each chunk, or the whole choice, has its tokens with their origins.
+    """
+
+    verifier: str | None = None
+    gamma: Annotated[int, Field(ge=0)] | None = None
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    verifier_options: dict[str, float] = {}
+    tokens: bool = False
+
+
+class Generating(Body):
+    """What both calls that generate have in common.
+
+    Attributes:
+        unsupported: fields that OpenAI's API or its other servers have and this one has not, with
+            the values that ask for nothing.
+    """
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (None,),
+        "presence_penalty": (None, 0, 0.0),
+        "frequency_penalty": (None, 0, 0.0),
+        "repetition_penalty": (None, 1, 1.0),
+        "logit_bias": (None, {}),
+        "min_tokens": (None, 0),
+        "bad_words": (None, []),
+        "response_format": (None, {"type": "text"}),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "structured_outputs": (None,),
+        "prompt_logprobs": (None,),
+        "use_beam_search": (None, False),
+    }
+    # Known, and without an effect here.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+    )
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: _Ids | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    tandem: Speculation = Speculation()
+
+    @property
+    def streams(self) -> bool:
+        """Whether the text comes in chunks."""
+        return bool(self.stream)
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate; None takes the default."""
+        return self.max_tokens
+
+    def request(
+        self, prompt: str | list[int], choice: int, request_id: str, *, special: bool = True
+    ) -> Request:
+        """A text that is asked for.
+
+        Args:
+            prompt: of it.
+            choice: its number among the texts of the call; each has numbers of its own.
+            request_id: of it.
+            special: whether the tokenizer adds tokens of its own to a prompt.
+
+        Raises:
+            InvalidRequest: the sampling is out of range.
+        """
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            # Other servers say -1 where all tokens are kept.
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+        }
+        seed = new_seed() if self.seed is None else self.seed + choice
+        try:
+            sampling = Sampling(
+                **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+                seed=seed & MAX_SEED,
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        own = self.tandem
+        return Request(
+            sampling=sampling,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=() if isinstance(prompt, str) else prompt,
+            request_id=request_id,
+            max_new_tokens=self.limit,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids or (),
+            stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            verifier=own.verifier,
+            gamma=own.gamma,
+            nodes=own.max_nodes,
+            verifier_options=own.verifier_options,
+            special_tokens=special,
+        )
+
+
+class CompletionBody(Generating):
+    """The body of /v1/completions."""
+
+    unsupported: ClassVar = {
+        **Generating.unsupported,
+        "suffix": (None, ""),
+        "logprobs": (None,),
+    }
+
+    prompt: str | _Ids | list[str] | list[_Ids]
+    echo: bool = False
+    # OpenAI's default.
+    max_tokens: int | None = 16
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each of them.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        prompt = self.prompt
+        if not prompt:
+            raise InvalidRequest("prompt must not be empty")
+        if isinstance(prompt, str) or isinstance(prompt[0], int):
+            return [prompt]  # type: ignore[list-item]
+        return list(prompt)  # type: ignore[arg-type]
+
+
+class TokenizeBody(Body):
+    """The body of /tokenize."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[_Ids, Field(min_length=1)]
+
+
+B = TypeVar("B", bound=Body)
+
+
+def read(kind: type[B], body: bytes) -> B:
+    """A body.
+
+    Raises:
+        InvalidRequest: it is not what it should be; the sentence begins with the field.
+    """
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else "no valid JSON"
+        raise InvalidRequest(f"body: {why}") from None
+    if not isinstance(fields, dict):
+        raise InvalidRequest("body: it must be a JSON object")
+    try:
+        found = kind.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequest(_sentence(error)) from None
+    extra = found.model_extra or {}
+    if isinstance(found, Generating):
+        for name, nothing in found.unsupported.items():
+            # True is 1 in Python, and asks for something.
+            if name in extra and not any(
+                extra[name] == value and isinstance(extra[name], bool) == isinstance(value, bool)
+                for value in nothing
+            ):
+                raise InvalidRequest(f"{name} is not supported here; leave it out")
+        extra = {name: 0 for name in extra if name not in {*found.unsupported, *found.ignored}}
+    _tell(kind.__name__, extra)
+    return found
+
+
+def _sentence(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    first, *rest = fault["loc"] or ("body",)
+    if first in _UNIONS:
+        return f"{first}: it must be {_UNIONS[first]}"
+    where = ".".join(map(str, (first, *rest)))
+    return f"{where}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
+
+
+def _tell(kind: str, names: Mapping[str, Any]) -> None:
+    for name in names:
+        key = f"{kind}.{name[:64]}"
+        if key not in _unknown and len(_unknown) < _MOST_UNKNOWN:
+            _unknown.add(key)
+            _log.warning("a request has a field that is not known here", field=key)

@@ -1,0 +1,175 @@
+"""Bodies of replies: whole ones and chunks, of both calls that generate."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from orchestrator.text.values import FinishReason, Round, Summary
+
+_REASONS = {FinishReason.LENGTH: "length"}
+
+Json = dict[str, Any]
+
+
+def encoded(body: Json) -> bytes:
+    """As it is sent. Half a character that a prompt spelled as a surrogate is told as it came."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")
+
+
+def event_of(body: Json) -> bytes:
+    """A server-sent event."""
+    return b"data: " + encoded(body) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def tokens_of(round_: Round) -> list[Json]:
+    """A round's tokens with their origins."""
+    return [
+        {"id": t.id, "text": t.text, "origin": t.origin.value, "siblings": t.siblings}
+        for t in round_.tokens
+    ]
+
+
+def finish_of(summary: Summary) -> Json:
+    """Why a text ended: as OpenAI says it, and which stop string it was."""
+    return {
+        "finish_reason": _REASONS.get(summary.finish_reason, "stop"),
+        "stop_reason": summary.stop_string or None,
+    }
+
+
+class Usage:
+    """What the texts of a call have cost so far."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, int] = {}
+        self._tokens = self._rounds = self._drafted = self._accepted = 0
+
+    def add_round(self, round_: Round) -> None:
+        """Tokens came."""
+        self._tokens += len(round_.tokens)
+
+    def add(self, prompt: int, summary: Summary) -> None:
+        """A text ended.
+
+        Args:
+            prompt: its number; texts of one prompt count it once.
+            summary: of the text.
+        """
+        counts = summary.counts
+        self._prompts[prompt] = len(summary.generation.prompt_ids)
+        self._rounds += len(counts.gammas)
+        self._drafted += counts.drafted_tokens
+        self._accepted += counts.accepted_tokens
+
+    def body(self) -> Json:
+        """As OpenAI has it; `tandem` has what drafts did for it."""
+        prompt = sum(self._prompts.values())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self._tokens,
+            "total_tokens": prompt + self._tokens,
+            "tandem": {
+                "rounds": self._rounds,
+                "drafted_tokens": self._drafted,
+                "accepted_tokens": self._accepted,
+                "acceptance_rate": self._accepted / self._drafted if self._drafted else 0.0,
+            },
+        }
+
+
+class Form(ABC):
+    """How a call's replies look.
+
+    Args:
+        name: of the reply.
+        created: seconds since 1970.
+        model: that is served.
+    """
+
+    prefix: ClassVar[str]
+    whole: ClassVar[str]
+    part: ClassVar[str]
+
+    def __init__(self, name: str, created: int, model: str) -> None:
+        self._head = {"id": f"{self.prefix}-{name}", "created": created, "model": model}
+
+    @abstractmethod
+    def choice(self, index: int, text: str, finish: Json) -> Json:
+        """A whole text."""
+
+    @abstractmethod
+    def first(self, index: int) -> Json | None:
+        """What comes before a text's first part; None for nothing."""
+
+    @abstractmethod
+    def delta(self, index: int, text: str) -> Json:
+        """Part of a text."""
+
+    @abstractmethod
+    def last(self, index: int, text: str, finish: Json) -> Json:
+        """The end of a text."""
+
+    def reply(self, choices: Sequence[Json], usage: Json) -> Json:
+        """All texts."""
+        return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
+
+    def chunk(self, choice: Json | None, usage: Json | None = None) -> Json:
+        """A part of a text, or, with no choice, the usage at the end."""
+        choices = [] if choice is None else [choice]
+        body = {**self._head, "object": self.part, "choices": choices}
+        return body if usage is None else {**body, "usage": usage}
+
+
+class CompletionForm(Form):
+    """Of /v1/completions."""
+
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, index: int, text: str, finish: Json) -> Json:
+        """See `Form`."""
+        return {"index": index, "text": text, "logprobs": None, **finish}
+
+    def first(self, index: int) -> Json | None:
+        """See `Form`."""
+        return None
+
+    def delta(self, index: int, text: str) -> Json:
+        """See `Form`."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def last(self, index: int, text: str, finish: Json) -> Json:
+        """See `Form`."""
+        return self.choice(index, text, finish)
+
+
+class ChatForm(Form):
+    """Of /v1/chat/completions."""
+
+    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, index: int, text: str, finish: Json) -> Json:
+        """See `Form`."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, **finish}
+
+    def first(self, index: int) -> Json | None:
+        """See `Form`."""
+        return self._part(index, {"role": "assistant", "content": ""})
+
+    def delta(self, index: int, text: str) -> Json:
+        """See `Form`."""
+        return self._part(index, {"content": text})
+
+    def last(self, index: int, text: str, finish: Json) -> Json:
+        """See `Form`."""
+        return {**self._part(index, {"content": text} if text else {}), **finish}
+
+    def _part(self, index: int, delta: Json) -> Json:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
