@@ -1,6 +1,6 @@
 """Tokens a round of drafting recipes, in a drafter and inside the target.
 
-    python -m benchmarks.recipes [--only medusa eagle] [--tokens 10000] [--nodes 16]
+    python -m benchmarks.recipes [--only medusa eagle] [--heads FOLDER ...] [--tokens 10000]
 
 Texts of the embedded target at temperature 1, decided by `token`: trees of 16 nodes and depth 4,
 and a chain of 4. All recipes run one after the other in one run. Standard errors are over texts.
@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
+from pathlib import Path
 
 import grpc
 from rich.console import Console
@@ -28,7 +29,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.speculation.nodes import DraftShape
 from tandem.tools.load.generator import LoadGenerator
-from tandem.tools.local.pair import EMBEDDED_HEADS, Pair
+from tandem.tools.local.pair import EMBEDDED_HEADS, Pair, embedded
 from tandem.tools.local.process import ROOT
 from tandem.tools.local.stack import Stack
 
@@ -87,10 +88,18 @@ def _is_there(recipe: str) -> bool:
     return recipe not in EMBEDDED_HEADS or (ROOT / "models" / recipe / "config.json").is_file()
 
 
+def pair_of(recipe: str, inside: bool) -> Pair:
+    """A built-in recipe, or the folder of a head."""
+    if recipe in RECIPES:
+        return Pair(recipe=recipe, inside=inside)
+    return Pair(target=embedded("target"), drafter=recipe, inside=inside)
+
+
 async def measure(stack: Stack, recipe: str, place: str, nodes: int, texts: int) -> Line:
     """One recipe in one place."""
     address = stack.addresses["orchestrator"]
-    budget = None if METHODS[recipe].drafter.shape is DraftShape.CHAIN else nodes
+    chain = recipe in METHODS and METHODS[recipe].drafter.shape is DraftShape.CHAIN
+    budget = None if chain else nodes
     async with grpc.aio.insecure_channel(address) as channel:
         stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
         info = await stub.GetModelInfo(pb.GetModelInfoRequest())
@@ -100,7 +109,7 @@ async def measure(stack: Stack, recipe: str, place: str, nodes: int, texts: int)
             for seed in range(texts)
         ]
         done = await generator.closed_loop(wanted, _CONCURRENCY)
-    return line_of(recipe, place, info.drafter.parameters, summaries(done))
+    return line_of(Path(recipe).name, place, info.drafter.parameters, summaries(done))
 
 
 def main() -> None:
@@ -114,6 +123,9 @@ def main() -> None:
         metavar="RECIPE",
         help=f"of {', '.join(RECIPES)}; default: those whose head is there",
     )
+    parser.add_argument(
+        "--heads", nargs="+", default=[], metavar="FOLDER", help="further heads of the target"
+    )
     parser.add_argument("--tokens", type=int, default=10_000, help="of each case")
     parser.add_argument("--nodes", type=int, default=16, help="of a tree")
     options = parser.parse_args()
@@ -121,9 +133,9 @@ def main() -> None:
     texts = -(-options.tokens // NEW_TOKENS)
     lines: list[Line] = []
     with Progress(console=console) as bar:
-        cases = list(product(options.only, (False, True)))
+        cases = list(product([*options.only, *options.heads], (False, True)))
         for recipe, inside in bar.track(cases, description="recipes"):
-            with serving(Pair(recipe=recipe, inside=inside)) as stack:
+            with serving(pair_of(recipe, inside)) as stack:
                 place = "target" if inside else "drafter"
                 lines.append(asyncio.run(measure(stack, recipe, place, options.nodes, texts)))
     console.print(table_of(map(asdict, lines)))
