@@ -126,6 +126,7 @@ class TargetServicer(
                 tokenizer_json=tokenizer_json,
                 fingerprint=decoder.tokenizer_fingerprint,
                 chat_template=decoder.chat_template(),
+                special_tokens=decoder.special_tokens(),
             )
 
 

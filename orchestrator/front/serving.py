@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.front.queue import QueueLimits
 from orchestrator.front.texts import Texts
@@ -148,9 +149,11 @@ class Serving:
                 f"TANDEM_ORCHESTRATOR_GAMMA: {gamma} is beyond the pair's longest draft"
                 f" of {longest}; lower it, or raise MAX_GAMMA of drafter and target"
             )
-        tokenizer = await self._pool.tokenizer_json(settings.connect_seconds)
+        tokenizer = await self._pool.tokenizer(settings.connect_seconds)
         # Parsing a large vocabulary takes a second.
-        codec = await asyncio.to_thread(TextCodec, tokenizer)
+        codec = await asyncio.to_thread(TextCodec, tokenizer.tokenizer_json)
+        most = codec.longest_token * capabilities.target.max_length
+        chat = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, most)
         limits = QueueLimits(settings.max_encoding_waiting, settings.queue_seconds)
         encoder = PromptEncoder(codec, settings.max_encoding, limits)
         validator = Validator(
@@ -161,6 +164,7 @@ class Serving:
             settings.max_new_tokens,
             codec,
             encoder,
+            chat if tokenizer.chat_template else None,
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, validator, self.metrics)

@@ -6,6 +6,7 @@ import secrets
 import uuid
 from dataclasses import dataclass
 
+from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
 from orchestrator.replicas.compatibility import Capabilities, longest_text
 from orchestrator.sizes.goodput import sizes
@@ -36,6 +37,7 @@ class Validator:
         max_new_tokens: the default number of tokens.
         codec: the target's tokenizer.
         encoder: encodes with it.
+        chat: the target's chat template; None if it has none.
     """
 
     capabilities: Capabilities
@@ -45,6 +47,7 @@ class Validator:
     max_new_tokens: int
     codec: TextCodec
     encoder: PromptEncoder
+    chat: ChatTemplate | None = None
 
     async def accept(
         self,

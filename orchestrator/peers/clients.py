@@ -18,6 +18,7 @@ from orchestrator.peers.calls import (
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.text.codec import TokenizerFiles
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
@@ -116,13 +117,13 @@ class TargetClient(Peer):
         )
         return reply
 
-    async def tokenizer_json(self, seconds: float) -> bytes:
-        """Its serialised tokenizer; empty where it has none."""
+    async def tokenizer(self, seconds: float) -> TokenizerFiles:
+        """Its tokenizer; empty where it has none."""
         call = self._now.stub.GetTokenizer(target_pb2.GetTokenizerRequest(), timeout=seconds)
         if await call.code() == grpc.StatusCode.NOT_FOUND:
-            return b""
+            return TokenizerFiles()
         reply: target_pb2.GetTokenizerResponse = await self._call(call)
-        return reply.tokenizer_json
+        return TokenizerFiles(reply.tokenizer_json, reply.chat_template, dict(reply.special_tokens))
 
     def sequence(
         self,

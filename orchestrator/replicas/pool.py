@@ -27,6 +27,7 @@ from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.replica import Replica
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.text.codec import TokenizerFiles
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import TandemError, Unavailable
 from tandem.rpc.status import notes_of
@@ -231,14 +232,14 @@ class ReplicaPool:
             others = [other for other in self._agreed.others if law_of(other.reply) == law]
         return all(other is target or other.shunned for other in others)
 
-    async def tokenizer_json(self, seconds: float) -> bytes:
+    async def tokenizer(self, seconds: float) -> TokenizerFiles:
         """The tokenizer of what is offered; empty where it has none.
 
         Raises:
             TandemError: it cannot be had.
         """
         replica: Replica[TargetClient] = self.targets(self.capabilities)[0]
-        return await replica.client.tokenizer_json(seconds)
+        return await replica.client.tokenizer(seconds)
 
     async def close(self) -> None:
         """Follow none any more, and close all channels."""

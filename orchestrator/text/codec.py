@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
 from orchestrator.text.detokenizer import Detokenizer, Vocabulary
 from orchestrator.text.stop_strings import TextStream
 from tandem.errors import StartupError
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What a target hands out of its checkpoint.
+
+    Attributes:
+        tokenizer_json: serialised; empty if there is none.
+        chat_template: Jinja; empty if there is none.
+        special_tokens: texts of tokens by the names that the template has for them.
+    """
+
+    tokenizer_json: bytes = b""
+    chat_template: str = ""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
 
 
 class TextCodec:

@@ -138,3 +138,6 @@ class Model(Scorer, Memory, Protocol):
 
     def chat_template(self) -> str:
         """The Jinja template of chats; empty where there is none."""
+
+    def special_tokens(self) -> dict[str, str]:
+        """Texts of tokens by the names that the template has for them."""

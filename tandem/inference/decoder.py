@@ -305,7 +305,14 @@ class Decoder:
     def chat_template(self) -> str:
         """The checkpoint's Jinja template; empty if it has none."""
         template = getattr(self.tokenizer, "chat_template", None)
+        if isinstance(template, dict):  # one for each purpose
+            template = template.get("default")
         return template if isinstance(template, str) else ""
+
+    def special_tokens(self) -> dict[str, str]:
+        """The texts of tokens by the names that the template has for them."""
+        named = {} if self.tokenizer is None else self.tokenizer.special_tokens_map
+        return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
 
 
 def _eos_token_ids(model: PreTrainedModel) -> list[int]:

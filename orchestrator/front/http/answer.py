@@ -12,6 +12,7 @@ from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http import errors, replies
 from orchestrator.front.http.replies import Form, Json, Usage
+from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
 from orchestrator.text.values import Request, Round, Summary
 from tandem.errors import IdleTimeout, TandemError
@@ -44,12 +45,14 @@ class Telling:
         stop_strings: texts end with the stop string that ended them.
         usage: a chunk at the end has the usage.
         usage_so_far: each chunk has it.
+        tools: calls of tools are told apart from text.
     """
 
     tokens: bool = False
     stop_strings: bool = False
     usage: bool = False
     usage_so_far: bool = False
+    tools: bool = False
 
 
 class Gone(Exception):
@@ -102,7 +105,9 @@ class HttpAnswer:
                     tokens.extend(replies.tokens_of(event))
                     return
                 text = "".join(parts) + self._stop_string(event)
-                choices[index] = self._form.choice(index, text, replies.finish_of(event))
+                told, calls = self._reader().push(text, last=True)
+                finish = replies.finish_of(event, bool(calls))
+                choices[index] = self._form.choice(index, told, calls, finish)
                 if self._telling.tokens:
                     choices[index]["tandem"] = {"tokens": tokens}
 
@@ -134,7 +139,8 @@ class HttpAnswer:
                     begun = True
                     await send(begin())
                 body = b"".join(chunks)
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+                if body or not more:
+                    await send({"type": "http.response.body", "body": body, "more_body": more})
 
         async def make(index: int, wanted: Wanted) -> None:
             client = self._client()
@@ -158,28 +164,38 @@ class HttpAnswer:
     def _parts(self, index: int, wanted: Wanted) -> Callable[[Round | Summary], list[bytes]]:
         """What is sent of each event of a text."""
         opening = self._form.first(index)
-        before = wanted.before
+        before, called, reader = wanted.before, 0, self._reader()
 
         def parts(event: Round | Summary) -> list[bytes]:
-            nonlocal opening, before
+            nonlocal opening, before, called
             if isinstance(event, Round):
                 text = before + "".join(token.text for token in event.tokens)
-                choice = self._form.delta(index, text)
+            else:
+                text = before + self._stop_string(event)
+            told, calls = reader.push(text, last=isinstance(event, Summary))
+            numbered = [call.body(called + i) for i, call in enumerate(calls)]
+            called += len(calls)
+            choices = [] if opening is None else [opening]
+            opening, before = None, ""
+            if isinstance(event, Summary):
+                finish = replies.finish_of(event, called > 0)
+                choices.append(self._form.last(index, told, numbered, finish))
+            elif told or numbered or self._telling.tokens:
+                choices.append(self._form.delta(index, told, numbered))
                 if self._telling.tokens:
-                    choice["tandem"] = {
+                    choices[-1]["tandem"] = {
                         "round": event.number,
                         "gamma": event.gamma,
                         "tokens": replies.tokens_of(event),
                     }
-            else:
-                text = before + self._stop_string(event)
-                choice = self._form.last(index, text, replies.finish_of(event))
-            choices = [choice] if opening is None else [opening, choice]
-            opening, before = None, ""
             usage = self._usage.body() if self._telling.usage_so_far else None
             return [replies.event_of(self._form.chunk(each, usage)) for each in choices]
 
         return parts
+
+    def _reader(self) -> ToolReader:
+        """Of one text."""
+        return ToolReader(self._telling.tools)
 
     def _stop_string(self, summary: Summary) -> str:
         """The stop string that ended a text, where the text is to have it."""

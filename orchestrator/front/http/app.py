@@ -13,10 +13,12 @@ from starlette.routing import Route
 
 import tandem
 from orchestrator.front.calls import OpenCalls
+from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http.access import Access
 from orchestrator.front.http.answer import HttpAnswer, Telling, Wanted
 from orchestrator.front.http.bodies import (
+    ChatBody,
     CompletionBody,
     DetokenizeBody,
     Generating,
@@ -25,7 +27,7 @@ from orchestrator.front.http.bodies import (
 )
 from orchestrator.front.http.call import Handler, HttpCall, HttpEndpoint
 from orchestrator.front.http.errors import WrongMethod
-from orchestrator.front.http.replies import CompletionForm, Form, Json
+from orchestrator.front.http.replies import ChatForm, CompletionForm, Form, Json
 from orchestrator.front.serving import Serving
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
@@ -71,6 +73,7 @@ class HttpFront:
             "/v1/models": ("GET", self._models),
             "/v1/models/{name:path}": ("GET", self._model),
             "/v1/completions": ("POST", self._completions),
+            "/v1/chat/completions": ("POST", self._chat),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
         }
@@ -161,8 +164,36 @@ class HttpFront:
         finally:
             self._calls.leave()
 
+    async def _chat(self, call: HttpCall) -> None:
+        self._calls.enter()
+        try:
+            with self._calls.refusals():
+                body: ChatBody = await self._read(call, ChatBody)
+                texts = await self._serving.texts_soon(None)
+                validator = texts.validator
+                self._check_model(body.model, validator)
+                tools = body.offered
+                prompt = self._chat_template(validator).render(
+                    [message.fields(i) for i, message in enumerate(body.messages)],
+                    tools,
+                    generation_prompt=body.add_generation_prompt,
+                    more=body.chat_template_kwargs or {},
+                )
+                # The template writes the tokenizer's own tokens.
+                wanted = self._wanted(call, body, [prompt], special=False)
+            model = validator.capabilities.target.model
+            form = ChatForm(call.request_id, int(time.time()), model)
+            await self._answer(call, body, texts, form, wanted, tools=bool(tools))
+        finally:
+            self._calls.leave()
+
     def _wanted(
-        self, call: HttpCall, body: Generating, prompts: Sequence[str | list[int]]
+        self,
+        call: HttpCall,
+        body: Generating,
+        prompts: Sequence[str | list[int]],
+        *,
+        special: bool = True,
     ) -> list[Wanted]:
         """The texts of a call: `n` of each prompt, one prompt after the other."""
         each = body.n or 1
@@ -176,11 +207,18 @@ class HttpFront:
         for prompt, text in enumerate(prompts):
             for choice in range(prompt * each, (prompt + 1) * each):
                 own = call.request_id if count == 1 else messages.part_of(call.request_id, choice)
-                found.append(Wanted(body.request(text, choice, own), prompt))
+                found.append(Wanted(body.request(text, choice, own, special=special), prompt))
         return found
 
     async def _answer(
-        self, call: HttpCall, body: Generating, texts: Texts, form: Form, wanted: Sequence[Wanted]
+        self,
+        call: HttpCall,
+        body: Generating,
+        texts: Texts,
+        form: Form,
+        wanted: Sequence[Wanted],
+        *,
+        tools: bool = False,
     ) -> None:
         """Make the texts, and reply with them."""
         settings, options = self._settings, body.stream_options or StreamOptions()
@@ -193,6 +231,7 @@ class HttpFront:
             body.include_stop_str_in_output,
             options.include_usage,
             options.continuous_usage_stats,
+            tools,
         )
         answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
         if body.stream:
@@ -234,6 +273,20 @@ class HttpFront:
         if not validator.codec.has_text:
             raise InvalidRequest("prompt: this target has no tokenizer; send token ids")
         return validator.codec
+
+    @staticmethod
+    def _chat_template(validator: Validator) -> ChatTemplate:
+        """The template of chats.
+
+        Raises:
+            InvalidRequest: the target has none.
+        """
+        if validator.chat is None:
+            raise InvalidRequest(
+                "messages: this target has no chat template; save one with its tokenizer"
+                " (tokenizer.chat_template), or send a prompt to /v1/completions"
+            )
+        return validator.chat
 
     def _described(self, validator: Validator) -> Json:
         capabilities = validator.capabilities

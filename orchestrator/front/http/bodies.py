@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import structlog
@@ -24,6 +25,7 @@ _unknown: set[str] = set()
 _UNIONS = {
     "prompt": "text, token ids, or a list of either",
     "stop": "a string, or a list of strings",
+    "tool_choice": 'a string: "auto" or "none"',
 }
 
 _Id = Annotated[int, Field(ge=0, lt=2**32)]
@@ -196,6 +198,96 @@ class CompletionBody(Generating):
         if isinstance(prompt, str) or isinstance(prompt[0], int):
             return [prompt]  # type: ignore[list-item]
         return list(prompt)  # type: ignore[arg-type]
+
+
+class ChatMessage(Body):
+    """A message of a chat. Templates read other fields too.
+
+    Attributes:
+        role: who speaks.
+        content: what is said: text, or parts that are text.
+    """
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[dict[str, Any]] | None = None
+
+    def fields(self, number: int) -> dict[str, Any]:
+        """As a template reads it: content is text, and what was thought has all of its names.
+
+        Args:
+            number: of the message.
+
+        Raises:
+            InvalidRequest: a part is no text.
+        """
+        fields = {"role": self.role, "content": self.content, **(self.model_extra or {})}
+        if isinstance(self.content, list):
+            texts = [part.get("text") for part in self.content if part.get("type") == "text"]
+            if len(texts) < len(self.content) or not all(isinstance(text, str) for text in texts):
+                raise InvalidRequest(f"messages.{number}.content: only parts of type text are read")
+            fields["content"] = "\n".join(str(text) for text in texts)
+        names = ("reasoning_content", "thinking", "reasoning")
+        thought = next((fields[name] for name in names if fields.get(name) is not None), None)
+        if thought is not None:
+            fields = {"thinking": thought, **fields, "reasoning_content": thought}
+        # Templates write the arguments of calls as they would write any JSON.
+        for call in fields.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                with suppress(ValueError, RecursionError):
+                    function["arguments"] = json.loads(function["arguments"])
+        return fields
+
+
+class ChatBody(Generating):
+    """The body of /v1/chat/completions.
+
+    Attributes:
+        tools: that the model may call.
+        tool_choice: "none" shows the model no tools.
+    """
+
+    unsupported: ClassVar = {
+        **Generating.unsupported,
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+        "functions": (None,),
+        "function_call": (None,),
+        "audio": (None,),
+        "modalities": (None, ["text"]),
+        "prediction": (None,),
+        "web_search_options": (None,),
+        "continue_final_message": (None, False),
+        "chat_template": (None,),
+        "reasoning_effort": (None,),
+        "verbosity": (None,),
+    }
+    ignored: ClassVar = Generating.ignored | {"parallel_tool_calls"}
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """See `Generating`; the newer name counts."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is shown.
+
+        Raises:
+            InvalidRequest: the model would have to call one.
+        """
+        if self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequest(
+                'tool_choice: "auto" and "none" are supported; no tool can be forced here'
+            )
+        return None if self.tool_choice == "none" else self.tools or None
 
 
 class TokenizeBody(Body):

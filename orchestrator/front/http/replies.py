@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from orchestrator.front.http.tools import ToolCall
 from orchestrator.text.values import FinishReason, Round, Summary
 
 _REASONS = {FinishReason.LENGTH: "length"}
@@ -36,10 +37,16 @@ def tokens_of(round_: Round) -> list[Json]:
     ]
 
 
-def finish_of(summary: Summary) -> Json:
-    """Why a text ended: as OpenAI says it, and which stop string it was."""
+def finish_of(summary: Summary, called: bool) -> Json:
+    """Why a text ended: as OpenAI says it, and which stop string it was.
+
+    Args:
+        summary: of the text.
+        called: whether it calls tools.
+    """
+    own = "tool_calls" if called else "stop"
     return {
-        "finish_reason": _REASONS.get(summary.finish_reason, "stop"),
+        "finish_reason": _REASONS.get(summary.finish_reason, own),
         "stop_reason": summary.stop_string or None,
     }
 
@@ -101,19 +108,19 @@ class Form(ABC):
         self._head = {"id": f"{self.prefix}-{name}", "created": created, "model": model}
 
     @abstractmethod
-    def choice(self, index: int, text: str, finish: Json) -> Json:
-        """A whole text."""
+    def choice(self, index: int, text: str, calls: Sequence[ToolCall], finish: Json) -> Json:
+        """A whole text, and the calls of tools in it."""
 
     @abstractmethod
     def first(self, index: int) -> Json | None:
         """What comes before a text's first part; None for nothing."""
 
     @abstractmethod
-    def delta(self, index: int, text: str) -> Json:
+    def delta(self, index: int, text: str, calls: Sequence[Json]) -> Json:
         """Part of a text."""
 
     @abstractmethod
-    def last(self, index: int, text: str, finish: Json) -> Json:
+    def last(self, index: int, text: str, calls: Sequence[Json], finish: Json) -> Json:
         """The end of a text."""
 
     def reply(self, choices: Sequence[Json], usage: Json) -> Json:
@@ -128,11 +135,11 @@ class Form(ABC):
 
 
 class CompletionForm(Form):
-    """Of /v1/completions."""
+    """Of /v1/completions; nobody is shown tools."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, index: int, text: str, finish: Json) -> Json:
+    def choice(self, index: int, text: str, calls: Sequence[ToolCall], finish: Json) -> Json:
         """See `Form`."""
         return {"index": index, "text": text, "logprobs": None, **finish}
 
@@ -140,13 +147,13 @@ class CompletionForm(Form):
         """See `Form`."""
         return None
 
-    def delta(self, index: int, text: str) -> Json:
+    def delta(self, index: int, text: str, calls: Sequence[Json]) -> Json:
         """See `Form`."""
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
-    def last(self, index: int, text: str, finish: Json) -> Json:
+    def last(self, index: int, text: str, calls: Sequence[Json], finish: Json) -> Json:
         """See `Form`."""
-        return self.choice(index, text, finish)
+        return self.choice(index, text, (), finish)
 
 
 class ChatForm(Form):
@@ -154,22 +161,27 @@ class ChatForm(Form):
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, text: str, finish: Json) -> Json:
+    def choice(self, index: int, text: str, calls: Sequence[ToolCall], finish: Json) -> Json:
         """See `Form`."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            told = [call.body() for call in calls]
+            message |= {"content": text or None, "tool_calls": told}
         return {"index": index, "message": message, "logprobs": None, **finish}
 
     def first(self, index: int) -> Json | None:
         """See `Form`."""
         return self._part(index, {"role": "assistant", "content": ""})
 
-    def delta(self, index: int, text: str) -> Json:
+    def delta(self, index: int, text: str, calls: Sequence[Json]) -> Json:
         """See `Form`."""
-        return self._part(index, {"content": text})
+        content = {"content": text} if text or not calls else {}
+        return self._part(index, {**content, **({"tool_calls": calls} if calls else {})})
 
-    def last(self, index: int, text: str, finish: Json) -> Json:
+    def last(self, index: int, text: str, calls: Sequence[Json], finish: Json) -> Json:
         """See `Form`."""
-        return {**self._part(index, {"content": text} if text else {}), **finish}
+        part = self.delta(index, text, calls) if text or calls else self._part(index, {})
+        return {**part, **finish}
 
     def _part(self, index: int, delta: Json) -> Json:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

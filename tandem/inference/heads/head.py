@@ -217,6 +217,10 @@ class Head(ABC):
         """None: the target has it."""
         return ""
 
+    def special_tokens(self) -> dict[str, str]:
+        """None: the target has them."""
+        return {}
+
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """The rows asked for, feed by feed."""
         self.forward_passes += 1

@@ -731,22 +731,46 @@ class GetTokenizerResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class SpecialTokensEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     TOKENIZER_JSON_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     CHAT_TEMPLATE_FIELD_NUMBER: builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
     tokenizer_json: builtins.bytes
     """tokenizer_json is the serialised fast tokenizer."""
     fingerprint: builtins.str
     """fingerprint as in ModelInfo."""
     chat_template: builtins.str
     """chat_template is the checkpoint's Jinja template; empty if it has none."""
+    @property
+    def special_tokens(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """special_tokens are the texts of tokens by the names that the template has for them: bos_token,
+        eos_token, ...
+        """
+
     def __init__(
         self,
         *,
         tokenizer_json: builtins.bytes = ...,
         fingerprint: builtins.str = ...,
         chat_template: builtins.str = ...,
+        special_tokens: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chat_template", b"chat_template", "fingerprint", b"fingerprint", "tokenizer_json", b"tokenizer_json"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat_template", b"chat_template", "fingerprint", b"fingerprint", "special_tokens", b"special_tokens", "tokenizer_json", b"tokenizer_json"]) -> None: ...
 
 Global___GetTokenizerResponse: typing_extensions.TypeAlias = GetTokenizerResponse

@@ -1,0 +1,65 @@
+"""Calls of tools in a model's text, however it is cut into parts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http.tools import ToolCall, ToolReader
+
+CALL = '{"name": "weather", "arguments": {"city": "Köln"}}'
+HERMES = f"<tool_call>\n{CALL}\n</tool_call>"
+LLAMA = '{"name": "weather", "parameters": {"city": "Köln"}}'
+
+# A text, what is told of it, and the names of the tools that it calls.
+TEXTS: list[tuple[str, str, list[str]]] = [
+    ("plain text, a < b", "plain text, a < b", []),
+    (HERMES, "", ["weather"]),
+    (f"Let me see. {HERMES}", "Let me see. ", ["weather"]),
+    (f"{HERMES}\n{HERMES}", "", ["weather", "weather"]),
+    (f"{HERMES} and more", " and more", ["weather"]),
+    (f"<tool_call>{CALL}", "", ["weather"]),  # the end token is not shown
+    ("<tool_call>no JSON</tool_call>", "<tool_call>no JSON</tool_call>", []),
+    ("<tool_cal", "<tool_cal", []),
+    (LLAMA, "", ["weather"]),
+    (f"  {LLAMA}", "", ["weather"]),
+    (f"{LLAMA}; {LLAMA}", "", ["weather", "weather"]),
+    ('{"a": 1}', '{"a": 1}', []),
+    ('{"name": 1}', '{"name": 1}', []),
+    ("{ not JSON", "{ not JSON", []),
+    (f"{LLAMA} and more", f"{LLAMA} and more", []),
+    ("", "", []),
+    ("  \n", "  \n", []),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize(("text", "told", "names"), TEXTS)
+def test_text_and_calls(text: str, told: str, names: list[str], size: int) -> None:
+    reader, found = ToolReader(looks=True), ""
+    calls: list[ToolCall] = []
+    for i in range(0, len(text), size):
+        part, more = reader.push(text[i : i + size])
+        found, calls = found + part, calls + more
+    part, more = reader.push("", last=True)
+    found, calls = found + part, calls + more
+    assert [call.name for call in calls] == names
+    assert all(json.loads(call.arguments) == {"city": "Köln"} for call in calls)
+    assert len({call.id for call in calls}) == len(calls)
+    if names:  # blanks around calls come or not, as the text is cut
+        assert found.strip() == told.strip()
+    else:
+        assert found == told
+
+
+def test_text_is_told_as_it_comes() -> None:
+    reader = ToolReader(looks=True)
+    assert reader.push("a <")[0] == "a "
+    assert reader.push(" b")[0] == "< b"
+
+
+def test_nothing_is_held_where_nobody_looks() -> None:
+    reader: Any = ToolReader(looks=False)
+    assert reader.push(HERMES) == (HERMES, [])
