@@ -71,8 +71,21 @@ def _tls(prefix: str, paths: list[str]) -> ClientTls:
     return ClientTls(ca, cert, key)
 
 
-def require_free(listen: str) -> None:
+def free_or_other(listen: str) -> str:
+    """An address, or another port of its host where it is taken."""
+    try:
+        require_free(listen)
+    except Misconfigured:
+        return f"{listen.rpartition(':')[0]}:0"
+    return listen
+
+
+def require_free(listen: str, option: str = "--listen") -> None:
     """Check early that an address is free: models can take minutes to load.
+
+    Args:
+        listen: the address.
+        option: that chooses it.
 
     Raises:
         Misconfigured: the address is taken or not one of this machine.
@@ -87,5 +100,5 @@ def require_free(listen: str) -> None:
     except (OSError, ValueError, OverflowError) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise Misconfigured(
-            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with --listen"
+            f"cannot listen on {listen}: {reason}; choose another HOST:PORT with {option}"
         ) from None

@@ -40,6 +40,8 @@ def located(service: str, model: str) -> str:
 
 
 NO_DRAFTER = "none"
+# Drafts from the text itself, for a target without a drafter.
+_ALONE = "lookup"
 # Recipes that draft with a head of the embedded target, where one is there.
 EMBEDDED_HEADS = ("medusa", "hydra", "eagle")
 # What the user sets is left alone.
@@ -59,7 +61,8 @@ class Pair:
         max_length: tokens a sequence may hold on both.
         draft_support: the most tokens of a drafted distribution.
         drafter_dtype: the drafter's, if it differs from `dtype`.
-        recipe: what drafts: a built-in recipe or a file. It may need no model.
+        recipe: what drafts: a built-in recipe or a file. It may need no model. None is "lookup"
+            for a target without a drafter, else the drafter's own.
         inside: the target drafts, in its own process; the drafter's settings are the recipe's.
     """
 
@@ -78,14 +81,9 @@ class Pair:
         """Settings by service, without their prefixes.
 
         Raises:
-            Misconfigured: a model does not exist, or a head is broken; or a target is named with
-                neither drafter nor recipe; or a recipe together with drafter "none".
+            Misconfigured: a model does not exist, or a head is broken; or a recipe together with
+                drafter "none".
         """
-        if self.target is not None and self.drafter is None and self.recipe is None:
-            raise Misconfigured(
-                "--target needs a --drafter that shares its tokenizer, a --recipe that needs no"
-                " model, or --drafter none"
-            )
         if self.drafter == NO_DRAFTER and (self.recipe is not None or self.inside):
             option = (
                 "--recipe says what drafts" if self.recipe else "--drafts-inside says who drafts"
@@ -116,13 +114,19 @@ class Pair:
                 "DRAFT_SUPPORT": self.draft_support,
                 **shared,
                 "DTYPE": self.drafter_dtype or self.dtype,
-                "RECIPE": self.recipe,
+                "RECIPE": self._recipe,
             }
             services["drafter"] = _given(drafter)
             if self.inside:
-                target["DRAFTS"] = self.recipe or head or "model"
+                target["DRAFTS"] = self._recipe or head or "model"
                 target["DRAFT_DEVICE"] = self.drafter_device
         return {"target": _given(target), **services}
+
+    @property
+    def _recipe(self) -> str | None:
+        """The named one; for a target alone the one that needs nothing."""
+        alone = self.target is not None and self.drafter is None
+        return self.recipe or (_ALONE if alone else None)
 
     def _drafter_model(self) -> str:
         """The named drafter; else the embedded one, or none for a target of the user's own."""

@@ -27,18 +27,21 @@ _TAIL_LINES = 12
 _READER_SECONDS = 2.0
 _STOP_SECONDS = 30.0
 _WILDCARDS = ("0.0.0.0", "[::]")
+# Lines of the log that tell a port, and the settings that ask for it.
+_FURTHER = {"listening for HTTP": "HTTP_LISTEN", "metrics": "METRICS_LISTEN"}
 
 
 class ServiceProcess:
     """A running service.
 
-    Its log is JSON lines; the "listening" line tells us its port. It has a session of its own, so
+    Its log is JSON lines; its lines tell us the ports. It has a session of its own, so
     that only we get Ctrl-C and can choose the order of the stops. If we are killed, its standard
     input ends, and it stops (see `tethered.py`).
 
     Attributes:
         name: "drafter", "target" or "orchestrator".
         port: the port it listens on; None until it does.
+        further_ports: by the setting that has them; there when `port` is.
 
     Args:
         host: the host part of the address to listen on.
@@ -63,6 +66,7 @@ class ServiceProcess:
     ) -> None:
         self.name = name
         self.port: int | None = None
+        self.further_ports: dict[str, int] = {}
         self._host = "127.0.0.1" if host in _WILDCARDS else host
         self._log_file = log_file
         self._echo = echo
@@ -98,8 +102,11 @@ class ServiceProcess:
         if not line:
             return
         entry = _entry(line)
-        if entry.get("event") == "listening":
+        event = entry.get("event")
+        if event == "listening":
             self.port = int(entry["port"])
+        elif event in _FURTHER:
+            self.further_ports[_FURTHER[event]] = int(entry["port"])
         readable = _readable(entry) if entry else line
         self._tail.append(readable)
         if self._echo is not None:

@@ -79,6 +79,15 @@ class Stack:
         """Each service's process."""
         return self._processes
 
+    def further_addresses(self, setting: str) -> dict[str, str]:
+        """Where services are reached on ports that they have besides, by the setting of these."""
+        found = {}
+        for name, process in self._processes.items():
+            if setting in process.further_ports:
+                host = self._settings_of(name)[setting].rpartition(":")[0]
+                found[name] = f"{host}:{process.further_ports[setting]}"
+        return found
+
     def endpoint(self, name: str) -> Endpoint:
         """Where and how to reach a service."""
         settings, orchestrator = self._settings_of(name), self._settings_of("orchestrator")

@@ -27,6 +27,11 @@ from tests.support.waiting import wait_until
 TANDEM = [sys.executable, "-m", "tandem.tools.cli"]
 PLAIN = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
 START_SECONDS = 300  # on a busy machine
+# Tests run beside each other.
+_ANY_PORTS = {
+    "TANDEM_ORCHESTRATOR_HTTP_LISTEN": "127.0.0.1:0",
+    **{f"TANDEM_{s}_METRICS_LISTEN": "127.0.0.1:0" for s in ("ORCHESTRATOR", "TARGET", "DRAFTER")},
+}
 
 
 def tandem(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,7 +69,7 @@ class Up:
                 stdout=out,
                 stderr=err,
                 cwd=ROOT,
-                env={**PLAIN, **environment},
+                env={**PLAIN, **_ANY_PORTS, **environment},
             )
 
     def wait_ready(self) -> str:
@@ -181,10 +186,10 @@ def test_up_refuses_a_gamma_that_cannot_be_had(
     assert one_line(run) == f"tandem: {sentence}"
 
 
-def test_up_with_a_target_alone() -> None:
-    run = invoke("up", "--target", "models/target")
-    assert run.exit_code == 2
-    assert "--target needs a --drafter that shares its tokenizer" in one_line(run)
+def test_up_with_a_target_alone_drafts_by_lookup() -> None:
+    assert Pair(target="models/target").settings()["drafter"]["RECIPE"] == "lookup"
+    assert Pair(target="models/target", inside=True).settings()["target"]["DRAFTS"] == "lookup"
+    assert "drafter" not in Pair(target="models/target", drafter="none").settings()
 
 
 @pytest.mark.campaign

@@ -32,7 +32,7 @@ _Endpoints = Annotated[
     typer.Argument(
         metavar="[HOST:PORT]...",
         help="Metrics endpoints of the services. Default: the environment's"
-        " TANDEM_*_METRICS_LISTEN.",
+        " TANDEM_*_METRICS_LISTEN, or those of `tandem up`.",
     ),
 ]
 _Interval = Annotated[
@@ -46,7 +46,7 @@ _Count = Annotated[
 def top(endpoints: _Endpoints = None, interval: _Interval = 1.0, count: _Count = None) -> None:
     """Show live metrics of running services: tokens, acceptance, sequences, KV cache, stages."""
     with reported():
-        asked = endpoints_of(endpoints)
+        asked = endpoints_of(endpoints, usual=True)
         looks = _looks(asked, interval, count)
         if not out.is_terminal:
             for seen, away in looks:

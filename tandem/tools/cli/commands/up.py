@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typer.core import TyperCommand, TyperOption
 from tandem.failure import Failure
 from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
+from tandem.tools.cli.metrics_addresses import METRICS_ADDRESSES, variable_of_metrics
 from tandem.tools.cli.options import DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ _MODELS = "Models"
 _SPECULATION = "Speculation"
 _RUNNING = "Running"
 _WATCH_SECONDS = 0.2
+HTTP_ADDRESS = "127.0.0.1:8000"
+_HTTP_VARIABLE = "TANDEM_ORCHESTRATOR_HTTP_LISTEN"
 
 _Target = Annotated[
     str | None,
@@ -129,6 +133,15 @@ _Listen = Annotated[
         rich_help_panel=_RUNNING,
     ),
 ]
+_Http = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|none",
+        help=f"Where OpenAI's HTTP API is served. Default {HTTP_ADDRESS}, or a free port where that"
+        " is taken.",
+        rich_help_panel=_RUNNING,
+    ),
+]
 _TraceDir = Annotated[
     Path | None,
     typer.Option(
@@ -189,6 +202,7 @@ def up(
     verifier: _Verifier = None,
     draft_support: _DraftSupport = None,
     listen: _Listen = DEFAULT_ADDRESS,
+    http: _Http = None,
     trace_dir: _TraceDir = None,
     log_dir: _LogDir = None,
     drain_seconds: _DrainSeconds = None,
@@ -202,6 +216,7 @@ def up(
     orchestrator's DRAFTERS and TARGETS.
     """
     from tandem.tools.local.draft_length import allow_drafts
+    from tandem.tools.local.endpoints import free_or_other
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import Stack, StackSettings
 
@@ -217,18 +232,41 @@ def up(
             recipe=recipe,
             inside=drafts_inside,
         ).settings()
-        orchestrator = {"LISTEN": listen, "GAMMA": gamma, "VERIFIER": verifier}
+        orchestrator = {
+            "LISTEN": listen,
+            "HTTP_LISTEN": _http_listen(http),
+            "GAMMA": gamma,
+            "VERIFIER": verifier,
+        }
         services["orchestrator"] = {
             name: str(value) for name, value in orchestrator.items() if value is not None
         }
         allow_drafts(services)
         for name, settings in services.items():
+            if variable_of_metrics(name) not in os.environ:
+                settings["METRICS_LISTEN"] = free_or_other(METRICS_ADDRESSES[name])
             if trace_dir is not None:
                 settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
             if drain_seconds is not None:
                 settings["DRAIN_SECONDS"] = f"{drain_seconds:g}"
         echo = (lambda line: err.out(line, style="dim", highlight=False)) if verbose else None
         _serve(Stack(StackSettings(services, log_dir, echo, inside=drafts_inside)))
+
+
+def _http_listen(asked: str | None) -> str | None:
+    """Where HTTP is served; None for nowhere, or where the environment says.
+
+    Raises:
+        Misconfigured: the address is taken.
+    """
+    from tandem.tools.local.endpoints import free_or_other, require_free
+
+    if asked == "none":
+        return None
+    if asked is not None:
+        require_free(asked, "--http")
+        return asked
+    return None if _HTTP_VARIABLE in os.environ else free_or_other(HTTP_ADDRESS)
 
 
 def _serve(stack: Stack) -> None:
@@ -283,7 +321,19 @@ def _announce(stack: Stack) -> None:
         out.print(f"[bold]{name:<12}[/] {addresses.get(name, none)}")
     if recipe or "drafter" in addresses:
         out.print(f"[bold]{'recipe':<12}[/] {recipe or 'unknown'}", soft_wrap=True)
+    metrics = stack.further_addresses("METRICS_LISTEN").values()
+    usual = set(metrics) <= set(METRICS_ADDRESSES.values())
+    out.print(f"[bold]{'metrics':<12}[/] {' '.join(metrics)}", soft_wrap=True)
+    http = stack.further_addresses("HTTP_LISTEN").get("orchestrator")
+    if http:
+        secure = stack.endpoint("orchestrator").tls is not None
+        base = f"http{'s' if secure else ''}://{http}/v1"
+        out.print(f"[bold]{'HTTP':<12}[/] {base}")
     address = addresses["orchestrator"]
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
+    out.print(f"watch [bold]tandem top{'' if usual else ' ' + ' '.join(metrics)}[/]")
+    if http:
+        body = '{"prompt": "import ", "max_tokens": 40}'
+        out.print(f"call  [bold]curl {base}/completions -d '{body}'[/]", soft_wrap=True)
     out.file.flush()
