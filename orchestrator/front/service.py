@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from orchestrator.front.grpc import OrchestratorServicer, grpc_service
-from orchestrator.front.http.app import HttpFront
-from orchestrator.front.http.server import HttpServer
 from orchestrator.front.tokens import tokens_of
 from orchestrator.settings import OrchestratorSettings
 from tandem.rpc.channel import age_of
@@ -23,6 +21,10 @@ def make_service(settings: OrchestratorSettings) -> Service:
     servicer = OrchestratorServicer(settings)
     fronts = []
     if settings.http_listen is not None:
+        # Libraries of a quarter of a second, for those who serve it.
+        from orchestrator.front.http.app import HttpFront
+        from orchestrator.front.http.server import HttpServer
+
         tls = context_of(settings, settings.http_listen, "http_listen")
         front = HttpFront(settings, servicer.serving, servicer.calls, tokens)
         fronts.append(HttpServer(settings.http_listen, front.app, settings.http_connections, tls))
