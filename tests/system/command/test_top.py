@@ -6,7 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from tandem.failure import Misconfigured
 from tandem.telemetry.metrics import catalog as metrics
+from tandem.tools.cli.metrics_addresses import (
+    METRICS_ADDRESSES,
+    endpoints_of,
+    variable_of_metrics,
+)
 from tests.support.processes.ports import free_port
 from tests.support.repository import ROOT
 from tests.unit.tools.watch.test_watch import orchestrator, serving, target
@@ -49,11 +57,14 @@ def test_tables_on_a_terminal() -> None:
         assert word in result.stdout
 
 
-def test_nowhere_to_look() -> None:
-    result = top()
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
-    assert "METRICS_LISTEN" in line
+def test_where_nobody_names_any_it_looks_where_up_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    for service in METRICS_ADDRESSES:
+        monkeypatch.delenv(variable_of_metrics(service), raising=False)
+    assert endpoints_of(None, usual=True) == list(METRICS_ADDRESSES.values())
+    with pytest.raises(Misconfigured, match="METRICS_LISTEN"):
+        endpoints_of(None)
+    monkeypatch.setenv("TANDEM_TARGET_METRICS_LISTEN", "127.0.0.1:5")
+    assert endpoints_of(None, usual=True) == ["127.0.0.1:5"]
 
 
 def test_what_is_no_address() -> None:

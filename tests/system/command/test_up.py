@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ from typer.testing import CliRunner, Result
 
 from tandem.drafting.methods import METHODS
 from tandem.tools.cli.main import app
+from tandem.tools.local.endpoints import free_or_other
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
 from tests.support.models.tiny import save_random_llama
@@ -98,6 +101,16 @@ def up(folder: Path, *options: str, **environment: str) -> Iterator[Up]:
         if running.popen.poll() is None:
             running.popen.terminate()
         running.popen.wait(START_SECONDS)
+
+
+def test_http_and_metrics_take_other_ports_where_theirs_are_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert free_or_other(address) == "127.0.0.1:0"
+        run = invoke("up", "--listen", "127.0.0.1:0", "--http", address)
+        assert run.exit_code == 2
+        assert one_line(run).endswith("choose another HOST:PORT with --http")
+    assert free_or_other(address) == address
 
 
 def test_up_on_no_address() -> None:
@@ -282,6 +295,13 @@ def test_up_options_win_over_the_environment_and_that_over_defaults(tmp_path: Pa
             assert settings[f"TANDEM_{name}"] == value, name
         ids = ["generate", "--address", address, "--token-ids", "1", "-n", "3"]
         assert re.fullmatch(r"([0-4] ){3}\n", invoke(*ids).stdout)
+        told = dict(re.findall(r"^(HTTP|metrics) +(.*)$", running.out.read_text(), re.MULTILINE))
+        with urllib.request.urlopen(f"{told['HTTP']}/models") as reply:
+            assert [one["id"] for one in json.load(reply)["data"]] == ["model"]
+        metrics = told["metrics"].split()
+        assert len(metrics) == 3
+        assert f"watch tandem top {' '.join(metrics)}" in running.out.read_text()
+        assert invoke("top", *metrics, "--count", "1", "--interval", "0.1").exit_code == 0
         os.kill(children["target_svc"], signal.SIGKILL)
         assert running.popen.wait(START_SECONDS) == 1
     assert "tandem: the target was ended by SIGKILL" in running.err.read_text()
