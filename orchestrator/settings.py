@@ -53,7 +53,7 @@ class OrchestratorSettings(ServiceSettings):
         " https://chat.example.com; * permits all. Pages of the service itself always may",
     )
     http_connections: int = Field(
-        1024, ge=1, description="HTTP connections at once; a call on one more is refused"
+        1024, ge=1, description="HTTP connections at once; one more is closed"
     )
     http_texts: int = Field(
         64, ge=1, description="texts that one HTTP call may ask for: its prompts times n"

@@ -71,7 +71,10 @@ class OpenCalls:
         seconds = self._settings.full_idle_seconds
         for client in self._clients:
             client.hurry(seconds, "the orchestrator is stopping")
-        while self._clients:
-            self._changed.clear()
-            await self._changed.wait()
-        await asyncio.sleep(seconds)  # for the end of a text to reach its client
+        while True:
+            while self._clients:
+                self._changed.clear()
+                await self._changed.wait()
+            await asyncio.sleep(seconds)  # for the end of a text to reach its client
+            if not self._clients:  # nor did a call begin whose body was on its way
+                return

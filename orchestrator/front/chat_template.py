@@ -15,7 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tandem.errors import InvalidRequest, first_line
+from tandem.errors import InvalidRequest, StartupError, first_line
 
 # Lines of the template that a chat may take; 1,000 messages with tools take some 50,000.
 _MOST_LINES = 500_000
@@ -39,26 +39,33 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """See jinja2; what would fill the memory is refused."""
-        if operator == "**" and max(abs(left), abs(right)) > _MOST_PRODUCT:
-            raise _TooLong
+        if operator == "%" and isinstance(left, str):
+            raise TemplateError("text is not formatted by %")
         sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
-        times = [side for side in (left, right) if isinstance(side, int)]
-        if operator == "*" and sizes and times and sizes[0] * times[0] > _MOST_PRODUCT:
+        numbers = [side for side in (left, right) if isinstance(side, int)]
+        if sizes and numbers and sizes[0] * numbers[0] > _MOST_PRODUCT:
             raise _TooLong
+        if len(numbers) == 2:
+            first, second = (number.bit_length() for number in numbers)
+            if (first * abs(right) if operator == "**" else first + second) > _MOST_PRODUCT:
+                raise _TooLong
         return super().call_binop(context, operator, left, right)
 
 
 class ChatTemplate:
-    """Renders chats.
+    """Renders chats. A template is trusted as its checkpoint is: bounds are there against mistakes.
 
     Args:
         source: the template, Jinja.
         special_tokens: texts of tokens by the names that the template has for them.
         most: characters of a prompt.
+
+    Raises:
+        StartupError: it is no template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], most: int) -> None:
@@ -71,9 +78,11 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["dict"] = lambda *pairs, **items: dict(*pairs, **items)
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self._environment, self._source = environment, source
         self._special_tokens, self._most = dict(special_tokens), most
-        self._compiled: Any = None
+        try:
+            self._compiled = environment.from_string(source)
+        except TemplateError as error:
+            raise StartupError(f"no chat template: {first_line(error)}") from error
 
     def render(
         self,
@@ -83,7 +92,7 @@ class ChatTemplate:
         generation_prompt: bool = True,
         more: Mapping[str, Any] = {},
     ) -> str:
-        """The prompt of a chat. Takes milliseconds, and holds the interpreter's lock.
+        """The prompt of a chat. Takes milliseconds, of a long chat a second.
 
         Args:
             messages: of the chat.
@@ -114,8 +123,6 @@ class ChatTemplate:
         # A loop of the template is a loop of Python, which nothing else could end.
         before = sys.gettrace()
         try:
-            if self._compiled is None:
-                self._compiled = self._environment.from_string(self._source)
             sys.settrace(count)
             for part in self._compiled.generate({**self._special_tokens, **given}):
                 size += len(part)

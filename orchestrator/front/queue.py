@@ -87,6 +87,11 @@ class TextQueue:
         self._look: asyncio.TimerHandle | None = None
 
     @property
+    def places(self) -> int:
+        """Texts that may run at once."""
+        return self._room().texts
+
+    @property
     def held(self) -> int:
         """Texts that have a slot."""
         return self._running

@@ -23,11 +23,14 @@ def make_service(settings: OrchestratorSettings) -> Service:
     if settings.http_listen is not None:
         # Libraries of a quarter of a second, for those who serve it.
         from orchestrator.front.http.app import HttpFront
-        from orchestrator.front.http.server import HttpServer
+        from orchestrator.front.http.server import ConnectionLimits, HttpServer
 
         tls = context_of(settings, settings.http_listen, "http_listen")
         front = HttpFront(settings, servicer.serving, servicer.calls, tokens)
-        fronts.append(HttpServer(settings.http_listen, front.app, settings.http_connections, tls))
+        limits = ConnectionLimits(
+            settings.http_connections, settings.idle_seconds, settings.connection_seconds
+        )
+        fronts.append(HttpServer(settings.http_listen, front.app, limits, tls))
     return Service(
         (grpc_service(servicer),),
         settings.max_message_mib * MIB,

@@ -20,7 +20,7 @@ from orchestrator.replicas.compatibility import Capabilities, Law
 from orchestrator.replicas.notifier import Notifier
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.codec import TextCodec
+from orchestrator.text.codec import TextCodec, TokenizerFiles
 from orchestrator.text.metrics import RequestMetrics
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
@@ -153,7 +153,7 @@ class Serving:
         # Parsing a large vocabulary takes a second.
         codec = await asyncio.to_thread(TextCodec, tokenizer.tokenizer_json)
         most = codec.longest_token * capabilities.target.max_length
-        chat = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, most)
+        chat = await asyncio.to_thread(_chat_of, tokenizer, most)
         limits = QueueLimits(settings.max_encoding_waiting, settings.queue_seconds)
         encoder = PromptEncoder(codec, settings.max_encoding, limits)
         validator = Validator(
@@ -164,7 +164,7 @@ class Serving:
             settings.max_new_tokens,
             codec,
             encoder,
-            chat if tokenizer.chat_template else None,
+            chat,
         )
         if self._texts is None:
             self._texts = Texts(settings, self._pool, validator, self.metrics)
@@ -230,3 +230,14 @@ class Serving:
         if self._texts is not None:
             self._texts.validator.encoder.close()
         await self._pool.close()
+
+
+def _chat_of(tokenizer: TokenizerFiles, most: int) -> ChatTemplate | None:
+    """A target's chat template; None if it has none, or one that cannot be read."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens, most)
+    except StartupError as error:
+        _log.warning("the target's chats cannot be served", reason=str(error))
+        return None

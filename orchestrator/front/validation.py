@@ -199,14 +199,22 @@ class Validator:
             )
         if not text:
             raise InvalidRequest("prompt must not be empty")
-        if not self.codec.has_text:
-            raise InvalidRequest("prompt: this target has no tokenizer; send prompt_token_ids")
-        most = self.codec.longest_token * longest
-        if len(text) > most:
-            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
+        self.check_text(text)
         encoded = await self.encoder.encode(text, client, remaining, special=request.special_tokens)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
+
+    def check_text(self, text: str) -> None:
+        """Refuse a prompt that cannot be encoded, or not into a sequence.
+
+        Raises:
+            InvalidRequest: see there.
+        """
+        if not self.codec.has_text:
+            raise InvalidRequest("prompt: this target has no tokenizer; send prompt_token_ids")
+        longest = self.capabilities.target.max_length
+        if len(text) > self.codec.longest_token * longest:
+            raise InvalidRequest(f"prompt: {len(text)} characters cannot fit into {longest} tokens")
 
     def _received(self, request: Request, most: int) -> list[int]:
         if not request.received_ids:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import Forbidden
+from tandem.rpc.security.plaintext import host_of
 from tandem.rpc.security.tokens import BearerTokens
 from tandem.telemetry.logs import bind_caller
 
@@ -57,5 +59,17 @@ class Access:
         return known
 
     def _is_known(self, origin: str, host: str) -> bool:
-        own = origin.partition("://")[2] == host and bool(host)
+        # A name can be made to lead here by whoever owns it; an address cannot.
+        own = origin.partition("://")[2] == host and _is_address(host)
         return own or origin in self._origins or "*" in self._origins
+
+
+def _is_address(host: str) -> bool:
+    name = host_of(host) if host.rpartition(":")[2].isdecimal() else host.strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

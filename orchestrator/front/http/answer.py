@@ -8,6 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http import errors, replies
@@ -16,6 +18,8 @@ from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
 from orchestrator.text.values import Request, Round, Summary
 from tandem.errors import IdleTimeout, TandemError
+
+_log = structlog.get_logger(__name__)
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -44,15 +48,13 @@ class Telling:
         tokens: also each token with its origin.
         stop_strings: texts end with the stop string that ended them.
         usage: a chunk at the end has the usage.
-        usage_so_far: each chunk has it.
-        tools: calls of tools are told apart from text.
+        tools: names of those that the model may call; their calls are told apart from text.
     """
 
     tokens: bool = False
     stop_strings: bool = False
     usage: bool = False
-    usage_so_far: bool = False
-    tools: bool = False
+    tools: frozenset[str] = frozenset()
 
 
 class Gone(Exception):
@@ -149,17 +151,21 @@ class HttpAnswer:
 
         try:
             await self._all(make, receive)
-        except IdleTimeout:
+        except (IdleTimeout, Gone):
             raise
-        except TandemError as error:
+        except (Exception, asyncio.CancelledError) as error:
             if not begun:
                 raise
-            await put(replies.event_of(errors.body_of(error)), more=False)
-            return
-        usage = []
-        if self._telling.usage:
-            usage.append(replies.event_of(self._form.chunk(None, self._usage.body())))
-        await put(*usage, replies.DONE, more=False)
+            end = [replies.event_of(errors.body_of(_told(error)))]
+        else:
+            usage = self._form.chunk(None, self._usage.body())
+            end = [replies.event_of(usage)] if self._telling.usage else []
+            end.append(replies.DONE)
+        client = self._client()
+        try:
+            await client.take(put(*end, more=False))
+        finally:
+            client.close()
 
     def _parts(self, index: int, wanted: Wanted) -> Callable[[Round | Summary], list[bytes]]:
         """What is sent of each event of a text."""
@@ -188,8 +194,7 @@ class HttpAnswer:
                         "gamma": event.gamma,
                         "tokens": replies.tokens_of(event),
                     }
-            usage = self._usage.body() if self._telling.usage_so_far else None
-            return [replies.event_of(self._form.chunk(each, usage)) for each in choices]
+            return [replies.event_of(self._form.chunk(each)) for each in choices]
 
         return parts
 
@@ -232,7 +237,14 @@ class HttpAnswer:
                 pass
             raise Gone
 
-        makers = {asyncio.ensure_future(make(*each)) for each in enumerate(self._wanted)}
+        # More at once than places would only wait for each other.
+        places = asyncio.Semaphore(max(self._texts.queue.places, 1))
+
+        async def in_turn(index: int, wanted: Wanted) -> None:
+            async with places:
+                await make(index, wanted)
+
+        makers = {asyncio.ensure_future(in_turn(*each)) for each in enumerate(self._wanted)}
         watch = asyncio.ensure_future(leave())
         left = set(makers)
         try:
@@ -245,3 +257,13 @@ class HttpAnswer:
             for task in (watch, *makers):
                 task.cancel()
             await asyncio.gather(watch, *makers, return_exceptions=True)
+
+
+def _told(error: BaseException) -> TandemError:
+    """What a client is told of an error in the middle of its texts."""
+    if isinstance(error, TandemError):
+        return error
+    if isinstance(error, asyncio.CancelledError):  # the drain is over
+        return errors.STOPPING
+    _log.error("unexpected error in a text", exc_info=error)
+    return errors.UNEXPECTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -28,12 +29,13 @@ from orchestrator.front.http.bodies import (
 from orchestrator.front.http.call import Handler, HttpCall, HttpEndpoint
 from orchestrator.front.http.errors import WrongMethod
 from orchestrator.front.http.replies import ChatForm, CompletionForm, Form, Json
+from orchestrator.front.http.tools import names_of
 from orchestrator.front.serving import Serving
 from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
-from tandem.errors import InvalidRequest, NotFound, Unavailable
+from tandem.errors import Exhausted, InvalidRequest, NotFound, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.security.tokens import BearerTokens
 from tandem.settings import MIB
@@ -48,9 +50,6 @@ _EVENTS = {
 
 class HttpFront:
     """Answers the calls.
-
-    Attributes:
-        app: for an ASGI server.
 
     Args:
         settings: limits and waits.
@@ -68,6 +67,7 @@ class HttpFront:
     ) -> None:
         self._settings, self._serving, self._calls = settings, serving, calls
         self._began = int(time.time())
+        self._reading = 0  # bodies
         access = Access(settings, tokens)
         guarded: dict[str, tuple[str, Handler]] = {
             "/v1/models": ("GET", self._models),
@@ -88,12 +88,13 @@ class HttpFront:
             for path, (method, handler) in {**guarded, **open_to_all}.items()
         ]
         methods = {path: method for path, (method, _) in {**guarded, **open_to_all}.items()}
+        shown = sorted(path.replace("{name:path}", "NAME") for path in methods)
 
         async def lost(call: HttpCall) -> None:
             path = f"/{call.path['path']}"
             if path in methods:
-                raise WrongMethod(f"method: {path} is called with {methods[path]}")
-            raise NotFound(f"there is no such call; the paths are {', '.join(sorted(methods))}")
+                raise WrongMethod(path, methods[path])
+            raise NotFound(f"there is no such call; the paths are {', '.join(shown)}")
 
         cors = Middleware(
             CORSMiddleware,
@@ -102,9 +103,16 @@ class HttpFront:
             allow_headers=["*"],
         )
         rest = Route("/{path:path}", HttpEndpoint(lost))
-        self.app = Starlette(
+        self._inner = Starlette(
             routes=[*routes, rest], middleware=[cors] if settings.http_origins else []
         )
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application; a target may be in absolute form (RFC 9112, 3.2.2)."""
+        if "://" in scope["path"]:
+            path = "/" + scope["path"].partition("://")[2].partition("/")[2]
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._inner(scope, receive, send)
 
     async def _health(self, call: HttpCall) -> None:
         if not self._serving.is_ready:
@@ -126,7 +134,7 @@ class HttpFront:
         body = await self._read(call, TokenizeBody)
         validator = self._validator
         self._check_model(body.model, validator)
-        self._codec(validator)
+        validator.check_text(body.prompt)
         ids = await validator.encoder.encode(
             body.prompt, call.caller, special=body.add_special_tokens
         )
@@ -142,10 +150,11 @@ class HttpFront:
         await call.reply({"prompt": self._codec(validator).decode(ids)})
 
     async def _completions(self, call: HttpCall) -> None:
-        self._calls.enter()
+        with self._calls.refusals():
+            body = await self._read(call, CompletionBody)
+            self._calls.enter()
         try:
             with self._calls.refusals():
-                body = await self._read(call, CompletionBody)
                 texts = await self._serving.texts_soon(None)
                 validator = texts.validator
                 self._check_model(body.model, validator)
@@ -165,15 +174,17 @@ class HttpFront:
             self._calls.leave()
 
     async def _chat(self, call: HttpCall) -> None:
-        self._calls.enter()
+        with self._calls.refusals():
+            body: ChatBody = await self._read(call, ChatBody)
+            self._calls.enter()
         try:
             with self._calls.refusals():
-                body: ChatBody = await self._read(call, ChatBody)
                 texts = await self._serving.texts_soon(None)
                 validator = texts.validator
                 self._check_model(body.model, validator)
                 tools = body.offered
-                prompt = self._chat_template(validator).render(
+                prompt = await asyncio.to_thread(
+                    self._chat_template(validator).render,
                     [message.fields(i) for i, message in enumerate(body.messages)],
                     tools,
                     generation_prompt=body.add_generation_prompt,
@@ -183,7 +194,7 @@ class HttpFront:
                 wanted = self._wanted(call, body, [prompt], special=False)
             model = validator.capabilities.target.model
             form = ChatForm(call.request_id, int(time.time()), model)
-            await self._answer(call, body, texts, form, wanted, tools=bool(tools))
+            await self._answer(call, body, texts, form, wanted, names_of(tools))
         finally:
             self._calls.leave()
 
@@ -217,8 +228,7 @@ class HttpFront:
         texts: Texts,
         form: Form,
         wanted: Sequence[Wanted],
-        *,
-        tools: bool = False,
+        tools: frozenset[str] = frozenset(),
     ) -> None:
         """Make the texts, and reply with them."""
         settings, options = self._settings, body.stream_options or StreamOptions()
@@ -229,8 +239,7 @@ class HttpFront:
         telling = Telling(
             body.tandem.tokens,
             body.include_stop_str_in_output,
-            options.include_usage,
-            options.continuous_usage_stats,
+            bool(options.include_usage),
             tools,
         )
         answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
@@ -240,8 +249,21 @@ class HttpFront:
             await call.reply(await answer.whole(call.receive))
 
     async def _read(self, call: HttpCall, kind: Any) -> Any:
+        """The body of a call, of which so many are read at once as calls may be answered.
+
+        Raises:
+            Exhausted: too many are being read.
+        """
         settings = self._settings
-        return await call.read(kind, settings.max_message_mib * MIB, settings.idle_seconds)
+        if self._reading >= settings.max_requests:
+            raise Exhausted(
+                f"{self._reading} bodies are being read; try again later", retry_seconds=1.0
+            )
+        self._reading += 1
+        try:
+            return await call.read(kind, settings.max_message_mib * MIB, settings.idle_seconds)
+        finally:
+            self._reading -= 1
 
     @property
     def _validator(self) -> Validator:

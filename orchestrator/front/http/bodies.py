@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
 from orchestrator.front.validation import new_seed
 from orchestrator.text.values import Request
@@ -23,13 +23,37 @@ _unknown: set[str] = set()
 
 # Of fields with several kinds, pydantic's faults speak of each kind.
 _UNIONS = {
-    "prompt": "text, token ids, or a list of either",
     "stop": "a string, or a list of strings",
     "tool_choice": 'a string: "auto" or "none"',
 }
+_MOST_MESSAGES, _MOST_TOOLS, _MOST_STOPS = 4096, 256, 64
 
-_Id = Annotated[int, Field(ge=0, lt=2**32)]
-_Ids = list[_Id]
+
+def _ids(value: Any) -> list[int]:
+    """Token ids; a million take a tenth of a second."""
+    if not isinstance(value, list) or any(type(token) is not int for token in value):
+        raise ValueError("it must be a list of token ids")
+    if value and not 0 <= min(value) <= max(value) < 2**32:
+        raise ValueError("a token id is out of range")
+    return value
+
+
+def _prompt(value: Any) -> Any:
+    """Text, token ids, or a list of either, as its first part says."""
+    first = value[0] if isinstance(value, list) and value else value
+    if isinstance(value, str) or value == []:
+        return value
+    if isinstance(value, list) and type(first) is int:
+        return _ids(value)
+    if isinstance(value, list) and all(type(one) is type(first) for one in value):
+        if isinstance(first, str):
+            return value
+        if isinstance(first, list):
+            return [_ids(one) for one in value]
+    raise ValueError("it must be text, token ids, or a list of either")
+
+
+_Ids = Annotated[list[int], PlainValidator(_ids)]
 
 
 class Body(BaseModel):
@@ -38,19 +62,25 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
 
 
-class StreamOptions(Body):
+class _Exact(BaseModel):
+    """An object whose fields are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class StreamOptions(_Exact):
     """Of a streamed text.
 
     Attributes:
         include_usage: end with a chunk that has the usage.
-        continuous_usage_stats: each chunk has the usage so far.
+        include_obfuscation: known, and without an effect here.
     """
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class Speculation(Body):
+class Speculation(_Exact):
     """How a text is drafted and verified, and how much of it is told.
 
     Attributes:
@@ -77,7 +107,7 @@ class Generating(Body):
     """
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "best_of": (None,),
+        "best_of": (None, 1),
         "presence_penalty": (None, 0, 0.0),
         "frequency_penalty": (None, 0, 0.0),
         "repetition_penalty": (None, 1, 1.0),
@@ -92,6 +122,10 @@ class Generating(Body):
         "structured_outputs": (None,),
         "prompt_logprobs": (None,),
         "use_beam_search": (None, False),
+        "length_penalty": (None, 1, 1.0),
+        "allowed_token_ids": (None,),
+        "truncate_prompt_tokens": (None,),
+        "skip_special_tokens": (None, True),
     }
     # Known, and without an effect here.
     ignored: ClassVar[frozenset[str]] = frozenset(
@@ -101,14 +135,14 @@ class Generating(Body):
     model: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: int | None = Field(None, lt=2**32)
     min_p: float | None = None
     seed: int | None = None
     n: int | None = Field(None, ge=1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=_MOST_STOPS)] | None = None
     stop_token_ids: _Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -180,7 +214,7 @@ class CompletionBody(Generating):
         "logprobs": (None,),
     }
 
-    prompt: str | _Ids | list[str] | list[_Ids]
+    prompt: Annotated[Any, PlainValidator(_prompt)]
     echo: bool = False
     # OpenAI's default.
     max_tokens: int | None = 16
@@ -190,14 +224,14 @@ class CompletionBody(Generating):
         """Each of them.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: there is none, or one is empty.
         """
         prompt = self.prompt
-        if not prompt:
+        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        prompts: list[str | list[int]] = [prompt] if alone else list(prompt)
+        if not prompts or not all(prompts):
             raise InvalidRequest("prompt must not be empty")
-        if isinstance(prompt, str) or isinstance(prompt[0], int):
-            return [prompt]  # type: ignore[list-item]
-        return list(prompt)  # type: ignore[arg-type]
+        return prompts
 
 
 class ChatMessage(Body):
@@ -231,12 +265,18 @@ class ChatMessage(Body):
         if thought is not None:
             fields = {"thinking": thought, **fields, "reasoning_content": thought}
         # Templates write the arguments of calls as they would write any JSON.
-        for call in fields.get("tool_calls") or ():
+        calls = fields.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise InvalidRequest(f"messages.{number}.tool_calls: it must be a list")
+        for call in calls:
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
                 with suppress(ValueError, RecursionError):
                     function["arguments"] = json.loads(function["arguments"])
         return fields
+
+
+_Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MOST_TOOLS)]
 
 
 class ChatBody(Generating):
@@ -264,9 +304,13 @@ class ChatBody(Generating):
     }
     ignored: ClassVar = Generating.ignored | {"parallel_tool_calls"}
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)
+    ]
     max_completion_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = (
+        None
+    )
     tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
@@ -302,7 +346,7 @@ class DetokenizeBody(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[_Ids, Field(min_length=1)]
+    tokens: _Ids
 
 
 B = TypeVar("B", bound=Body)
@@ -321,8 +365,14 @@ def read(kind: type[B], body: bytes) -> B:
         raise InvalidRequest(f"body: {why}") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("body: it must be a JSON object")
+    if b"\\ud" in body.lower():
+        try:
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest("body: it has half a character (a lone surrogate)") from None
     try:
-        found = kind.model_validate(fields)
+        # Clients send null for what was not set.
+        found = kind.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:
         raise InvalidRequest(_sentence(error)) from None
     extra = found.model_extra or {}
@@ -345,7 +395,8 @@ def _sentence(error: ValidationError) -> str:
     if first in _UNIONS:
         return f"{first}: it must be {_UNIONS[first]}"
     where = ".".join(map(str, (first, *rest)))
-    return f"{where}: {fault['msg'][:1].lower()}{fault['msg'][1:]}"
+    said = str(fault["msg"]).removeprefix("Value error, ")
+    return f"{where}: {said[:1].lower()}{said[1:]}"
 
 
 def _tell(kind: str, names: Mapping[str, Any]) -> None:

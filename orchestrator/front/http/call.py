@@ -14,13 +14,15 @@ from orchestrator.front.http import bodies, errors, replies
 from orchestrator.front.http.access import Access
 from orchestrator.front.http.answer import Gone
 from orchestrator.front.http.replies import Json
-from tandem.errors import IdleTimeout, TandemError, Unavailable
+from tandem.errors import IdleTimeout, TandemError
 from tandem.rpc import messages
 from tandem.rpc.status import notes_of
 
 _log = structlog.get_logger(__name__)
 
 _ID = "x-request-id"
+# Bytes of a body that is read beside the event loop.
+_LARGE = 64 << 10
 B = TypeVar("B", bound=bodies.Body)
 
 
@@ -59,11 +61,11 @@ class HttpCall:
             TandemError: it may not call, or the id cannot be one.
         """
         headers = self._request.headers
-        if access is not None:
-            self.caller = access.admit(headers, self._request.scope["state"]["names"])
         if given := headers.get(_ID):
             messages.check_request_id(given)
             self.request_id = given
+        if access is not None:
+            self.caller = access.admit(headers, self._request.scope["state"]["names"])
 
     async def read(self, kind: type[B], most: int, seconds: float) -> B:
         """The body.
@@ -90,7 +92,10 @@ class HttpCall:
             raise IdleTimeout(f"the body did not come within {seconds:g} s") from None
         except ClientDisconnect:
             raise Gone from None
-        return bodies.read(kind, b"".join(parts))
+        body = b"".join(parts)
+        if size > _LARGE:
+            return await asyncio.to_thread(bodies.read, kind, body)
+        return bodies.read(kind, body)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> Any:
         """The message that starts a reply."""
@@ -145,7 +150,7 @@ class HttpEndpoint:
                 _log.warning("a peer failed", error=str(error), notes=notes)
             await self._fail(call, error)
         except asyncio.CancelledError:  # the drain is over
-            await self._fail(call, Unavailable("the orchestrator is stopping; try another one"))
+            await self._fail(call, errors.STOPPING)
         except Exception:
             _log.exception("unexpected error in a handler")
             await self._fail(call, errors.UNEXPECTED)

@@ -50,6 +50,7 @@ _NAMES = {
     "max_nodes": "tandem.max_nodes",
     "request_id": "x-request-id",
 }
+STOPPING = errors.Unavailable("the orchestrator is stopping; try again, or resume elsewhere")
 UNEXPECTED = errors.EngineFailure("internal error; the service's log has the details")
 # As a header counts them.
 _LATER_SECONDS = 1
@@ -60,7 +61,11 @@ class TooLarge(errors.InvalidRequest):
 
 
 class WrongMethod(errors.InvalidRequest):
-    """A path is called with another method."""
+    """A path is called with another method than the allowed one."""
+
+    def __init__(self, path: str, allowed: str) -> None:
+        super().__init__(f"{path} is called with {allowed}")
+        self.allowed = allowed
 
 
 _KINDS[WrongMethod] = _Kind(405, "invalid_request_error", "method_not_allowed")
@@ -76,7 +81,7 @@ def body_of(error: errors.TandemError) -> dict[str, Any]:
     """What tells an error to a client."""
     kind = _KINDS.get(type(error), _INTERNAL)
     sentence, field = str(error), None
-    if isinstance(error, errors.InvalidRequest) and (named := _FIELD.match(sentence)):
+    if type(error) in (errors.InvalidRequest, TooLarge) and (named := _FIELD.match(sentence)):
         field = _NAMES.get(named[1], named[1])
         sentence = field + sentence[named.end() :]
     return {
@@ -93,6 +98,8 @@ def headers_of(error: errors.TandemError) -> dict[str, str]:
     """When to try again, and what to send."""
     if isinstance(error, errors.Unauthenticated):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, WrongMethod):
+        return {"allow": error.allowed}
     if isinstance(error, errors.Exhausted):
         return {"retry-after": str(math.ceil(error.retry_seconds or _LATER_SECONDS))}
     if status_of(error) == _BUSY.status:

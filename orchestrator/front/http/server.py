@@ -7,15 +7,17 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from ssl import SSLContext
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tandem.errors import StartupError
+from orchestrator.front.http import errors, replies
+from tandem.errors import InvalidRequest, StartupError
 from tandem.rpc.security.context import names_in
 
 _log = structlog.get_logger(__name__)
@@ -24,43 +26,111 @@ _log = structlog.get_logger(__name__)
 _MOST_HEADER_BYTES = 32 << 10
 # What a new connection, or one with half a header, may take for the rest.
 _HEADER_SECONDS = 10.0
+# How long the rest of a body is read whose call was answered before it came.
+_REST_SECONDS = 2.0
 _KEEP_ALIVE_SECONDS = 30
 _BACKLOG = 512
+# For the last words of calls that were ended.
+_LAST_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds on connections.
+
+    Attributes:
+        most: at once.
+        idle_seconds: that a client may not read what was sent to it.
+        age_seconds: after which a connection is closed behind a reply; 0 is never.
+    """
+
+    most: int
+    idle_seconds: float
+    age_seconds: float = 0.0
 
 
 class _Protocol(H11Protocol):
-    """A connection that has a time limit for its headers, and that the application can cut."""
+    """A connection within bounds, which the application can cut."""
 
-    _late: asyncio.TimerHandle | None = None
+    limits: ClassVar[ConnectionLimits]
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._old_at = self.loop.time() + (self.limits.age_seconds or float("inf"))
+        if len(self.connections) > self.limits.most:
+            transport.abort()
+            return
         names = names_in(transport.get_extra_info("peercert"))
         self.app_state = {**self.app_state, "cut": transport.abort, "names": names}
-        self._wait_for_headers()
+        self._abort_in(_HEADER_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._wait_for_headers()
+        if self.transport.is_closing():
+            return
+        state = self.conn.their_state
+        if state is h11.IDLE:
+            if self._timer is None:
+                self._abort_in(_HEADER_SECONDS)
+        elif self.cycle is not None and self.cycle.response_complete:
+            pass  # the rest of a body; its time runs
         else:
-            self._have_headers()
+            self._go_on()
+        if state is h11.DONE and self.cycle is not None and not self.cycle.response_complete:
+            # A further request waits. Reading goes on, or nobody would see that the client leaves.
+            if len(self.conn.trailing_data[0]) > _MOST_HEADER_BYTES:
+                self.transport.abort()
+            else:
+                self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn: a reply was handed to the connection."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._abort_in(self.limits.idle_seconds)
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._abort_in(_REST_SECONDS)
+        elif self.loop.time() >= self._old_at:
+            self.transport.close()
+            self._abort_in(self.limits.idle_seconds)
+        elif self.transport.get_write_buffer_size():
+            self._go_on()
+            self._timer = self.loop.call_later(self.limits.idle_seconds, self._abort_unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._have_headers()
+        self._go_on()
         super().connection_lost(exc)
 
-    def _wait_for_headers(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(_HEADER_SECONDS, self.transport.abort)
+    def send_400_response(self, msg: str) -> None:
+        """See uvicorn: what came is no HTTP."""
+        body = replies.encoded(errors.body_of(InvalidRequest("request: no valid HTTP")))
+        head = [("content-type", "application/json"), ("connection", "close")]
+        parts = (
+            h11.Response(status_code=400, headers=[*head, ("content-length", str(len(body)))]),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        )
+        for part in parts:
+            self.transport.write(self.conn.send(part) or b"")
+        self.transport.close()
+        self._abort_in(self.limits.idle_seconds)
 
-    def _have_headers(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _abort_in(self, seconds: float) -> None:
+        self._go_on()
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _abort_unread(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _go_on(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):
@@ -80,7 +150,7 @@ class HttpServer:
     Args:
         listen: host:port; port 0 takes a free one.
         app: the application.
-        connections: at once, at most.
+        limits: on connections.
         tls: None serves plaintext.
 
     Raises:
@@ -88,7 +158,7 @@ class HttpServer:
     """
 
     def __init__(
-        self, listen: str, app: Any, connections: int, tls: SSLContext | None = None
+        self, listen: str, app: Any, limits: ConnectionLimits, tls: SSLContext | None = None
     ) -> None:
         self.sockets = [_bind(listen)]
         self.port: int = self.sockets[0].getsockname()[1]
@@ -96,14 +166,14 @@ class HttpServer:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=type("_Bounded", (_Protocol,), {"limits": limits}),
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=connections,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             ssl_context_factory=None if tls is None else lambda *_: tls,
@@ -128,6 +198,8 @@ class HttpServer:
         self._server.should_exit = True
         with suppress(asyncio.CancelledError):
             await self._running
+        if calls := self._server.server_state.tasks:
+            await asyncio.wait(calls, timeout=_LAST_SECONDS)
 
     def end_grace(self) -> None:
         """End what a `stop` in progress still waits for."""

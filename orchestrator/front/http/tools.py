@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class ToolCall:
 
     Attributes:
         name: of the tool.
-        arguments: JSON, as the model wrote them.
+        arguments: JSON.
         id: that the tool's answer names.
     """
 
@@ -37,15 +37,22 @@ class ToolCall:
         return body if index is None else {"index": index, **body}
 
 
+def names_of(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:
+    """The names of tools, as OpenAI's API describes them."""
+    functions = [tool.get("function") for tool in tools or ()]
+    names = [one.get("name") for one in functions if isinstance(one, Mapping)]
+    return frozenset(name for name in names if isinstance(name, str))
+
+
 class ToolReader:
     """Tells text from calls, as the text comes. What may be a call is held until it is known.
 
     Args:
-        looks: whether it looks for calls; else all is text.
+        names: of the tools that the model may call; without any, all is text.
     """
 
-    def __init__(self, looks: bool) -> None:
-        self._looks = looks
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = frozenset(names)
         self._held = ""
         self._began = False  # something was told that is not blank
 
@@ -56,13 +63,17 @@ class ToolReader:
             text: that came.
             last: nothing more comes.
         """
-        if not self._looks:
+        if not self._names:
             return text, []
         self._held += text
-        start = self._held.lstrip()
+        # What is held can be long; only what came may end it.
+        inside = self._held.startswith(_BEGIN)
+        if inside and not last and _END not in self._held[-len(text) - len(_END) :]:
+            return "", []
+        start = self._held if inside else self._held.lstrip()
         if not self._began and not last and (not start or start.startswith(_LLAMA)):
             return "", []
-        if not self._began and (calls := _llama_calls(start)):
+        if not self._began and (calls := self._llama_calls(start)):
             return "", calls
         told, found = "", []
         for part, call in self._hermes(last):
@@ -80,49 +91,68 @@ class ToolReader:
                 told, self._held = before[:cut], before[cut:]
                 yield told, None
                 return
-            inside, end, behind = rest.partition(_END)
-            if not end and not last:
+            call, end = self._call_in(rest, last)
+            if call is None and not last:
                 self._held = begin + rest
                 yield before, None
                 return
-            call = _call_of(inside, "arguments")
-            self._held = behind
-            # What is no call after all is text.
-            yield (before, call) if call else (before + begin + inside + end, None)
+            if call is None:  # it is none after all
+                self._held = rest
+                yield before + begin, None
+            else:
+                self._held = rest[end:]
+                yield before, call
+
+    def _call_in(self, text: str, last: bool) -> tuple[ToolCall | None, int]:
+        """The call that a text begins with, and where it ends; an end may be in a string of it."""
+        end = text.find(_END)
+        while end >= 0:
+            if call := self._call_of(text[:end], "arguments"):
+                return call, end + len(_END)
+            end = text.find(_END, end + 1)
+        # The mark of the end may be a token that is not shown.
+        return (self._call_of(text, "arguments"), len(text)) if last else (None, 0)
+
+    def _llama_calls(self, text: str) -> list[ToolCall]:
+        """The calls that a whole text is; none if it is anything else."""
+        decoder, at, calls = json.JSONDecoder(), 0, []
+        text = text.strip()
+        while at < len(text):
+            try:
+                _, end = decoder.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return []
+            call = self._call_of(text[at:end], "parameters", "arguments")
+            if call is None:
+                return []
+            calls.append(call)
+            at = end
+            while at < len(text) and text[at] in "; \n\t":
+                at += 1
+        return calls
+
+    def _call_of(self, text: str, *keys: str) -> ToolCall | None:
+        """A call of a tool that the model may call, with arguments under one of the keys."""
+        try:
+            found = json.loads(text, parse_constant=_no_number)
+            name, key = found["name"], next(key for key in keys if key in found)
+            arguments = found[key]
+            if not isinstance(arguments, str):
+                arguments = json.dumps(
+                    {} if arguments is None else arguments, ensure_ascii=False, allow_nan=False
+                )
+            arguments.encode()
+            if name not in self._names:
+                return None
+        except (ValueError, RecursionError, KeyError, TypeError, StopIteration):
+            return None
+        return ToolCall(name, arguments, f"call_{uuid.uuid4().hex[:24]}")
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _overlap(text: str, mark: str) -> int:
     """How many last characters of a text may begin a mark."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
-
-
-def _llama_calls(text: str) -> list[ToolCall]:
-    """The calls that a whole text is; none if it is anything else."""
-    decoder, at, calls = json.JSONDecoder(), 0, []
-    text = text.strip()
-    while at < len(text):
-        try:
-            _, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        call = _call_of(text[at:end], "parameters", "arguments")
-        if call is None:
-            return []
-        calls.append(call)
-        at = end
-        while at < len(text) and text[at] in "; \n\t":
-            at += 1
-    return calls
-
-
-def _call_of(text: str, *keys: str) -> ToolCall | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return None
-    arguments: Any = next((found[key] for key in keys if key in found), {})
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(found["name"], arguments, f"call_{uuid.uuid4().hex[:24]}")

@@ -33,6 +33,9 @@ def server_context(
             context.load_cert_chain(certificate.path, key.path)
             if client_authorities is not None:
                 context.verify_mode = ssl.CERT_REQUIRED
+                # A session that is resumed shows no certificate, and an authority may be gone.
+                context.minimum_version = ssl.TLSVersion.TLSv1_3
+                context.num_tickets = 0
                 authorities = read_authorities(client_authorities)
                 context.load_verify_locations(cadata=authorities.decode("ascii", "replace"))
         except (ssl.SSLError, OSError) as error:  # replaced between the two readings

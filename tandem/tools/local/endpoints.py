@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,12 +71,20 @@ def _tls(prefix: str, paths: list[str]) -> ClientTls:
     return ClientTls(ca, cert, key)
 
 
-def free_or_other(listen: str) -> str:
-    """An address, or another port of its host where it is taken."""
+def free_or_other(listen: str, given: Collection[str] = ()) -> str:
+    """An address, or another port of its host where it is taken.
+
+    Args:
+        listen: the address.
+        given: addresses that others will take.
+    """
+    host, _, port = listen.rpartition(":")
+    if port in {one.rpartition(":")[2] for one in given}:
+        return f"{host}:0"
     try:
         require_free(listen)
     except Misconfigured:
-        return f"{listen.rpartition(':')[0]}:0"
+        return f"{host}:0"
     return listen
 
 

@@ -107,6 +107,8 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages"),
     ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
     ({"tools": [1]}, "tools.0"),
+    ({"messages": [{"role": "a"}] * 4097}, "messages"),
+    ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
     ({"logprobs": True}, "logprobs"),
     ({"max_completion_tokens": 0}, "max_tokens"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -29,12 +31,20 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -1}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**32}, "top_k"),
+    ({"prompt": [{}] * 1000}, "prompt"),
+    ({"prompt": ["a", 1]}, "prompt"),
+    ({"prompt": "a\ud800"}, "body"),
+    ({"prompt": None}, "prompt"),
+    ({"tandem": {"verifer": "token"}}, "tandem.verifer"),
+    ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"min_p": 2}, "min_p"),
     ({"n": 0}, "n"),
     ({"n": 1000}, "n"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"stop_token_ids": [2**40]}, "stop_token_ids.0"),
+    ({"stop_token_ids": [2**40]}, "stop_token_ids"),
     ({"stop": [1]}, "stop"),
     ({"tandem": {"gamma": 99}}, "tandem.gamma"),
     ({"tandem": {"gamma": -1}}, "tandem.gamma"),
@@ -54,7 +64,7 @@ async def test_a_field_that_is_out_of_range_is_named(fronts: Fronts) -> None:
     for fields, named in MALFORMED:
         for streams in (False, True):
             body = {**ASKED, **fields, "stream": streams}
-            reply = await fronts.http.post("/v1/completions", json=body)
+            reply = await fronts.http.post("/v1/completions", content=json.dumps(body))
             assert reply.status_code == 400, (fields, reply.text)
             error = reply.json()["error"]
             assert error["param"] == named, (fields, error)
@@ -70,7 +80,10 @@ async def test_values_that_ask_for_nothing_are_taken(fronts: Fronts) -> None:
         "repetition_penalty": 1.0,
         "logit_bias": {},
         "min_tokens": 0,
-        "best_of": None,
+        "best_of": 1,
+        "echo": None,
+        "ignore_eos": None,
+        "tandem": None,
         "response_format": {"type": "text"},
         "user": "ann",
         "top_k": -1,
@@ -108,7 +121,12 @@ async def test_paths_methods_and_models(fronts: Fronts) -> None:
     assert "/v1/completions" in lost.json()["error"]["message"]
     wrong = await fronts.http.get("/v1/completions")
     assert wrong.status_code == 405
-    assert wrong.json()["error"]["message"] == "method: /v1/completions is called with POST"
+    assert wrong.json()["error"]["message"] == "/v1/completions is called with POST"
+    assert wrong.headers["allow"] == "POST"
+    host = {"host": fronts.address}
+    absolute = httpx2.Request("GET", f"http://{fronts.address}/version", headers=host)
+    absolute.extensions["target"] = f"http://{fronts.address}/version".encode()
+    assert (await fronts.http.send(absolute)).status_code == 200
     with pytest.raises(openai.NotFoundError, match="this one is: target"):
         await fronts.openai.completions.create(model="gpt-5", prompt="x")
 
@@ -142,8 +160,6 @@ async def test_where_every_place_is_taken_a_client_learns_when_to_come_again(
 
 async def test_before_there_is_a_pair_it_says_so() -> None:
     from contextlib import AsyncExitStack
-
-    import httpx2
 
     from orchestrator.front.service import make_service
     from orchestrator.settings import OrchestratorSettings

@@ -107,6 +107,7 @@ def test_http_and_metrics_take_other_ports_where_theirs_are_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert free_or_other(address) == "127.0.0.1:0"
+        assert free_or_other("127.0.0.1:8000", ["[::1]:8000"]) == "127.0.0.1:0"
         run = invoke("up", "--listen", "127.0.0.1:0", "--http", address)
         assert run.exit_code == 2
         assert one_line(run).endswith("choose another HOST:PORT with --http")

@@ -232,9 +232,9 @@ def up(
             recipe=recipe,
             inside=drafts_inside,
         ).settings()
-        orchestrator = {
+        orchestrator: dict[str, Any] = {
             "LISTEN": listen,
-            "HTTP_LISTEN": _http_listen(http),
+            "HTTP_LISTEN": _http_listen(http, listen),
             "GAMMA": gamma,
             "VERIFIER": verifier,
         }
@@ -244,7 +244,8 @@ def up(
         allow_drafts(services)
         for name, settings in services.items():
             if variable_of_metrics(name) not in os.environ:
-                settings["METRICS_LISTEN"] = free_or_other(METRICS_ADDRESSES[name])
+                taken = [address for address in (listen, orchestrator["HTTP_LISTEN"]) if address]
+                settings["METRICS_LISTEN"] = free_or_other(METRICS_ADDRESSES[name], taken)
             if trace_dir is not None:
                 settings["TRACE_FILE"] = str(trace_dir / f"{name}.jsonl")
             if drain_seconds is not None:
@@ -253,8 +254,12 @@ def up(
         _serve(Stack(StackSettings(services, log_dir, echo, inside=drafts_inside)))
 
 
-def _http_listen(asked: str | None) -> str | None:
+def _http_listen(asked: str | None, listen: str) -> str | None:
     """Where HTTP is served; None for nowhere, or where the environment says.
+
+    Args:
+        asked: the option.
+        listen: the address of gRPC.
 
     Raises:
         Misconfigured: the address is taken.
@@ -262,11 +267,12 @@ def _http_listen(asked: str | None) -> str | None:
     from tandem.tools.local.endpoints import free_or_other, require_free
 
     if asked == "none":
+        os.environ.pop(_HTTP_VARIABLE, None)
         return None
     if asked is not None:
         require_free(asked, "--http")
         return asked
-    return None if _HTTP_VARIABLE in os.environ else free_or_other(HTTP_ADDRESS)
+    return None if _HTTP_VARIABLE in os.environ else free_or_other(HTTP_ADDRESS, [listen])
 
 
 def _serve(stack: Stack) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.http.bodies import ChatMessage
-from tandem.errors import InvalidRequest
+from tandem.errors import InvalidRequest, StartupError
 from tests.support.models.chat_templates import CHATS, SPECIAL_TOKENS, TEMPLATES, TOOLS
 
 MOST = 100_000
@@ -74,7 +74,8 @@ def test_prompts_are_those_of_transformers(
         ("{{ messages.__class__.__mro__ }}", "says: access to attribute '__class__'"),
         ("{{ messages.append(1) }}", "says: access to attribute 'append'"),
         ("{{ messages[0]['content'] + 1 }}", "fails: TypeError"),
-        ("{% for %}", "says: "),
+        ("{{ 'x%999999999d' % 5 }}", "says: text is not formatted by %"),
+        ("{{ (9 ** 99999) * (9 ** 999999) }}", "too long"),
         ("{{ nothing.at.all }}", "says: 'nothing' is undefined"),
     ],
 )
@@ -83,6 +84,11 @@ def test_a_template_that_raises_or_does_not_end_is_a_refusal(template: str, sent
     with pytest.raises(InvalidRequest, match=r"^messages: ") as refused:
         own.render(CHATS[0])
     assert sentence in str(refused.value)
+
+
+def test_what_is_no_template_is_told_at_the_start() -> None:
+    with pytest.raises(StartupError, match="no chat template: "):
+        ChatTemplate("{% for %}", {}, MOST)
 
 
 def test_parts_of_text_are_one_text() -> None:

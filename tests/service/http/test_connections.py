@@ -1,0 +1,148 @@
+"""Connections: how many there may be, and how each ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.front.http import server
+from tests.service.http.conftest import Fronts, serving_http
+from tests.support.processes.authorities import Authority
+from tests.support.waiting import until
+
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def connection(
+    fronts: Fronts,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = fronts.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def posted(body: Any, path: str = "/v1/completions") -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+async def idle(fronts: Fronts) -> bool:
+    return await fronts.services.open_sequences() == 0
+
+
+async def test_one_more_than_may_be_is_closed(embedded_pair: tuple[Path, Path]) -> None:
+    async with (
+        serving_http(embedded_pair, http_connections=1) as fronts,
+        connection(fronts) as (first, writer),
+        connection(fronts) as (second, _),
+    ):
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b" 200 " in await first.readline()
+        assert await second.read() == b""
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for the rest of a body is over at once."""
+    monkeypatch.setattr(server, "_REST_SECONDS", 0.05)
+
+
+async def test_the_body_of_a_refused_call_is_not_waited_for(
+    hurried: None, embedded_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("ann 0123456789abcdef0123456789abcdef\n")
+    async with (
+        serving_http(embedded_pair, token_file=file) as fronts,
+        connection(fronts) as (reader, writer),
+    ):
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
+        assert b" 401 " in await reader.readline()
+        writer.write(b"a")
+        with suppress(ConnectionResetError):
+            await reader.read()
+
+
+async def test_a_client_that_leaves_behind_a_further_request_is_noticed(fronts: Fronts) -> None:
+    async with connection(fronts) as (_, writer):
+        writer.write(posted(LONG) + b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        await until(fronts.services.open_sequences)
+    await until(lambda: idle(fronts))
+
+
+async def test_a_further_request_is_answered(fronts: Fronts) -> None:
+    async with connection(fronts) as (reader, writer):
+        get = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+        writer.write(posted({"prompt": "x", "max_tokens": 2}) + get + get)
+        statuses = 0
+        while statuses < 3:
+            statuses += b" 200 " in await reader.readline()
+
+
+async def test_what_is_no_http_is_told_so(fronts: Fronts) -> None:
+    async with connection(fronts) as (reader, writer):
+        writer.write(b"\x16\x03\x01 garbage\r\n\r\n")
+        answer = (await reader.read()).decode()
+        assert " 400 " in answer.splitlines()[0]
+        assert json.loads(answer.partition("\r\n\r\n")[2])["error"]["code"] == "invalid_value"
+
+
+async def test_a_stream_that_is_on_when_grace_ends_says_so(
+    embedded_pair: tuple[Path, Path],
+) -> None:
+    async with serving_http(embedded_pair) as fronts, connection(fronts) as (reader, writer):
+        writer.write(posted({**LONG, "stream": True}))
+        while not (await reader.readline()).startswith(b"data: "):
+            pass
+        stopping = asyncio.ensure_future(fronts.server.stop(60.0))
+        await until(lambda: fronts.server._server.should_exit)
+        fronts.server.end_grace()
+        rest = (await reader.read()).decode()
+        await stopping
+        last = [line for line in rest.splitlines() if line.startswith("data: ")][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "service_unavailable"
+
+
+async def test_a_session_is_not_resumed_without_a_certificate(
+    embedded_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Its authority may be gone."""
+    authority = Authority(tmp_path)
+    own, client = authority.sign("orchestrator"), authority.sign("ann")
+    settings = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": authority.cert}
+    async with serving_http(embedded_pair, **settings) as fronts:
+        host, _, port = fronts.address.rpartition(":")
+        context = ssl.create_default_context(cafile=str(authority.cert))
+        context.check_hostname = False
+        context.load_cert_chain(client.cert, client.key)
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert b" 200 " in await reader.read()
+        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        assert connection.version() == "TLSv1.3"
+        assert connection.session is None or not connection.session.has_ticket
+        writer.close()
+
+
+async def test_an_old_connection_is_closed_behind_a_reply(
+    embedded_pair: tuple[Path, Path],
+) -> None:
+    """So that its client shows its certificate again."""
+    async with (
+        serving_http(embedded_pair, connection_seconds=1e-6) as fronts,
+        connection(fronts) as (reader, writer),
+    ):
+        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b'"version"' in await reader.read()
