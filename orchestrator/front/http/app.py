@@ -93,7 +93,8 @@ class HttpFront:
         async def lost(call: HttpCall) -> None:
             path = f"/{call.path['path']}"
             if path in methods:
-                raise WrongMethod(path, methods[path])
+                allowed = methods[path]
+                raise WrongMethod(f"{path} is called with {allowed}", allowed=allowed)
             raise NotFound(f"there is no such call; the paths are {', '.join(shown)}")
 
         cors = Middleware(

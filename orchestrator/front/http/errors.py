@@ -61,10 +61,14 @@ class TooLarge(errors.InvalidRequest):
 
 
 class WrongMethod(errors.InvalidRequest):
-    """A path is called with another method than the allowed one."""
+    """A path is called with another method.
 
-    def __init__(self, path: str, allowed: str) -> None:
-        super().__init__(f"{path} is called with {allowed}")
+    Attributes:
+        allowed: the method that it has.
+    """
+
+    def __init__(self, sentence: str, *, allowed: str = "") -> None:
+        super().__init__(sentence)
         self.allowed = allowed
 
 
