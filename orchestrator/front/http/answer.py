@@ -45,7 +45,7 @@ class Telling:
     """How much of texts is told.
 
     Attributes:
-        tokens: also each token with its origin.
+        tokens: also each token with its origin, and where the time went.
         stop_strings: texts end with the stop string that ended them.
         usage: a chunk at the end has the usage.
         tools: names of those that the model may call; their calls are told apart from text.
@@ -111,7 +111,8 @@ class HttpAnswer:
                 finish = replies.finish_of(event, bool(calls))
                 choices[index] = self._form.choice(index, told, calls, finish)
                 if self._telling.tokens:
-                    choices[index]["tandem"] = {"tokens": tokens}
+                    stages = replies.stages_of(event)
+                    choices[index]["tandem"] = {"tokens": tokens, "stages_ms": stages}
 
             # Nothing waits for a client that gets all at the end.
             await self._make(wanted, ReadingClient(self._client().name), take)
@@ -186,6 +187,8 @@ class HttpAnswer:
             if isinstance(event, Summary):
                 finish = replies.finish_of(event, called > 0)
                 choices.append(self._form.last(index, told, numbered, finish))
+                if self._telling.tokens:
+                    choices[-1]["tandem"] = {"stages_ms": replies.stages_of(event)}
             elif told or numbered or self._telling.tokens:
                 choices.append(self._form.delta(index, told, numbered))
                 if self._telling.tokens:

@@ -28,6 +28,7 @@ from orchestrator.front.http.bodies import (
 )
 from orchestrator.front.http.call import Handler, HttpCall, HttpEndpoint
 from orchestrator.front.http.errors import WrongMethod
+from orchestrator.front.http.page import page
 from orchestrator.front.http.replies import ChatForm, CompletionForm, Form, Json
 from orchestrator.front.http.tools import names_of
 from orchestrator.front.serving import Serving
@@ -78,6 +79,7 @@ class HttpFront:
             "/detokenize": ("POST", self._detokenize),
         }
         open_to_all: dict[str, tuple[str, Handler]] = {
+            "/": ("GET", self._page),
             "/health": ("GET", self._health),
             "/version": ("GET", self._version),
         }
@@ -114,6 +116,10 @@ class HttpFront:
             path = "/" + scope["path"].partition("://")[2].partition("/")[2]
             scope = {**scope, "path": path, "raw_path": path.encode()}
         await self._inner(scope, receive, send)
+
+    async def _page(self, call: HttpCall) -> None:
+        content, headers = page()
+        await call.reply_with(content, 200, headers)
 
     async def _health(self, call: HttpCall) -> None:
         if not self._serving.is_ready:

@@ -88,7 +88,8 @@ class Speculation(_Exact):
         gamma: draft length.
         max_nodes: of a tree.
         verifier_options: by their names.
-        tokens: each chunk, or the whole choice, has its tokens with their origins.
+        tokens: each chunk, or the whole choice, has its tokens with their origins; the last one
+            has where the time went.
     """
 
     verifier: str | None = None

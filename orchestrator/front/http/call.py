@@ -111,7 +111,11 @@ class HttpCall:
         """Send a whole reply."""
         content = replies.encoded(body)
         own = {"content-type": "application/json", "content-length": str(len(content)), **headers}
-        await self.send(self.begin(status, own))
+        await self.reply_with(content, status, own)
+
+    async def reply_with(self, content: bytes, status: int, headers: Mapping[str, str]) -> None:
+        """Send a whole reply that is encoded already."""
+        await self.send(self.begin(status, headers))
         await self.send({"type": "http.response.body", "body": content})
 
     async def fail(self, error: TandemError) -> None:

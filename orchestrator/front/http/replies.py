@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from orchestrator.front.http.tools import ToolCall
 from orchestrator.text.values import FinishReason, Round, Summary
+from tandem.telemetry.stages import WAITS
 
 _REASONS = {FinishReason.LENGTH: "length"}
 
@@ -35,6 +36,11 @@ def tokens_of(round_: Round) -> list[Json]:
         {"id": t.id, "text": t.text, "origin": t.origin.value, "siblings": t.siblings}
         for t in round_.tokens
     ]
+
+
+def stages_of(summary: Summary) -> Json:
+    """Where a text's time went, in milliseconds; the names are those of `Stages`."""
+    return {name: round(summary.times.spent_ns(name) / 1e6, 3) for name in WAITS}
 
 
 def finish_of(summary: Summary, called: bool) -> Json:

@@ -333,8 +333,10 @@ def _announce(stack: Stack) -> None:
     http = stack.further_addresses("HTTP_LISTEN").get("orchestrator")
     if http:
         secure = stack.endpoint("orchestrator").tls is not None
-        base = f"http{'s' if secure else ''}://{http}/v1"
+        page = f"http{'s' if secure else ''}://{http}"
+        base = f"{page}/v1"
         out.print(f"[bold]{'HTTP':<12}[/] {base}")
+        out.print(f"[bold]{'page':<12}[/] {page}")
     address = addresses["orchestrator"]
     option = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     out.print(f"\nready; try [bold]tandem generate{option} 'import '[/] (Ctrl-C drains and stops)")
