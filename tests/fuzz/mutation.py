@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -26,6 +28,13 @@ _STRINGS = (
     "00-" + 32 * "0" + "-" + 16 * "0" + "-00",
 )
 _MOST_BYTES = 1 << 14
+_JSON: Sequence[Callable[[], Any]] = (
+    *(lambda: None, lambda: True, lambda: False, list, dict),
+    *(lambda value=value: value for value in (*_NUMBERS, *_FLOATS, *_STRINGS)),
+    *(lambda value=value: -value for value in _NUMBERS),
+    *(lambda: [1, 2], lambda: ["a", "b"], lambda: [[1], [2]], lambda: [1, "a"], lambda: [{}] * 9),
+    *(lambda: {"type": "text", "text": "a"}, lambda: "\ud800", lambda: [None]),
+)
 
 _BITS = {
     FieldDescriptor.TYPE_UINT32: 32,
@@ -46,10 +55,42 @@ def mutant(source: random.Random, seeds: Sequence[Message]) -> bytes:
         change(source, message)
     data: bytes = message.SerializeToString()
     if source.random() < 0.3:
-        other: bytes = source.choice(seeds).SerializeToString()
-        for _ in range(source.choice((1, 1, 2, 4))):
-            data = source.choice(_BYTE_CHANGES)(source, data, other)
+        data = scrambled(source, data, source.choice(seeds).SerializeToString())
     return data[:_MOST_BYTES]
+
+
+def scrambled(source: random.Random, data: bytes, other: bytes) -> bytes:
+    """Bytes, changed in a few ways, perhaps with parts of others."""
+    for _ in range(source.choice((1, 1, 2, 4))):
+        data = source.choice(_BYTE_CHANGES)(source, data, other)
+    return data[:_MOST_BYTES]
+
+
+def mutant_json(source: random.Random, seeds: Sequence[Mapping[str, Any]]) -> bytes:
+    """The same of JSON objects: the values of fields, also of fields within them, and bytes."""
+    body: dict[str, Any] = copy.deepcopy(dict(source.choice(seeds)))
+    names = sorted({name for seed in seeds for name in seed})
+    for _ in range(source.choice((0, 1, 1, 1, 2, 3))):
+        inside: Any = body
+        place: Any = source.choice(names)
+        while isinstance(inner := _at(inside, place), dict | list) and inner:
+            if source.random() < 0.4:
+                break
+            inside = inner
+            keys = range(len(inner)) if isinstance(inner, list) else sorted(inner)
+            place = source.choice(keys)
+        if isinstance(inside, dict) and source.random() < 0.05:
+            inside.pop(place, None)
+        else:
+            inside[place] = source.choice(_JSON)()
+    data = json.dumps(body).encode()
+    if source.random() < 0.3:
+        data = scrambled(source, data, json.dumps(source.choice(seeds)).encode())
+    return data
+
+
+def _at(inside: Any, place: Any) -> Any:
+    return inside.get(place) if isinstance(inside, dict) else inside[place]
 
 
 def _flip(source: random.Random, data: bytes, other: bytes) -> bytes:

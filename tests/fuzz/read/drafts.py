@@ -31,7 +31,7 @@ class Drafts(MessageSurface):
     """A draft is taken exactly where it keeps the contract; then it is decided, beside others."""
 
     name = "draft"
-    share = 0.75
+    share = 0.69
     seeds = DRAFTS
 
     def __init__(self) -> None:

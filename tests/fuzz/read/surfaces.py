@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz.read.answers import Draftings, RunVerdicts, Verdicts
+from tests.fuzz.read.bodies import Chats, Completions
 from tests.fuzz.read.drafts import Drafts
 from tests.fuzz.read.generations import Generations
 from tests.fuzz.read.sequences import DraftSequences, VerifySequences
@@ -18,6 +19,8 @@ _ALL: tuple[type[Surface], ...] = (
         Draftings,
         Verdicts,
         RunVerdicts,
+        Completions,
+        Chats,
         Sockets,
     ),
 )
