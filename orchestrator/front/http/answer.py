@@ -99,12 +99,13 @@ class HttpAnswer:
         choices: list[Json] = [{} for _ in self._wanted]
 
         async def make(index: int, wanted: Wanted) -> None:
-            parts, tokens = [wanted.before], []
+            parts, tokens = [wanted.before], list[Json]()
 
             async def take(event: Round | Summary) -> None:
                 if isinstance(event, Round):
                     parts.extend(token.text for token in event.tokens)
-                    tokens.extend(replies.tokens_of(event))
+                    if self._telling.tokens:
+                        tokens.extend(replies.tokens_of(event))
                     return
                 text = "".join(parts) + self._stop_string(event)
                 told, calls = self._reader().push(text, last=True)

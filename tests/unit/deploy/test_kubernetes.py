@@ -119,9 +119,16 @@ def test_ports_agree(manifests: Manifests, service: str, monkeypatch: pytest.Mon
     assert settings.listen == f"0.0.0.0:{port['containerPort']}"
     (metrics,) = [one for one in container["ports"] if one["name"].endswith("metrics")]
     assert settings.metrics_listen == f"0.0.0.0:{metrics['containerPort']}"
-    (served,) = manifests.get("Service", service)["spec"]["ports"]
-    assert served["port"] == port["containerPort"]
-    assert served["targetPort"] == port["name"]
+    served = {one["name"]: one for one in manifests.get("Service", service)["spec"]["ports"]}
+    assert served["grpc"]["port"] == port["containerPort"]
+    assert served["grpc"]["targetPort"] == port["name"]
+    if isinstance(settings, OrchestratorSettings):
+        (http,) = [one for one in container["ports"] if one["name"].endswith("http")]
+        assert settings.http_listen == f"0.0.0.0:{http['containerPort']}"
+        assert served["http"]["port"] == http["containerPort"]
+        assert served["http"]["targetPort"] == http["name"]
+    else:
+        assert set(served) == {"grpc"}
     assert f"ENV TANDEM_{service.upper()}_LISTEN={settings.listen}\n" in CONTAINERFILE
     everyones = [one for box in template["spec"]["containers"] for one in box["ports"]]
     for kind in ("name", "containerPort"):
@@ -236,7 +243,8 @@ def test_a_sidecar_is_the_orchestrator() -> None:
     _, own = base().containers()["orchestrator"]
     own["image"] = "orchestrator"
     own["ports"][0]["name"] = "public"
-    own["ports"][1] = {"name": "public-metrics", "containerPort": 9466}
+    own["ports"][1]["name"] = "public-http"
+    own["ports"][2] = {"name": "public-metrics", "containerPort": 9466}
     own["env"] += [
         {"name": "TANDEM_ORCHESTRATOR_TARGETS", "value": "127.0.0.1:50052"},
         {"name": "TANDEM_ORCHESTRATOR_METRICS_LISTEN", "value": "0.0.0.0:9466"},

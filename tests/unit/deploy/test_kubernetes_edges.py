@@ -20,10 +20,10 @@ from tests.support.cluster.network_policy import Edge, allowed_edges, selects
 
 def test_network_policies_close_what_they_should(manifests: Manifests) -> None:
     sidecar, telemetry = "sidecar" in manifests.name, "otel" in manifests.name
-    public, port = ("target", "public") if sidecar else ("orchestrator", "grpc")
+    public = "target" if sidecar else "orchestrator"
+    ports = ("public", "public-http") if sidecar else ("grpc", "http")
     expected: set[Edge] = {
-        ("client", public, port),
-        ("job", public, port),
+        *((client, public, port) for client in ("client", "job") for port in ports),
         (public, "drafter", "grpc"),
         ("monitoring", "drafter", "metrics"),
         ("monitoring", "target", "metrics"),

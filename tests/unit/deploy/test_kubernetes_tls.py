@@ -105,7 +105,10 @@ def test_containers_of_a_pod_do_not_take_each_others_ports(
         settings = secured.settings(service, monkeypatch)
         assert settings.admin_listen is not None
         assert settings.metrics_listen is not None
-        addresses = settings.listen, settings.admin_listen, settings.metrics_listen
+        addresses = [settings.listen, settings.admin_listen, settings.metrics_listen]
+        if isinstance(settings, OrchestratorSettings):
+            assert settings.http_listen is not None
+            addresses.append(settings.http_listen)
         ports = [address.rpartition(":")[2] for address in addresses]
         taken.setdefault(template["metadata"]["labels"]["app.kubernetes.io/name"], []).extend(ports)
         declared = {str(one["containerPort"]) for one in container["ports"]}
