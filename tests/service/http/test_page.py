@@ -84,6 +84,7 @@ async def test_texts_in_a_browser(fronts: Fronts, tmp_path: Path) -> None:
         with chromium(PROGRAM, tmp_path) as page:
             page.open(base)
             wait_until(lambda: page.texts("#pair")[0].startswith("target target · drafter"))
+            assert page.js("getComputedStyle(at('key-label')).display") == "none"
             start(page, "4")
             wait_until(lambda: len(lines(page)) == 1)
             tokens = page.js("[...document.querySelectorAll('#text span')].map(e => e.className)")
