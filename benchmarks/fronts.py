@@ -68,7 +68,8 @@ async def by_http(address: str, seed: int) -> Text:
             "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "tandem": {"gamma": GAMMA},
+            # This pair has no text: as by gRPC, chunks have ids and origins.
+            "tandem": {"gamma": GAMMA, "tokens": True},
         }
     ).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: {address}\r\ncontent-length: {len(body)}\r\n"
