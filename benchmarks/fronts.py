@@ -99,7 +99,7 @@ async def measure(
         async def client(number: int) -> list[Text]:
             seeds = range(first_seed + 3 * number, first_seed + 3 * number + 3)
             if front == "grpc":
-                return [await by_grpc(stub, seed) for seed in seeds]  # type: ignore[arg-type]
+                return [await by_grpc(stub, seed) for seed in seeds]
             return [await by_http(addresses["http"], seed) for seed in seeds]
 
         found = await asyncio.gather(*(client(i) for i in range(at_once)))
