@@ -5,10 +5,7 @@ judged against what the first drafter left of the target's row. So it is tuned o
 on a subset of samples. It starts as a copy of the first (see README.md in the folder above).
 """
 
-import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +18,8 @@ from transformers import LlamaForCausalLM
 
 from models import corpus, evaluate, llama
 from models.loop import Stage, train
-from models.train import ALLOCATOR, scaled
+from models.train import scaled
+from models.zoo.script import options_of
 from models.zoo.texts import frozen, mixed, tokenizer_of
 
 STAGES = [
@@ -172,17 +170,7 @@ def report(folder: Path, output: Path) -> None:
 
 def main() -> None:
     """Tune, continuing an interrupted run, or measure the result."""
-    parser = argparse.ArgumentParser(prog="python -m models.zoo.boost", description=__doc__)
-    parser.add_argument("part", choices=["train", "evaluate", "all"])
-    parser.add_argument("--pair", type=Path, default=Path("models"), help="target and drafter")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/boost"))
-    parser.add_argument("--output", type=Path, default=Path("models"))
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
-    torch.set_num_threads(options.threads)
+    options = options_of("boost", __doc__, ".cache/boost")
     if options.part != "evaluate":
         tune(options.pair, options.cache, options.output, options.scale)
     if options.part != "train":

@@ -1,9 +1,6 @@
 """What all heads of the embedded target are trained and measured with."""
 
-import argparse
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,9 @@ from transformers import LlamaForCausalLM
 from benchmarks.shapes import kept_by_rank
 from models import corpus, evaluate, llama
 from models.loop import Stage, train
-from models.train import ALLOCATOR, divergence, missed, scaled
+from models.train import divergence, missed, scaled
 from models.zoo import texts
+from models.zoo.script import options_of
 from tandem.inference.fingerprint import fingerprints, tokenizer_fingerprint
 
 # Siblings that are worth a place of a tree.
@@ -208,19 +206,7 @@ def command(name: str, doc: str | None, make: Callable[..., Training], **flags: 
         make: what is trained; takes the flags.
         flags: options by their names, each with its help.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m models.zoo.{name}", description=doc)
-    parser.add_argument("part", choices=["train", "evaluate", "all"])
-    parser.add_argument("--pair", type=Path, default=Path("models"), help="folder of the target")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/heads"))
-    parser.add_argument("--output", type=Path, default=Path("models"))
-    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
-    parser.add_argument("--threads", type=int, default=1)
-    for flag, text in flags.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=text)
-    options = parser.parse_args()
-    if not ALLOCATOR.keys() <= os.environ.keys():
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
-    torch.set_num_threads(options.threads)
+    options = options_of(name, doc, ".cache/heads", flags)
     training = make(**{flag: getattr(options, flag) for flag in flags})
     if options.part != "evaluate":
         fit(training, options.pair, options.cache, options.output, options.scale)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -26,7 +27,7 @@ from orchestrator.front.http.bodies import (
     StreamOptions,
     TokenizeBody,
 )
-from orchestrator.front.http.call import Handler, HttpCall, HttpEndpoint
+from orchestrator.front.http.call import B, Handler, HttpCall, HttpEndpoint
 from orchestrator.front.http.errors import WrongMethod
 from orchestrator.front.http.page import page
 from orchestrator.front.http.replies import ChatForm, CompletionForm, Form, Json
@@ -40,6 +41,9 @@ from tandem.errors import Exhausted, InvalidRequest, NotFound, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.security.tokens import BearerTokens
 from tandem.settings import MIB
+
+G = TypeVar("G", bound=Generating)
+TextsOf = Callable[[HttpCall, G, Validator], Awaitable[list[Wanted]]]
 
 _EVENTS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -157,53 +161,58 @@ class HttpFront:
         await call.reply({"prompt": self._codec(validator).decode(ids)})
 
     async def _completions(self, call: HttpCall) -> None:
+        await self._generate(call, CompletionBody, CompletionForm, self._of_prompts)
+
+    async def _chat(self, call: HttpCall) -> None:
+        await self._generate(call, ChatBody, ChatForm, self._of_chat)
+
+    async def _generate(
+        self, call: HttpCall, kind: type[G], form: type[Form], texts_of: TextsOf[G]
+    ) -> None:
+        """Answer a call with texts.
+
+        Args:
+            call: of a client.
+            kind: of its body.
+            form: of the reply.
+            texts_of: what texts a body asks for.
+        """
         with self._calls.refusals():
-            body = await self._read(call, CompletionBody)
+            body = await self._read(call, kind)
             self._calls.enter()
         try:
             with self._calls.refusals():
                 texts = await self._serving.texts_soon(None)
                 validator = texts.validator
                 self._check_model(body.model, validator)
-                prompts = body.prompts
-                wanted = self._wanted(call, body, prompts)
-                if body.echo:
-                    codec = self._codec(validator)
-                    before = [p if isinstance(p, str) else codec.decode(p) for p in prompts]
-                    wanted = [
-                        Wanted(text.request, text.prompt, before[text.prompt]) for text in wanted
-                    ]
-            form = CompletionForm(
-                call.request_id, int(time.time()), validator.capabilities.target.model
-            )
-            await self._answer(call, body, texts, form, wanted)
+                wanted = await texts_of(call, body, validator)
+            model = validator.capabilities.target.model
+            made = form(call.request_id, int(time.time()), model)
+            await self._answer(call, body, texts, made, wanted)
         finally:
             self._calls.leave()
 
-    async def _chat(self, call: HttpCall) -> None:
-        with self._calls.refusals():
-            body: ChatBody = await self._read(call, ChatBody)
-            self._calls.enter()
-        try:
-            with self._calls.refusals():
-                texts = await self._serving.texts_soon(None)
-                validator = texts.validator
-                self._check_model(body.model, validator)
-                tools = body.offered
-                prompt = await asyncio.to_thread(
-                    self._chat_template(validator).render,
-                    [message.fields(i) for i, message in enumerate(body.messages)],
-                    tools,
-                    generation_prompt=body.add_generation_prompt,
-                    more=body.chat_template_kwargs or {},
-                )
-                # The template writes the tokenizer's own tokens.
-                wanted = self._wanted(call, body, [prompt], special=False)
-            model = validator.capabilities.target.model
-            form = ChatForm(call.request_id, int(time.time()), model)
-            await self._answer(call, body, texts, form, wanted, names_of(tools))
-        finally:
-            self._calls.leave()
+    async def _of_prompts(
+        self, call: HttpCall, body: CompletionBody, validator: Validator
+    ) -> list[Wanted]:
+        prompts = body.prompts
+        wanted = self._wanted(call, body, prompts)
+        if not body.echo:
+            return wanted
+        codec = self._codec(validator)
+        before = [p if isinstance(p, str) else codec.decode(p) for p in prompts]
+        return [replace(text, before=before[text.prompt]) for text in wanted]
+
+    async def _of_chat(self, call: HttpCall, body: ChatBody, validator: Validator) -> list[Wanted]:
+        prompt = await asyncio.to_thread(
+            self._chat_template(validator).render,
+            [message.fields(i) for i, message in enumerate(body.messages)],
+            body.offered,
+            generation_prompt=body.add_generation_prompt,
+            more=body.chat_template_kwargs or {},
+        )
+        # The template writes the tokenizer's own tokens.
+        return self._wanted(call, body, [prompt], special=False)
 
     def _wanted(
         self,
@@ -235,7 +244,6 @@ class HttpFront:
         texts: Texts,
         form: Form,
         wanted: Sequence[Wanted],
-        tools: frozenset[str] = frozenset(),
     ) -> None:
         """Make the texts, and reply with them."""
         settings, options = self._settings, body.stream_options or StreamOptions()
@@ -247,7 +255,7 @@ class HttpFront:
             body.tandem.tokens,
             body.include_stop_str_in_output,
             bool(options.include_usage),
-            tools,
+            names_of(body.offered),
         )
         answer = HttpAnswer(texts, self._calls, form, telling, wanted, client, call.headers)
         if body.stream:
@@ -255,7 +263,7 @@ class HttpFront:
         else:
             await call.reply(await answer.whole(call.receive))
 
-    async def _read(self, call: HttpCall, kind: Any) -> Any:
+    async def _read(self, call: HttpCall, kind: type[B]) -> B:
         """The body of a call, of which so many are read at once as calls may be answered.
 
         Raises:

@@ -150,9 +150,13 @@ class Generating(Body):
     tandem: Speculation = Speculation()
 
     @property
-    def streams(self) -> bool:
-        """Whether the text comes in chunks."""
-        return bool(self.stream)
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is shown; None for none.
+
+        Raises:
+            InvalidRequest: the model would have to call one.
+        """
+        return None
 
     @property
     def limit(self) -> int | None:
@@ -323,11 +327,7 @@ class ChatBody(Generating):
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is shown.
-
-        Raises:
-            InvalidRequest: the model would have to call one.
-        """
+        """See `Generating`."""
         if self.tool_choice not in (None, "none", "auto"):
             raise InvalidRequest(
                 'tool_choice: "auto" and "none" are supported; no tool can be forced here'

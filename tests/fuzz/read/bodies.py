@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -65,9 +66,9 @@ class _Bodies(Surface):
             raise Violation(data, f"{type(error).__name__}: {error}") from error
         return "OK"
 
+    @abstractmethod
     def requests(self, body: Any) -> list[Request]:
         """What comes of a body; may raise anything."""
-        raise NotImplementedError
 
 
 class Completions(_Bodies):

@@ -1,0 +1,37 @@
+"""What the scripts of this folder take from the command line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.train import ALLOCATOR
+
+
+def options_of(name: str, doc: str | None, cache: str, flags: Mapping[str, str] = {}) -> Any:
+    """The options of a script, which is started again where its allocator is not set yet.
+
+    Args:
+        name: of its module.
+        doc: of its module.
+        cache: its default folder for what continues an interrupted run.
+        flags: its own options by their names, each with its help.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m models.zoo.{name}", description=doc)
+    parser.add_argument("part", choices=["train", "evaluate", "all"])
+    parser.add_argument("--pair", type=Path, default=Path("models"), help="the embedded pair")
+    parser.add_argument("--cache", type=Path, default=Path(cache))
+    parser.add_argument("--output", type=Path, default=Path("models"))
+    parser.add_argument("--scale", type=float, default=1.0, help="multiply every step count")
+    parser.add_argument("--threads", type=int, default=1)
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
+    options = parser.parse_args()
+    if not ALLOCATOR.keys() <= os.environ.keys():
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
+    torch.set_num_threads(options.threads)
+    return options
