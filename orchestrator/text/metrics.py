@@ -113,7 +113,9 @@ class RequestMetrics:
             counts: of what was committed.
             span: the request's; None where it is not traced.
         """
-        elapsed_ns, first_ns = times.elapsed_ns(), times.first_token_ns
+        # One look at the clock: stages add up to the request's duration.
+        stages, first_ns = times.stages_ns(), times.first_token_ns
+        elapsed_ns = sum(stages.values())
         instruments = self._instruments
         exemplar = instruments.exemplar_of(span)
         gen_ai = (_OPERATION, _PROVIDER, model)
@@ -131,5 +133,5 @@ class RequestMetrics:
         if later > 0 and not failure:
             each = instruments.histogram(metrics.TIME_PER_OUTPUT_TOKEN, *gen_ai)
             each.observe((elapsed_ns - first_ns) * _NS / later, exemplar)
-        for stage, spent_ns in times.stages_ns().items():
+        for stage, spent_ns in stages.items():
             self._stages[stage].observe(spent_ns * _NS, exemplar)
