@@ -1,12 +1,13 @@
 """Adaptive draft sizes compared with fixed ones: tokens/s of the embedded pair, in turn.
 
-    python -m benchmarks.sizes [--texts 1 8 32] [--turns 5] [--trees]
+    python -m benchmarks.sizes [--texts 1 8 32] [--turns 5] [--trees | --useless]
     python -m benchmarks.sizes --recovery [--texts 1 8]
 
 In each turn every way gets the same prompts and lengths, --texts at a time. With --trees the
-drafter makes trees, and 8 and 16 nodes at depth 4 are ways too. With --recovery the drafter turns
-bad in mid-run and good again. Texts of adaptive size are then written in turn with texts without
-drafts; the first texts after a change are reported separately, since sizes must first adapt.
+drafter makes trees, and 8 and 16 nodes at depth 4 are ways too. With --useless its distributions
+are shifted to other tokens, so that hardly any is kept. With --recovery the drafter turns bad in
+mid-run and good again. Texts of adaptive size are then written in turn with texts without drafts;
+the first texts after a change are reported separately, since sizes must first adapt.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--trees", action="store_true", help="the drafter makes trees")
+    kind.add_argument("--useless", action="store_true", help="the drafter's tokens are wrong")
     kind.add_argument("--recovery", action="store_true", help="the drafter turns bad and good")
     parser.add_argument("--target", help="a target of your own; needs --drafter")
     parser.add_argument("--drafter", help="its drafter")
@@ -203,15 +205,20 @@ def main() -> None:
     pair = Pair(options.target, options.drafter, max_length=_MAX_LENGTH)
     found: list[Phase] | list[Found]
     with tempfile.TemporaryDirectory() as scratch:
+        flag = Path(scratch) / "shuffled"
+        os.environ[SHUFFLED] = str(flag)  # for the drafter, which inherits our environment
+        shuffled = {"drafter": "benchmarks.simulated.shuffled"}
         if options.recovery:
-            flag = Path(scratch) / "shuffled"
-            os.environ[SHUFFLED] = str(flag)  # for the drafter, which inherits our environment
-            with serving(pair, modules={"drafter": "benchmarks.simulated.shuffled"}) as stack:
+            with serving(pair, modules=shuffled) as stack:
                 found = list(recovered(stack.addresses["orchestrator"], flag, options))
             console.print(table_of(map(asdict, found)))
         else:
             ways = TREES if options.trees else CHAINS
-            with serving(pair, {"drafter": {"METHOD": "tree"}} if options.trees else {}) as stack:
+            settings = {"drafter": {"METHOD": "tree"}} if options.trees else {}
+            if options.useless:
+                flag.touch()
+            modules = shuffled if options.useless else {}
+            with serving(pair, settings, modules=modules) as stack:
                 found = list(in_turn(stack.addresses["orchestrator"], ways, options, console))
             console.print(table_of(medians(found, ways), _TITLE))
     name = "recovery.json" if options.recovery else "sizes.json"

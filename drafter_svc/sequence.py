@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from drafter_svc.messages import features_from
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -10,7 +12,8 @@ from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
-from tandem.serving.sequence import EngineSequence
+from tandem.serving.sequence import EngineSequence, shaped_behind
+from tandem.shaping.grammar import Grammars
 from tandem.telemetry.tracing.ids import SpanIds
 
 
@@ -23,11 +26,16 @@ class DraftedSequence(
         engine: runs its drafts.
         drafter: the method.
         info: limits that were announced.
+        grammars: for texts that keep to one.
     """
 
-    def __init__(self, engine: Engine, drafter: Drafter, info: common_pb2.ModelInfo) -> None:
+    def __init__(
+        self, engine: Engine, drafter: Drafter, info: common_pb2.ModelInfo, grammars: Grammars
+    ) -> None:
         super().__init__(engine, info)
         self._drafter = drafter
+        self._grammars = grammars
+        self._draws = info.vocab_size > 0  # else its tokens are certain
 
     async def _open(
         self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
@@ -50,6 +58,13 @@ class DraftedSequence(
         sequence = self._sequence = DraftSequence(
             token_ids, sampling, request.target_vocab_size, self._drafter.largest_tree
         )
+        shaping = sampling.shaping
+        if shaping and self._draws:
+            if not self._grammars.exist:
+                shaping = replace(shaping, grammar=None)
+            sequence.shaped = await shaped_behind(
+                request, shaping, request.target_vocab_size, self._grammars
+            )
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
@@ -74,6 +89,8 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
+        if sequence.shaped is not None:
+            sequence.shaped.extend(emitted)
         steps = self._drafter.go_on(
             sequence, request.round, emitted, request.gamma, request.max_nodes, features
         )

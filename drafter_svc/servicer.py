@@ -42,7 +42,10 @@ class DrafterServicer(
         async with status_boundary(context):
             loaded = self.loaded
             await self.streams.run(
-                context, lambda: DraftedSequence(loaded.engine, loaded.drafter, loaded.info)
+                context,
+                lambda: DraftedSequence(
+                    loaded.engine, loaded.drafter, loaded.info, loaded.grammars
+                ),
             )
 
     async def GetModelInfo(

@@ -63,7 +63,7 @@ class OwnDrafts:
         if own is None:
             text, news = news[:-1], news[-1:]
             own = DraftSequence(text, sequence.sampling, self.vocab_size, sequence.nodes)
-            own.caches = sequence.caches[1:]
+            own.caches, own.shaped = sequence.caches[1:], sequence.shaped
             sequence.drafting = own
             yield from self.drafter.open(own)
         method = self.drafter.go_on(own, round_, news, gamma, nodes, features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
@@ -12,6 +12,7 @@ from tandem.engine.asks import (
     Decide,
     Decision,
     DeviceVerdict,
+    ReadTokens,
     Score,
     Scored,
     StatesWanted,
@@ -22,6 +23,7 @@ from tandem.engine.asks import (
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
+from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
@@ -55,6 +57,7 @@ class TargetSequence:
             None where it has no drafter.
         untold_states: hidden states that it wants and has not been told of.
         drafting: the sequence as that drafter sees it, from its first draft on.
+        shaped: what its request does to the logits, at the text's end; None for nothing.
         accepting: numbers that decide about drafted tokens.
         following: numbers that draw what follows the kept ones.
     """
@@ -73,6 +76,7 @@ class TargetSequence:
     untold_states: list[Feature] = field(default_factory=list)
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
+    shaped: ShapedText | None = None
     last_token: int = -1
     length: int = 0
     accepting: Foreseen = field(init=False)
@@ -107,7 +111,9 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
     wanted = (sequence.wanted or sequence.own_wanted) if states else None
-    decision = yield from _decide(sequence, round_, Draft.certain(()), scored, wanted)
+    none = Draft.certain(())
+    shaped = None if sequence.shaped is None else sequence.shaped.rows([()])
+    decision = yield from _decide(sequence, round_, none, scored, wanted, shaped)
     _keep_untold(sequence, wanted, len(prompt) - states, decision)
     return decision
 
@@ -140,12 +146,17 @@ def verify(
         nodes = [node for node, home in enumerate(draft.homes()) if home == node + 1]
         tokens = [draft.token_ids[node] for node in nodes]
         parents = [places[draft.parents[node]] for node in nodes]
+    paths: list[Sequence[int]] = []
+    if sequence.shaped is not None:
+        paths = _paths(draft) if isinstance(draft, Draft) else _prefixes((yield ReadTokens(draft)))
     fed = [sequence.last_token, *tokens]
     wanted = sequence.wanted if feedback else sequence.own_wanted if own_feedback else None
     first = sequence.length - 1
     feed = Feed(cache_of(sequence), fed, len(fed), parents, len(fed) if wanted else 0)
     scored = yield Score(scorer, feed)
-    decision = yield from _decide(sequence, round_, draft, scored, wanted)
+    # A device computes the pass meanwhile.
+    shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
+    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
     _keep_untold(sequence, wanted, first, decision)
     return decision
 
@@ -168,6 +179,7 @@ def _decide(
     drafted: Draft | Sequence[Drawn],
     scored: Scored,
     wanted: StatesWanted | None,
+    shaped: ShapedRows | None,
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
@@ -180,17 +192,49 @@ def _decide(
         sequence.following,
         round_,
         wanted,
+        shaped,
     )
     decision: Decision = yield ToHost(decided)
+    if shaped is not None:
+        decision = _up_to_dead_end(decision, shaped)
     draft, cache = decision.draft, cache_of(sequence)
     if draft.parents is None:
         cache.rollback(sequence.length + decision.num_accepted)
     else:
         rows = draft.row_of_places()
         cache.keep([rows[place] for place in draft.path_to(decision.place)])
-    sequence.length += decision.num_accepted + 1
+    sequence.length += decision.num_accepted + (not decision.dead_end)
     sequence.last_token = decision.next_token
     sequence.carry = decision.carry
     if sequence.untold is not None:
-        sequence.untold += draft.emitted(decision.place, decision.next_token)
+        sequence.untold += decision.emitted
+    if sequence.shaped is not None:
+        sequence.shaped.extend(decision.emitted)
     return decision
+
+
+def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:
+    """The decision, cut at the first place of its path behind which no token may come.
+
+    What comes behind such a place was decided by a distribution that is nobody's. The text ends
+    there, so that the law of what is kept is the law up to there.
+    """
+    draft = decision.draft
+    rows = draft.row_of_places()
+    for depth, place in enumerate([0, *draft.path_to(decision.place)]):
+        if shaped.dead[rows[place]]:
+            return replace(decision, place=place, num_accepted=depth, dead_end=True)
+    return decision
+
+
+def _prefixes(token_ids: Sequence[int]) -> list[Sequence[int]]:
+    """The path of each row of a chain."""
+    return [token_ids[:end] for end in range(len(token_ids) + 1)]
+
+
+def _paths(draft: Draft) -> list[Sequence[int]]:
+    """The tokens on the way to each row of a pass over the last token and a draft."""
+    if draft.parents is None:
+        return _prefixes(draft.token_ids)
+    places = [0, *(home for node, home in enumerate(draft.homes()) if home == node + 1)]
+    return [[draft.token_ids[at - 1] for at in draft.path_to(place)] for place in places]

@@ -63,7 +63,8 @@ class RunRound:
         length: tokens that the sequence holds behind it.
         last: the run ends with it, unless more rounds are granted; where it has `ended`, in any
             case.
-        ended: the text does: there is no room, or a token of `end_token_ids` was emitted.
+        ended: the text does: there is no room, a token of `end_token_ids` was emitted, or none may
+            come.
     """
 
     round: int
@@ -100,9 +101,8 @@ def run(
             decision = yield from verify(
                 scorer, sequence, round_, Draft.certain(()), own_feedback=told
             )
-        emitted = decision.draft.emitted(decision.place, decision.next_token)
-        ended = sequence.length >= sequence.end
-        ended = ended or not sequence.end_token_ids.isdisjoint(emitted)
+        ended = sequence.length >= sequence.end or decision.dead_end
+        ended = ended or not sequence.end_token_ids.isdisjoint(decision.emitted)
         last = ended or not credit.left
         yield Report(RunRound(round_, draft_times, decision, sequence.length, last, ended))
 

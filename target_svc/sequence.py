@@ -12,7 +12,8 @@ from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
-from tandem.serving.sequence import EngineSequence
+from tandem.serving.sequence import EngineSequence, shaped_behind
+from tandem.shaping.grammar import Grammars
 from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
@@ -31,9 +32,6 @@ from target_svc.messages import (
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 
-# Ids that end a run: a model's own, and those of a request.
-_MOST_ENDS = 256
-
 
 class VerifiedSequence(
     EngineSequence[target_pb2.SequenceRequest, target_pb2.SequenceResponse, TargetSequence]
@@ -45,6 +43,7 @@ class VerifiedSequence(
         scorer: the model.
         info: limits that were announced.
         max_rounds: that a run may still have.
+        grammars: for texts that keep to one.
         drafts: that the target can make itself, if it can.
         feedback_layers: whose hidden states it can give.
     """
@@ -57,6 +56,7 @@ class VerifiedSequence(
         scorer: Scorer,
         info: common_pb2.ModelInfo,
         max_rounds: int,
+        grammars: Grammars,
         drafts: OwnDrafts | None = None,
         feedback_layers: Sequence[int] = (),
     ) -> None:
@@ -64,6 +64,7 @@ class VerifiedSequence(
         self._info = info
         self._feedback_layers = feedback_layers
         self._max_rounds = max_rounds
+        self._grammars = grammars
         self._drafts = drafts
         self._credit: Credit | None = None  # of the run that is on, or was the last step
         self._running = self._ended = False
@@ -79,6 +80,9 @@ class VerifiedSequence(
         request = message.open
         self._accept(request)
         sequence = self._sequence = self._sequence_from(request)
+        sequence.shaped = await shaped_behind(
+            request, sequence.sampling.shaping, self._vocab_size, self._grammars
+        )
         self._gamma = request.gamma
         self._end = sequence.end
         prompt_tokens = len(sequence.token_ids)
@@ -87,13 +91,15 @@ class VerifiedSequence(
             sequence, steps, self._end, self.request_id, traced
         )
         self._progress = Progress(sequence.length, request.first_round)
+        dead_end = self._ended = decision is not None and decision.dead_end
         opened = target_pb2.OpenedSequence(
-            token_id=None if decision is None else decision.next_token,
+            token_id=None if decision is None or dead_end else decision.next_token,
             # Without a round in between it is the one that came.
             carry=request.carry if decision is None else carry_to(decision.levels),
             times=messages.times_to(times),
             open_sequences=self._engine.admission.open_sequences,
             incarnation=self._incarnation,
+            dead_end=dead_end,
         )
         if sequence.wanted is not None and decision is not None and decision.states is not None:
             first = prompt_tokens - len(decision.states)
@@ -125,8 +131,8 @@ class VerifiedSequence(
         self._check_nodes(request.max_nodes, rule)
         carry = carry_from(request.carry, rule, request.gamma)
         sampling = messages.sampling_from(request.sampling)
-        if len(request.end_token_ids) > _MOST_ENDS:
-            raise InvalidRequest(f"open.end_token_ids may hold {_MOST_ENDS} ids")
+        if len(request.end_token_ids) > messages.MOST_ENDS:
+            raise InvalidRequest(f"open.end_token_ids may hold {messages.MOST_ENDS} ids")
         wanted = wanted_from(request.feedback, self._feedback_layers)
         prompt_states = min(request.feedback.prompt_tokens, len(token_ids)) if wanted else 0
         check_fits(wanted, prompt_states, self._info)
@@ -164,6 +170,7 @@ class VerifiedSequence(
             return None
         request, sequence = message.verify, self._sequence
         self._credit = None
+        self._check_goes_on()
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
             request.draft, self._vocab_size, self._max_gamma, sequence.nodes
@@ -177,6 +184,7 @@ class VerifiedSequence(
         first = sequence.length - 1  # the last emitted token is computed by this round
         steps = rounds.verify(self._scorer, sequence, request.round, draft, request.feedback)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
+        self._ended = decision.dead_end
         verdict = self._verdict(request.round, sequence.length, decision, times)
         if decision.states is not None:
             verdict.feedback.CopyFrom(feedback_to(request.round, first, decision.states))
@@ -204,7 +212,8 @@ class VerifiedSequence(
             round=round_,
             position=length,
             num_accepted=decision.num_accepted,
-            next_token_id=decision.next_token,
+            next_token_id=0 if decision.dead_end else decision.next_token,
+            dead_end=decision.dead_end,
             overlaps=decision.overlaps,
             carry=carry_to(decision.levels),
             times=messages.times_to(times),
@@ -243,8 +252,7 @@ class VerifiedSequence(
 
     def _begun(self, request: target_pb2.RunStep) -> Credit:
         """The credit of a run that begins, none yet."""
-        if self._ended:
-            raise WrongState("the text has ended")
+        self._check_goes_on()
         self._progress.check(request.round, request.position)
         self._check_room()
         return Credit(request.round - 1)
@@ -308,6 +316,10 @@ class VerifiedSequence(
             verdict.drafted.parents.extend(done.decision.draft.parents or ())
             verdict.draft_times.CopyFrom(messages.times_to(done.draft_times))
         self.say(target_pb2.SequenceResponse(verdict=verdict))
+
+    def _check_goes_on(self) -> None:
+        if self._ended:
+            raise WrongState("the text has ended")
 
     def _check_room(self) -> None:
         if self._end <= self._progress.length:

@@ -85,6 +85,7 @@ class TargetServicer(
                     loaded.decoder,
                     loaded.info,
                     most,
+                    loaded.grammars,
                     loaded.drafts,
                     loaded.decoder.of_layers,
                 ),

@@ -1,14 +1,18 @@
-"""Prompts to token ids, beside the event loop: a bounded number at once, a bounded number waits."""
+"""Slow work on requests, beside the event loop: so much at once, and so much that waits."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from orchestrator.front.queue import QueueLimits, TextQueue
 from orchestrator.replicas.capacity import TargetCapacity
 from orchestrator.text.codec import TextCodec
 from tandem.errors import Unavailable
+
+T = TypeVar("T")
 
 
 class PromptEncoder:
@@ -51,35 +55,43 @@ class PromptEncoder:
             special: see `TextCodec.encode`.
 
         Raises:
-            Exhausted: too many prompts wait already, or one would wait for too long.
+            TandemError: see `run`.
+        """
+        return await self.run(lambda: self._codec.encode(text, special), client, remaining)
+
+    async def run(self, work: Callable[[], T], client: str, remaining: float | None) -> T:
+        """Do other slow work on a request, as prompts are encoded.
+
+        Args:
+            work: see there; lets other threads go on meanwhile.
+            client: whose request it is.
+            remaining: seconds until the caller's deadline; None for none.
+
+        Raises:
+            Exhausted: too much waits already, or the work would wait for too long.
             DeadlineExceeded: its deadline passed before its turn.
-            Unavailable: it was closed before the prompt's turn.
+            Unavailable: it was closed before the work's turn.
         """
         begun = asyncio.Event()
-        work = asyncio.create_task(self._encode(text, client, remaining, special, begun))
+        task = asyncio.create_task(self._run(work, client, remaining, begun))
         try:
-            return await asyncio.shield(work)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
             # Who waits leaves nothing. A thread that works is not free before it has ended.
             if not begun.is_set():
-                work.cancel()
+                task.cancel()
             raise
 
-    async def _encode(
-        self,
-        text: str,
-        client: str,
-        remaining: float | None,
-        special: bool,
-        begun: asyncio.Event,
-    ) -> list[int]:
+    async def _run(
+        self, work: Callable[[], T], client: str, remaining: float | None, begun: asyncio.Event
+    ) -> T:
         async with self._queue.admitted(client, 0, remaining):
             begun.set()
             try:
-                work = self._threads.submit(self._codec.encode, text, special)
+                done = self._threads.submit(work)
             except RuntimeError:
                 raise Unavailable("the orchestrator is stopping") from None
-            return await asyncio.wrap_future(work)
+            return await asyncio.wrap_future(done)
 
     def close(self) -> None:
         """Encode nothing more, but what is being encoded; does not wait for that."""

@@ -19,6 +19,7 @@ _REASONS = {
     FinishReason.STOP_TOKEN: pb.FINISH_REASON_STOP_TOKEN,
     FinishReason.STOP_STRING: pb.FINISH_REASON_STOP_STRING,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.DEAD_END: pb.FINISH_REASON_DEAD_END,
 }
 
 
@@ -44,6 +45,7 @@ def request_from(message: pb.Generation) -> Request:
         verifier_options=speculation.verifier_options,
         first_round=message.first_round,
         received_ids=message.received_token_ids,
+        bad_strings=message.bad_strings,
     )
 
 
@@ -95,8 +97,12 @@ def summary_to(summary: Summary) -> pb.Summary:
 
 def _effective(generation: Generation) -> pb.Effective:
     stopping = generation.stopping
+    sampling = messages.sampling_to(generation.sampling)
+    sampling.shaping.ClearField("end_token_ids")  # ours: a client that repeats it leaves them out
+    if not generation.sampling.shaping:
+        sampling.ClearField("shaping")
     return pb.Effective(
-        sampling=messages.sampling_to(generation.sampling),
+        sampling=sampling,
         stopping=pb.Stopping(
             max_new_tokens=stopping.max_new_tokens,
             ignore_eos=stopping.ignore_eos,

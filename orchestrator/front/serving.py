@@ -24,6 +24,7 @@ from orchestrator.text.codec import TextCodec, TokenizerFiles
 from orchestrator.text.metrics import RequestMetrics
 from tandem.errors import Exhausted, StartupError, TandemError, Unavailable
 from tandem.rpc.status import notes_of
+from tandem.shaping.grammar import Grammars
 from tandem.telemetry.metrics import catalog as metrics
 
 if TYPE_CHECKING:
@@ -164,6 +165,11 @@ class Serving:
             settings.max_new_tokens,
             codec,
             encoder,
+            Grammars(
+                lambda: tokenizer.tokenizer_json,
+                capabilities.target.vocab_size,
+                capabilities.target.eos_token_ids,
+            ),
             chat,
         )
         if self._texts is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.encoder import PromptEncoder
@@ -15,10 +15,13 @@ from orchestrator.text.record import TextRecord
 from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
+from tandem.shaping.grammar import Grammars
+from tandem.speculation.sampling import Sampling
 
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
+MAX_BAD_STRINGS = 64
 # So that no round's number is beyond what a span's attribute holds, a signed 64-bit integer.
 MAX_FIRST_ROUND = 2**62
 # The draft length of rules that need the same one each round, where none is given.
@@ -37,6 +40,7 @@ class Validator:
         max_new_tokens: the default number of tokens.
         codec: the target's tokenizer.
         encoder: encodes with it.
+        grammars: of texts that keep to one, over it.
         chat: the target's chat template; None if it has none.
     """
 
@@ -47,6 +51,7 @@ class Validator:
     max_new_tokens: int
     codec: TextCodec
     encoder: PromptEncoder
+    grammars: Grammars
     chat: ChatTemplate | None = None
 
     async def accept(
@@ -86,6 +91,7 @@ class Validator:
         choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
         beside = max(size.nodes for size in choices)
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
+        sampling = await self._sampling(request, client, record.remaining, max_new_tokens)
         if not drafted:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
         options = self._options(request, verifier)
@@ -94,11 +100,12 @@ class Validator:
             request.ignore_eos,
             tuple(request.stop_token_ids),
             tuple(request.stop_strings),
+            sampling.shaping.min_tokens,
         )
         return Generation(
             request_id,
             tuple(prompt_ids),
-            request.sampling,
+            sampling,
             stopping,
             verifier,
             rule,
@@ -203,6 +210,67 @@ class Validator:
         encoded = await self.encoder.encode(text, client, remaining, special=request.special_tokens)
         limit = max(len(encoded), 1)  # with max_new_tokens it is held against the room below
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
+
+    async def _sampling(
+        self, request: Request, client: str, remaining: float | None, max_new_tokens: int
+    ) -> Sampling:
+        """The sampling, with the bad strings and what ends the text as ids; a grammar is tried."""
+        shaping, target = request.sampling.shaping, self.capabilities.target
+        if shaping.end_token_ids:
+            raise InvalidRequest("sampling.shaping.end_token_ids must be left out")
+        if not shaping and not request.bad_strings:
+            return request.sampling
+        if not target.shapes_logits:
+            raise InvalidRequest("sampling.shaping: the target is of a version without it")
+        if shaping.min_tokens > max_new_tokens:
+            raise InvalidRequest(
+                f"sampling.shaping.min_tokens must be at most max_new_tokens, {max_new_tokens}"
+            )
+        words = [*shaping.bad_words, *await self._bad_words(request, client, remaining)]
+        eos = () if request.ignore_eos else target.eos_token_ids
+        try:
+            shaping = replace(
+                shaping,
+                bad_words=tuple(dict.fromkeys(words)),
+                end_token_ids=tuple({*request.stop_token_ids, *eos}) if shaping.min_tokens else (),
+            )
+        except ValueError as error:
+            raise InvalidRequest(f"sampling.shaping.{error}") from None
+        for name, ids in (
+            ("logit_bias", [token_id for token_id, _ in shaping.logit_bias]),
+            ("bad_words", [token_id for word in shaping.bad_words for token_id in word]),
+        ):
+            if max(ids, default=0) >= target.vocab_size:
+                raise InvalidRequest(
+                    f"sampling.shaping.{name} holds id {max(ids)}, the vocabulary has"
+                    f" {target.vocab_size} ids"
+                )
+        if (grammar := shaping.grammar) is not None:
+            received = list(request.received_ids)
+            await self.encoder.run(
+                lambda: self.grammars.check(grammar, received), client, remaining
+            )
+        return replace(request.sampling, shaping=shaping)
+
+    async def _bad_words(
+        self, request: Request, client: str, remaining: float | None
+    ) -> list[tuple[int, ...]]:
+        """The bad strings as token ids: as each is, and behind a space."""
+        strings = list(request.bad_strings[: MAX_BAD_STRINGS + 1])
+        if not strings:
+            return []
+        if len(strings) > MAX_BAD_STRINGS:
+            raise InvalidRequest(f"bad_strings may hold {MAX_BAD_STRINGS} strings")
+        if any(not 1 <= len(text) <= MAX_STOP_STRING for text in strings):
+            raise InvalidRequest(f"bad_strings must have 1..{MAX_STOP_STRING} characters each")
+        if not self.codec.has_text:
+            raise InvalidRequest("bad_strings need a target with a tokenizer; use bad_words")
+
+        def encoded() -> list[tuple[int, ...]]:
+            spelled = [way for text in strings for way in (text, f" {text}")]
+            return [tuple(self.codec.encode(text, special=False)) for text in spelled]
+
+        return await self.encoder.run(encoded, client, remaining)
 
     def check_text(self, text: str) -> None:
         """Refuse a prompt that cannot be encoded, or not into a sequence.

@@ -97,6 +97,7 @@ class DraftCall:
             first_round=prompt.first_round,
             max_new_tokens=prompt.max_new_tokens,
             fingerprint=self._replica.fingerprint,
+            emitted_tokens=prompt.emitted_tokens,
         )
         message = drafter_pb2.SequenceRequest(open=request)
         # It may outlast the target's opening, and is beside it: a part of the text.
@@ -242,6 +243,7 @@ class VerifyCall:
             carry=carry,
             fingerprint=self._replica.fingerprint,
             feedback=self._feedback,
+            emitted_tokens=prompt.emitted_tokens,
         )
         message = target_pb2.SequenceRequest(open=request)
         span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
@@ -251,13 +253,15 @@ class VerifyCall:
         self._replica.require_same(opened)
         self._waits.opened(tokens)
         owes = carry is not None and len(carry.levels) > 0
-        if opened.HasField("token_id") == owes:
-            raise self._call.broken(f"opened.token_id must be {'unset' if owes else 'set'}")
+        without = owes or opened.dead_end
+        if opened.HasField("token_id") == without:
+            raise self._call.broken(f"opened.token_id must be {'unset' if without else 'set'}")
         if owes:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         times, carry = _times_of(self._call, opened), _carry_of(opened)
-        return Decided(0, 0, opened.token_id, (), times, carry, self._feedback_of(opened))
+        feedback = self._feedback_of(opened)
+        return Decided(0, 0, opened.token_id, (), times, carry, feedback, opened.dead_end)
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """See `TextTarget`."""
@@ -356,9 +360,8 @@ class VerifyCall:
         expect("verdict.place", place, 0, nodes)
         accepted = len(drafted.path_to(place)) if drafted else 0
         expect("verdict.num_accepted", verdict.num_accepted, accepted, accepted)
-        expect(
-            "verdict.position", verdict.position, position + accepted + 1, position + accepted + 1
-        )
+        end = position + accepted + (not verdict.dead_end)
+        expect("verdict.position", verdict.position, end, end)
         expect("verdict.next_token_id", verdict.next_token_id, 0, self._vocab_size - 1)
         expect("len(verdict.overlaps)", len(verdict.overlaps), nodes, nodes)
         overlaps = list(verdict.overlaps)
@@ -366,7 +369,8 @@ class VerifyCall:
             raise self._call.broken("verdict.overlaps must be 0..1 each")
         times = _times_of(self._call, verdict)
         carry, feedback = _carry_of(verdict), self._feedback_of(verdict)
-        return Decided(place, accepted, verdict.next_token_id, overlaps, times, carry, feedback)
+        next_token, dead_end = verdict.next_token_id, verdict.dead_end
+        return Decided(place, accepted, next_token, overlaps, times, carry, feedback, dead_end)
 
     def _feedback_of(self, answer: Any) -> common_pb2.Feedback | None:
         """What an answer brings for the drafter, which checks it."""

@@ -125,6 +125,7 @@ def law_of(reply: target_pb2.GetModelInfoResponse) -> Law:
         "vocab_size": info.vocab_size,
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "eos_token_ids": sorted(info.eos_token_ids),
+        "shapes_logits": info.shapes_logits,
         "verifiers": sorted(rule.name for rule in reply.verifiers),
     }
 

@@ -25,6 +25,7 @@ class Prompt:
         target_vocab_size: bounds every id, drafted or emitted.
         end_token_ids: behind which no round is wanted any more.
         verifier_options: of the rule, by their names.
+        emitted_tokens: how many of `token_ids` are not the prompt's.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Prompt:
     target_vocab_size: int
     end_token_ids: Sequence[int] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
+    emitted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Decided:
         times: the target's.
         carry: the rule's state, for another target, unread.
         feedback: what the drafter wants to know of the round, unread; None where nothing came.
+        dead_end: no token may come behind the kept ones: `next_token` is none, and the text ends.
     """
 
     place: int
@@ -169,6 +172,7 @@ class Decided:
     times: StageTimes = field(default_factory=StageTimes)
     carry: Any = None
     feedback: Any = None
+    dead_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

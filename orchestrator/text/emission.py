@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from orchestrator.text.contracts import Decided, Drafted, Expected
 from orchestrator.text.measures import TextCounts
@@ -98,6 +99,10 @@ class Emission:
             tokens.append(EmittedToken(token, origin, self._release(token), others))
             if self.finish_reason is not None:
                 break
+        if decided.dead_end and self.finish_reason is None:
+            self.finish_reason = FinishReason.DEAD_END
+            if tokens:
+                tokens[-1] = replace(tokens[-1], text=tokens[-1].text + self._text.flush())
         return Round(number, tokens, gamma, nodes, expected)
 
     def _release(self, token: int) -> str:
@@ -108,7 +113,8 @@ class Emission:
         elif token in self._stopping.token_ids:
             self.finish_reason = FinishReason.STOP_TOKEN
         else:
-            text = self._text.push(token)
+            told = self._received + self._counts.new_tokens
+            text = self._text.push(token, may_stop=told > self._stopping.min_tokens)
             if self._text.stop_string is not None:
                 self.finish_reason = FinishReason.STOP_STRING
                 return text

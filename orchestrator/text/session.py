@@ -118,9 +118,9 @@ class Session:
     def _emit(
         self, drafted: Drafted | None, decided: Decided, expected: Expected | None = None
     ) -> Round:
-        """Commit a verdict: the kept tokens, and the one that follows them."""
+        """Commit a verdict: the kept tokens, and the one that follows them, if any may."""
         kept = drafted.path_to(decided.place) if drafted else []
-        emitted = [*kept, decided.next_token]
+        emitted = kept if decided.dead_end else [*kept, decided.next_token]
         self._target.tell(emitted)
         self._drafter.tell(emitted, decided.feedback)
         with self._record.stage("detokenize", span="detokenize"):
@@ -156,5 +156,6 @@ class Session:
             return
         with harmless:
             tokens = drafted.kept_first(decided.place) if drafted else []
-            *texts, following = self._spell([*tokens, decided.next_token]) or [""]
+            spelled = self._spell([*tokens, *([] if decided.dead_end else [decided.next_token])])
+            texts, following = spelled[: len(tokens)], "".join(spelled[len(tokens) :])
             self._spans.describe({"tandem.text.drafted": texts, "tandem.text.next": following})

@@ -22,11 +22,19 @@ class TextStream:
         self._held = ""
         self.stop_string: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """The text that a token releases; it may be empty."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that a token releases; it may be empty.
+
+        Args:
+            token_id: see there.
+            may_stop: whether a stop string may end the text yet. One that does begins behind the
+                tokens that may not.
+        """
         if self._decoder is None:
             return ""
         self._held += self._decoder.push(token_id)
+        if not may_stop:
+            return self.flush()
         found = [(self._held.find(stop), stop) for stop in self._stop_strings]
         found = [(at, stop) for at, stop in found if at >= 0]
         if found:

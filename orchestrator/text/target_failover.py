@@ -77,6 +77,7 @@ class TargetWithFailover:
             self._vocab_size,
             self._end_token_ids,
             generation.verifier_options,
+            len(emitted),
         )
 
     @property

@@ -31,6 +31,7 @@ class Request:
         received_ids: of a text that is resumed, what came of it.
         verifier_options: of the rule, by their names.
         special_tokens: whether the tokenizer adds its own to the prompt, a BOS for instance.
+        bad_strings: that may not come.
     """
 
     sampling: Sampling
@@ -48,6 +49,7 @@ class Request:
     received_ids: Sequence[int] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     special_tokens: bool = True
+    bad_strings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,14 @@ class Stopping:
         ignore_eos: go on past end-of-text tokens.
         token_ids: end the text like an end-of-text token.
         strings: end the text where one first occurs.
+        min_tokens: until so many were generated, only `max_new_tokens` ends it.
     """
 
     max_new_tokens: int
     ignore_eos: bool = False
     token_ids: tuple[int, ...] = ()
     strings: tuple[str, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,7 @@ class FinishReason(Enum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
+    DEAD_END = "dead_end"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.growth import Growth
 from tandem.drafting.model import ModelDrafter, cache_of
 from tandem.drafting.ranks import Ranks
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import MOST_NODES
 
@@ -42,33 +43,6 @@ class _Held:
     draft: Draft | None = None
     rows: dict[int, int] = field(default_factory=dict)
     ranks: Ranks | None = None
-
-
-@dataclass(eq=False)
-class Growth:
-    """What a round has drawn so far; the tokens are on the device.
-
-    Attributes:
-        most: that it may draw.
-        drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
-        places: that they hang at.
-    """
-
-    most: int
-    drawn: list[Drawn] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-
-    @property
-    def first(self) -> list[Drawn]:
-        """The draws at the root."""
-        return [one for one, place in zip(self.drawn, self.places, strict=True) if not place]
-
-    def add(self, drawn: Sequence[Drawn], behind: Sequence[int], counts: Sequence[int]) -> None:
-        """Take in what was drawn behind places, so many at each."""
-        self.drawn += drawn
-        self.places += [
-            place for place, count in zip(behind, counts, strict=True) for _ in range(count)
-        ]
 
 
 class BranchingDrafter(ModelDrafter):
@@ -139,9 +113,17 @@ class BranchingDrafter(ModelDrafter):
         return Feed(cache_of(sequence), self._known(news), 1)
 
     def _draw(
-        self, sequence: DraftSequence, feed: Feed, round_: int, growth: Growth, counts: list[int]
-    ) -> Draw:
-        """So many draws behind each row of a feed, numbered behind those of the round so far."""
+        self,
+        sequence: DraftSequence,
+        feed: Feed,
+        round_: int,
+        growth: Growth,
+        behind: Sequence[int],
+        counts: Sequence[int],
+    ) -> Steps[Draw]:
+        """An ask for so many draws behind each place that a feed computes, numbered behind those of
+        the round so far."""
+        shaped = yield from growth.shaped(sequence, behind)
         return Draw(
             self._scorer,
             feed,
@@ -154,6 +136,7 @@ class BranchingDrafter(ModelDrafter):
             growth.most,
             counts,
             distinct=self.distinct,
+            shaped=shaped,
         )
 
     def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:

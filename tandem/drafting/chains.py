@@ -7,8 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, LargestTree
+from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, LargestTree
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
+from tandem.drafting.growth import Growth
 from tandem.drafting.model import OfModel
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -49,7 +50,8 @@ class ChainsDrafter(BranchingDrafter):
         for depth in range(gamma):
             first = len(growth.drawn)
             counts = list(reached.values())
-            drawn = yield self._draw(sequence, feed, round_, growth, counts)
+            ask = yield from self._draw(sequence, feed, round_, growth, list(reached), counts)
+            drawn = yield ask
             growth.add(drawn, list(reached), counts)
             if depth + 1 < gamma:
                 # A chain alone agrees with nobody, and waits for nothing.

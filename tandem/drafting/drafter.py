@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from tandem.drafting.features import Feature, Features, FeatureSpec
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
+from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
@@ -31,6 +32,9 @@ class DraftSequence:
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
         features: of the target's passes, where the method wants any.
+        shaped: what the request does to the logits, at the end of all that was emitted; None for
+            nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
+            drafts are exact without it.
         numbers: for its draws.
     """
 
@@ -41,10 +45,15 @@ class DraftSequence:
     caches: list[Any] = field(default_factory=list)
     state: Any = None
     features: Features = field(default_factory=Features)
+    shaped: ShapedText | None = None
     numbers: Foreseen = field(init=False)
 
     def __post_init__(self) -> None:
         self.numbers = Foreseen(self.sampling.seed, Purpose.DRAFT, digits)
+
+    def shaped_rows(self, paths: Sequence[Sequence[int] | None]) -> ShapedRows | None:
+        """What applies behind the text and drafted tokens, see `ShapedText.rows`."""
+        return None if self.shaped is None else self.shaped.rows(paths)
 
 
 class Drafter(ABC):

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from tandem.drafting.branching import LARGEST_TREE, Growth, LargestTree
+from tandem.drafting.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.growth import Growth
 from tandem.drafting.model import ModelRecipe
 from tandem.drafting.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
@@ -46,6 +47,7 @@ class ForestDrafter(Drafter):
             )
             # A round's draws are numbered over all parts, so no two have one number.
             own.caches, own.numbers = [cache], sequence.numbers
+            own.shaped = sequence.shaped
             sequence.state.append(own)
             yield from part.open(own)
 

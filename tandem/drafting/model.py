@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import field_serializer
 
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe
-from tandem.engine.asks import Draw, Steps, Take, ToHost, Truncation
+from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
@@ -46,8 +46,10 @@ class ModelDrafter(Drafter):
         news = sequence.token_ids[len(held) :]
         held += news
         chain: list[Drawn] = []
+        path: list[int] = []  # known only where it shapes the next row
         gamma = min(gamma, budget)
         for node in range(gamma):
+            shaped = sequence.shaped_rows([path])
             (drawn,) = yield Draw(
                 self._scorer,
                 Feed(cache_of(sequence), chain[-1] if chain else self._known(news), 1),
@@ -58,8 +60,11 @@ class ModelDrafter(Drafter):
                 round_,
                 node,
                 gamma,
+                shaped=shaped,
             )
             chain.append(drawn)
+            if shaped is not None and node + 1 < gamma:
+                path = [*path, *(yield ReadTokens([drawn]))]
         draft: Draft = yield ToHost(chain)
         # All but the last were fed; a rollback has to know them.
         held += draft.token_ids[:-1]

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, Growth, LargestTree
+from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, LargestTree
 from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.growth import Growth
 from tandem.drafting.model import OfModel
 from tandem.drafting.ranks import Ranks
 from tandem.drafting.shape import TreeShape, falls, likeliest
@@ -67,7 +68,7 @@ class TreeDrafter(BranchingDrafter):
         for depth in range(len(shape.levels)):
             counts = list(shape.counts(depth).values())
             first = len(growth.drawn)
-            ask = self._draw(sequence, feed, round_, growth, counts)
+            ask = yield from self._draw(sequence, feed, round_, growth, behind, counts)
             if not depth:
                 ask.earlier = growth.first
             drawn = yield ask

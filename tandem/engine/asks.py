@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
+from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.randomness import Foreseen
@@ -101,6 +102,7 @@ class Draw:
         counts: draws of each group: those behind one place; (1,) for a single one.
         rows: the feed's row that each group is drawn from; None for one group a row, in order.
             Groups of one row are drawn apart, and share the row when they are sent.
+        shaped: what applies to the row of each group; None for nothing.
         distinct: draws of one group are without replacement. At temperature 0 they are the
             likeliest tokens, each certain.
         earlier: where distinct, draws that others made at the first group's place, without which
@@ -120,6 +122,7 @@ class Draw:
     distinct: bool = False
     earlier: Sequence[Drawn] = ()
     rows: Sequence[int] | None = None
+    shaped: ShapedRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class Decide:
         following: the same, for what follows the kept tokens.
         round: keys the numbers.
         wanted: hidden states of what is kept, which `scored` has; None for none.
+        shaped: what applies to each row of `scored`; None for nothing.
     """
 
     rule: Verifier[Any]
@@ -162,6 +166,7 @@ class Decide:
     following: Foreseen
     round: int
     wanted: StatesWanted | None = None
+    shaped: ShapedRows | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -279,6 +284,7 @@ class Decision:
         states: [positions, layers, width] hidden states of the prompt's end, of place 0 and of the
             kept path, bfloat16 as int16; None where none were wanted. On the device, where they
             were to stay there.
+        dead_end: no token may come behind the place; `next_token` is none of the text's.
     """
 
     draft: Draft
@@ -289,6 +295,13 @@ class Decision:
     carry: Any = None
     levels: list[tuple[float, int]] = field(default_factory=list)
     states: npt.NDArray[Any] | Tensor | None = None
+    dead_end: bool = False
+
+    @property
+    def emitted(self) -> list[int]:
+        """The kept path, and the token behind it."""
+        tokens = self.draft.emitted(self.place, self.next_token)
+        return tokens[:-1] if self.dead_end else tokens
 
 
 @dataclass(slots=True, eq=False)

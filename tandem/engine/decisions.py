@@ -16,6 +16,7 @@ from tandem.engine.draws import chains_of, draws_of, not_finite, rows_of, to_hos
 from tandem.engine.feedback import kept_states
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import Drawn
+from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
@@ -93,6 +94,9 @@ def _probabilities(asks: Sequence[Decide]) -> dict[int, tuple[Tensor, dict[int, 
         for ask in group:
             starts[id(ask)] = first
             first += ask.scored.count
+        shaped = [(starts[id(ask)], ask.shaped) for ask in group if ask.shaped is not None]
+        if shaped:
+            logits = shape(logits, shaped)
         samplings = [ask.sampling for ask in group for _ in range(ask.scored.count)]
         found[key] = process(logits, samplings), starts
     return found

@@ -13,6 +13,7 @@ from torch import Tensor
 from tandem.engine.asks import DeviceVerdict, Draw, DrawnTree, ReadTokens, ToHost
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Drawn, Draws
+from tandem.shaping.logits import shape
 from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft
@@ -53,7 +54,7 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
     if rows != list(range(len(logits))):
         logits = logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
     each = [ask for ask in asks for _ in ask.counts]
-    logits = _within_vocabulary(each, logits)
+    logits = _shaped(asks, _within_vocabulary(each, logits))
     siblings = max(count for ask in asks for count in ask.counts)
     earlier = _earlier(asks, logits.device)
     if all(ask.sampling.greedy for ask in asks):
@@ -69,6 +70,16 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
     ]
+
+
+def _shaped(asks: Sequence[Draw], logits: Tensor) -> Tensor:
+    """Logits [R, V] as the requests of their groups shape them."""
+    shaped, first = [], 0
+    for ask in asks:
+        if ask.shaped is not None:
+            shaped.append((first, ask.shaped))
+        first += len(ask.counts)
+    return shape(logits, shaped) if shaped else logits
 
 
 def _rows_of(asks: Sequence[Draw]) -> Iterator[list[tuple[int, int]]]:

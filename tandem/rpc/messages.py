@@ -12,10 +12,13 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.sampling import Sampling
+from tandem.speculation.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
 from tandem.telemetry.stages import StageTimes
 
 PROTOCOL_VERSION = 2
 MAX_REQUEST_ID = 128
+# Ids that end a text: a model's own, and those of a request.
+MOST_ENDS = 256
 
 _SHAPES = {
     DraftShape.CHAIN: common_pb2.DRAFT_SHAPE_CHAIN,
@@ -54,20 +57,56 @@ def sampling_from(message: common_pb2.Sampling, default_seed: int | None = None)
             top_p=message.top_p if message.HasField("top_p") else 1.0,
             min_p=message.min_p,
             seed=message.seed if message.HasField("seed") else default_seed or 0,
+            shaping=_shaping_from(message.shaping) if message.HasField("shaping") else NO_SHAPING,
         )
     except ValueError as error:
         raise InvalidRequest(f"sampling.{error}") from None
 
 
+def _shaping_from(message: common_pb2.Shaping) -> Shaping:
+    if len(message.end_token_ids) > MOST_ENDS:
+        raise InvalidRequest(f"sampling.shaping.end_token_ids may hold {MOST_ENDS} ids")
+    kind = message.WhichOneof("grammar")
+    try:
+        return Shaping(
+            tuple(sorted(message.logit_bias.items())),
+            message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+            message.frequency_penalty,
+            message.presence_penalty,
+            message.min_tokens,
+            tuple(message.end_token_ids),
+            tuple(tuple(word.token_ids) for word in message.bad_words),
+            None if kind is None else Grammar(GrammarKind(kind), getattr(message, kind)),
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"sampling.shaping.{error}") from None
+
+
 def sampling_to(sampling: Sampling) -> common_pb2.Sampling:
-    """Every parameter set."""
+    """Every parameter set; of the shaping, what differs from none."""
     return common_pb2.Sampling(
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
         seed=sampling.seed,
+        shaping=_shaping_to(sampling.shaping) if sampling.shaping else None,
     )
+
+
+def _shaping_to(shaping: Shaping) -> common_pb2.Shaping:
+    message = common_pb2.Shaping(
+        logit_bias=dict(shaping.logit_bias),
+        repetition_penalty=shaping.repetition_penalty,
+        frequency_penalty=shaping.frequency_penalty,
+        presence_penalty=shaping.presence_penalty,
+        min_tokens=shaping.min_tokens,
+        end_token_ids=shaping.end_token_ids,
+        bad_words=[common_pb2.Shaping.Word(token_ids=word) for word in shaping.bad_words],
+    )
+    if shaping.grammar is not None:
+        setattr(message, shaping.grammar.kind.value, shaping.grammar.text)
+    return message
 
 
 def draft_from(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.engine import Engine
 from tandem.engine.scorer import Model
+from tandem.shaping.grammar import Grammars
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,20 @@ class Loaded:
         """Whether a target also drafts."""
         return False
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """For texts that keep to one."""
+
+        def tokenizer() -> bytes:
+            return self.models[0].tokenizer_json() if self.models else b""
+
+        return Grammars(tokenizer, self.info.vocab_size, self.info.eos_token_ids)
+
     def described(self) -> common_pb2.ModelInfo:
         """The handshake's message, now."""
         info = common_pb2.ModelInfo()
         info.CopyFrom(self.info)
+        info.shapes_logits = True
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
             info.improving = any(model.improving for model in self.models)

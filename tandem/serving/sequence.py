@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.admission import AdmittedSequence
 from tandem.engine.engine import Engine
+from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Answer, Progress, ServedSequence, StepMessage
 from tandem.serving.fingerprint import require_same
+from tandem.shaping.grammar import Grammars
+from tandem.shaping.text import ShapedText, shaped_text
+from tandem.speculation.shaping import Shaping
 from tandem.telemetry.logs import bind_request
 
 Q = TypeVar("Q", bound=StepMessage)
@@ -22,6 +28,11 @@ class OpenRequest(Protocol):
 
     request_id: str
     fingerprint: str
+    emitted_tokens: int
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Of the prompt and of what was emitted."""
 
 
 class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
@@ -58,3 +69,32 @@ class EngineSequence(ServedSequence[Q, R], Generic[Q, R, S]):
     def release(self) -> None:
         if hasattr(self, "_sequence"):
             self._engine.release(self._sequence)
+
+
+async def shaped_behind(
+    request: OpenRequest, shaping: Shaping, vocab_size: int, grammars: Grammars
+) -> ShapedText | None:
+    """The state of a text's shaping at the end of a checked request's ids; None for none.
+
+    Raises:
+        InvalidRequest: an id is beyond the vocabulary, more was emitted than there is, or see
+            `Grammars.state`.
+    """
+    prompt = len(request.token_ids) - request.emitted_tokens
+    if prompt < 1:
+        raise InvalidRequest(
+            f"open.emitted_tokens must be less than the {len(request.token_ids)} of token_ids"
+        )
+    named = [token_id for token_id, _ in shaping.logit_bias]
+    named += [token_id for word in shaping.bad_words for token_id in word]
+    if max(named, default=0) >= vocab_size:
+        raise InvalidRequest(
+            f"sampling.shaping holds id {max(named)}, the vocabulary has {vocab_size} ids"
+        )
+    token_ids = list(request.token_ids)
+
+    def text() -> ShapedText | None:
+        return shaped_text(shaping, vocab_size, token_ids[:prompt], token_ids[prompt:], grammars)
+
+    # A large grammar takes a second.
+    return text() if shaping.grammar is None else await asyncio.to_thread(text)

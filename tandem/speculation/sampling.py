@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tandem.speculation.shaping import NO_SHAPING, Shaping
+
 MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Temperature, then top-k, then top-p, then min-p: Hugging Face's order.
+    """Shaping, then temperature, top-k, top-p and min-p: Hugging Face's order.
 
     Attributes:
         temperature: divides the logits; 0 takes the argmax. Finite, >= 0.
@@ -18,6 +20,7 @@ class Sampling:
         top_p: keep the smallest set of most likely tokens with at least this mass. (0, 1].
         min_p: drop tokens less likely than this share of the most likely one. [0, 1].
         seed: keys every random number of the request. 64 bits.
+        shaping: of the logits.
 
     Raises:
         ValueError: a value is out of range; the message begins with its name.
@@ -28,6 +31,7 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    shaping: Shaping = NO_SHAPING
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):

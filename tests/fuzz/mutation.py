@@ -170,14 +170,16 @@ def _assign(source: random.Random, message: Message, field: Any) -> None:
 
 # Keys that mean something somewhere, and some that never do.
 _KEYS = ("epsilon", "delta", "", "gamma", "\0", "x" * 300)
+_IDS = (0, 1, 4, 5, 31, 32, 63, 2**31, 2**32 - 1)
 
 
 def _change_map(source: random.Random, values: Any, field: Any) -> None:
     value = field.message_type.fields_by_name["value"]
+    named = field.message_type.fields_by_name["key"].type == field.TYPE_STRING
     if values and source.randrange(4) == 0:
         del values[source.choice(sorted(values))]
     else:
-        key = source.choice(_KEYS)
+        key: Any = source.choice(_KEYS) if named else source.choice(_IDS)
         values[key] = _value(source, value, values.get(key, 0))
 
 

@@ -15,6 +15,18 @@ MAX_GAMMA, MAX_NODES, MAX_LENGTH, MAX_ROUNDS = 8, 16, 64, 16
 PROMPT = (1, 2, 3)
 MAX_NEW_TOKENS = 20
 SAMPLING = common_pb2.Sampling(seed=7, temperature=0.9, top_k=4, top_p=0.99, min_p=0.001)
+SHAPED = common_pb2.Sampling(
+    seed=8,
+    shaping=common_pb2.Shaping(
+        logit_bias={0: 1.5, 3: -2.0},
+        repetition_penalty=1.2,
+        frequency_penalty=0.4,
+        presence_penalty=-0.3,
+        min_tokens=3,
+        bad_words=[common_pb2.Shaping.Word(token_ids=word) for word in ((1,), (2, 3))],
+        regex="(a|b)*e?",
+    ),
+)
 
 _ROWS = rows({0: 9, 1: 5, 2: 65535}, {3: 65535, 4: 7}, {0: 1, 1: 2, 2: 3, 3: 4, 4: 65535})
 _TWO = rows({0: 9, 1: 5, 2: 65535}, {3: 65535, 4: 7})
@@ -108,12 +120,21 @@ VERIFY_DIALOGUES = (
     (open_verify(first_round=5, trees=False), verify_step(CHAINS[2], 6, 4)),
     (open_verify(end_token_ids=[3]), run_step(1, 4, 3), run_step(0, 0, 2)),
     (open_verify(), run_step(1, 4, 3, gamma=3), run_step(0, 0, 2), run_step(0, 0, 1, gamma=1)),
+    (open_verify(sampling=SHAPED), verify_step(CHAINS[2], 1, 4)),
+    (
+        open_verify(sampling=SHAPED, token_ids=[3, 2, 0], emitted_tokens=1),
+        run_step(1, 4, 3, gamma=3),
+    ),
     # As long as what is left of the text.
     (open_verify(max_new_tokens=4), verify_step(CHAINS[2], 1, 4)),
 )
 DRAFT_DIALOGUES = (
     (open_draft(), draft_step(1, 3)),
     (open_draft(), draft_step(1, 3, gamma=MAX_GAMMA, max_nodes=MAX_NODES)),
+    (
+        open_draft(sampling=SHAPED, token_ids=[3, 2, 0], emitted_tokens=1),
+        draft_step(1, 3, new_token_ids=[1]),
+    ),
     (open_draft(first_round=2, target_vocab_size=7), draft_step(3, 3, new_token_ids=[6, 4])),
 )
 GENERATIONS = (
@@ -132,6 +153,12 @@ GENERATIONS = (
         received_token_ids=[1, 2],
         stopping=pb.Stopping(max_new_tokens=6, ignore_eos=True),
         speculation=pb.Speculation(verifier="token", gamma=2),
+    ),
+    pb.Generation(
+        prompt_token_ids=PROMPT,
+        sampling=SHAPED,
+        stopping=pb.Stopping(max_new_tokens=6),
+        bad_strings=["ab"],
     ),
     pb.Generation(prompt="def ", stopping=pb.Stopping(max_new_tokens=4, stop_strings=["x"])),
 )

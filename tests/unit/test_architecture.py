@@ -134,8 +134,10 @@ def test_scheduling_model_and_serving_are_apart() -> None:
     """Below each other: serving, drafting, engine, inference; none sees one above it."""
     below = {
         "inference": {"speculation", "errors", "profile"},
-        "engine": {"inference", "speculation", "verification", "telemetry", "errors", "profile"},
-        "drafting": {"engine", "inference", "speculation", "errors", "settings"},
+        "shaping": {"speculation", "errors"},
+        "engine": {"inference", "shaping", "speculation", "verification"}
+        | {"telemetry", "errors", "profile"},
+        "drafting": {"engine", "inference", "shaping", "speculation", "errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
     }
     for room, seen in below.items():
@@ -194,7 +196,7 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 
 
 def test_only_the_models_side_touches_torch() -> None:
-    side = ("speculation", "inference", "verification", "engine")
+    side = ("speculation", "shaping", "inference", "verification", "engine")
     for folder in PRODUCT:
         for module, name in imports(folder):
             if name.split(".")[0] in ("torch", "transformers", "numba"):

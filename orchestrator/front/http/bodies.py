@@ -10,10 +10,18 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError
 
-from orchestrator.front.validation import new_seed
+from orchestrator.front.http.formats import (
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    grammar_of,
+)
+from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
 from tandem.speculation.sampling import MAX_SEED, Sampling
+from tandem.speculation.shaping import MOST_BIASED, Shaping
 
 _log = structlog.get_logger(__name__)
 
@@ -26,6 +34,8 @@ _UNIONS = {
     "stop": "a string, or a list of strings",
     "tool_choice": 'a string: "auto" or "none"',
 }
+# Of a token id.
+_DIGITS = 10
 _MOST_MESSAGES, _MOST_TOOLS, _MOST_STOPS = 4096, 256, 64
 
 
@@ -109,18 +119,6 @@ class Generating(Body):
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "best_of": (None, 1),
-        "presence_penalty": (None, 0, 0.0),
-        "frequency_penalty": (None, 0, 0.0),
-        "repetition_penalty": (None, 1, 1.0),
-        "logit_bias": (None, {}),
-        "min_tokens": (None, 0),
-        "bad_words": (None, []),
-        "response_format": (None, {"type": "text"}),
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "structured_outputs": (None,),
         "prompt_logprobs": (None,),
         "use_beam_search": (None, False),
         "length_penalty": (None, 1, 1.0),
@@ -147,6 +145,19 @@ class Generating(Body):
     stop_token_ids: _Ids | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASED)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=MAX_BAD_STRINGS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Older names of the same.
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     tandem: Speculation = Speculation()
 
     @property
@@ -189,6 +200,7 @@ class Generating(Body):
             sampling = Sampling(
                 **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
                 seed=seed & MAX_SEED,
+                shaping=self._shaping(),
             )
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
@@ -207,7 +219,40 @@ class Generating(Body):
             nodes=own.max_nodes,
             verifier_options=own.verifier_options,
             special_tokens=special,
+            bad_strings=self.bad_words or (),
         )
+
+    def _shaping(self) -> Shaping:
+        """Of the logits.
+
+        Raises:
+            ValueError: a value is out of range; the message begins with its name.
+        """
+        guided = StructuredOutputs.model_construct(
+            by_json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return Shaping(
+            _bias_of(self.logit_bias or {}),
+            1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            self.frequency_penalty or 0.0,
+            self.presence_penalty or 0.0,
+            self.min_tokens,
+            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
+        )
+
+
+def _bias_of(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """The bias by token ids, which JSON's keys are as text.
+
+    Raises:
+        ValueError: a key is none.
+    """
+    if any(not key.isdecimal() or len(key) > _DIGITS for key in given):
+        raise ValueError("logit_bias: its keys must be token ids")
+    return tuple(sorted((int(key), bias) for key, bias in given.items()))
 
 
 class CompletionBody(Generating):

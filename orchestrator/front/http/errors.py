@@ -39,11 +39,13 @@ _KINDS: dict[type[errors.TandemError], _Kind] = {
 }
 
 # A sentence begins with the field's name, as gRPC's messages have it.
-_FIELD = re.compile(r"(?:sampling\.)?([a-z_]+(?:\.[a-z_0-9]+)*)\b")
+_FIELD = re.compile(r"(?:sampling\.)?(?:shaping\.)?([a-z_]+(?:\.[a-z_0-9]+)*)\b")
 _NAMES = {
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
     "prompt_token_ids": "prompt",
+    "bad_strings": "bad_words",
+    "grammar": "response_format",
     "verifier": "tandem.verifier",
     "verifier_options": "tandem.verifier_options",
     "gamma": "tandem.gamma",

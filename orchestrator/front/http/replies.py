@@ -12,6 +12,8 @@ from orchestrator.text.values import FinishReason, Round, Summary
 from tandem.telemetry.stages import WAITS
 
 _REASONS = {FinishReason.LENGTH: "length"}
+# No token could come: OpenAI has no name for that.
+_ENDS = {FinishReason.DEAD_END: FinishReason.DEAD_END.value}
 
 Json = dict[str, Any]
 
@@ -53,7 +55,7 @@ def finish_of(summary: Summary, called: bool) -> Json:
     own = "tool_calls" if called else "stop"
     return {
         "finish_reason": _REASONS.get(summary.finish_reason, own),
-        "stop_reason": summary.stop_string or None,
+        "stop_reason": summary.stop_string or _ENDS.get(summary.finish_reason),
     }
 
 

@@ -24,39 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xaa\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"3\n\x04Rows\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\"|\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12$\n\x04rows\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Rows\x12\x0f\n\x07parents\x18\x03 \x03(\r\x12\x0e\n\x06row_of\x18\x04 \x03(\r\x12\x19\n\x11\x64istinct_siblings\x18\x05 \x01(\x08\"\x89\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kSpec\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x33\n\x0chidden_dtype\x18\x02 \x01(\x0e\x32\x1d.tandem.common.v1.HiddenDtype\x12\x15\n\rprompt_tokens\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06R\x03topR\x0cpredicted_at\"\x81\x01\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\tpositions\x18\x02 \x01(\r\x12\x0e\n\x06hidden\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x07 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06placesR\x0bpredictionsR\rpredicted_ids\"q\n\rVerifierCarry\x12\x35\n\x06levels\x18\x01 \x03(\x0b\x32%.tandem.common.v1.VerifierCarry.Level\x1a)\n\x05Level\x12\x11\n\tlog_ratio\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x80\x04\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x11\n\tmax_gamma\x18\x07 \x01(\r\x12\x15\n\rmax_sequences\x18\x08 \x01(\r\x12\x11\n\tmax_nodes\x18\x0c \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x13\n\x0bhidden_size\x18\r \x01(\r\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x1b\n\x13weights_fingerprint\x18\x0f \x01(\t\x12\x12\n\nparameters\x18\x0b \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x10 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x11 \x01(\t\x12\x11\n\timproving\x18\x12 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x13 \x01(\t\x12\x0c\n\x04zone\x18\x14 \x01(\t\x12\x13\n\x0bincarnation\x18\x15 \x01(\x06\x12.\n\npass_times\x18\x17 \x03(\x0b\x32\x1a.tandem.common.v1.PassTime\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x16 \x01(\x04\"@\n\x08PassTime\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x13\n\x0bnanoseconds\x18\x03 \x01(\x04\"k\n\x0b\x45ngineStats\x12\x16\n\x0eopen_sequences\x18\x01 \x01(\r\x12\x16\n\x0e\x66orward_passes\x18\x02 \x01(\x04\x12\x12\n\nfed_tokens\x18\x03 \x01(\x04\x12\x18\n\x10opened_sequences\x18\x04 \x01(\x04\"-\n\x0bSequenceEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x10\n\x08sentence\x18\x02 \x01(\t\"m\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x12\n\nnumbers_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x11\n\tgather_ns\x18\x05 \x01(\x04*`\n\x0bHiddenDtype\x12\x1c\n\x18HIDDEN_DTYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15HIDDEN_DTYPE_BFLOAT16\x10\x01\x12\x18\n\x14HIDDEN_DTYPE_FLOAT32\x10\x02*r\n\nDraftShape\x12\x1b\n\x17\x44RAFT_SHAPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_SHAPE_CHAIN\x10\x01\x12\x14\n\x10\x44RAFT_SHAPE_TREE\x10\x02\x12\x1a\n\x16\x44RAFT_SHAPE_IID_CHAINS\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/common/v1/common.proto\x12\x10tandem.common.v1\"\xd6\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12*\n\x07shaping\x18\x06 \x01(\x0b\x32\x19.tandem.common.v1.ShapingB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"\xa2\x03\n\x07Shaping\x12<\n\nlogit_bias\x18\x01 \x03(\x0b\x32(.tandem.common.v1.Shaping.LogitBiasEntry\x12\x1f\n\x12repetition_penalty\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x19\n\x11\x66requency_penalty\x18\x03 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x04 \x01(\x01\x12\x12\n\nmin_tokens\x18\x05 \x01(\r\x12\x15\n\rend_token_ids\x18\x06 \x03(\r\x12\x31\n\tbad_words\x18\x07 \x03(\x0b\x32\x1e.tandem.common.v1.Shaping.Word\x12\x15\n\x0bjson_schema\x18\x08 \x01(\tH\x00\x12\x0f\n\x05regex\x18\t \x01(\tH\x00\x12\x0e\n\x04lark\x18\n \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x19\n\x04Word\x12\x11\n\ttoken_ids\x18\x01 \x03(\rB\t\n\x07grammarB\x15\n\x13_repetition_penalty\"3\n\x04Rows\x12\r\n\x05sizes\x18\x01 \x03(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0f\n\x07weights\x18\x03 \x01(\x0c\"|\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12$\n\x04rows\x18\x02 \x01(\x0b\x32\x16.tandem.common.v1.Rows\x12\x0f\n\x07parents\x18\x03 \x03(\r\x12\x0e\n\x06row_of\x18\x04 \x03(\r\x12\x19\n\x11\x64istinct_siblings\x18\x05 \x01(\x08\"\x89\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kSpec\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x33\n\x0chidden_dtype\x18\x02 \x01(\x0e\x32\x1d.tandem.common.v1.HiddenDtype\x12\x15\n\rprompt_tokens\x18\x03 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06R\x03topR\x0cpredicted_at\"\x81\x01\n\x08\x46\x65\x65\x64\x62\x61\x63k\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x11\n\tpositions\x18\x02 \x01(\r\x12\x0e\n\x06hidden\x18\x03 \x01(\x0c\x12\r\n\x05\x66irst\x18\x07 \x01(\rJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07R\x06placesR\x0bpredictionsR\rpredicted_ids\"q\n\rVerifierCarry\x12\x35\n\x06levels\x18\x01 \x03(\x0b\x32%.tandem.common.v1.VerifierCarry.Level\x1a)\n\x05Level\x12\x11\n\tlog_ratio\x18\x01 \x01(\x01\x12\r\n\x05\x63ount\x18\x02 \x01(\r\"\x97\x04\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x12\n\nmax_length\x18\x06 \x01(\r\x12\x11\n\tmax_gamma\x18\x07 \x01(\r\x12\x15\n\rmax_sequences\x18\x08 \x01(\r\x12\x11\n\tmax_nodes\x18\x0c \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\n \x01(\t\x12\x13\n\x0bhidden_size\x18\r \x01(\r\x12\x0e\n\x06layers\x18\x0e \x01(\r\x12\x1b\n\x13weights_fingerprint\x18\x0f \x01(\t\x12\x12\n\nparameters\x18\x0b \x01(\x04\x12\x19\n\x11max_message_bytes\x18\x10 \x01(\x04\x12\x0e\n\x06\x65ngine\x18\x11 \x01(\t\x12\x11\n\timproving\x18\x12 \x01(\x08\x12\x13\n\x0b\x66ingerprint\x18\x13 \x01(\t\x12\x0c\n\x04zone\x18\x14 \x01(\t\x12\x13\n\x0bincarnation\x18\x15 \x01(\x06\x12.\n\npass_times\x18\x17 \x03(\x0b\x32\x1a.tandem.common.v1.PassTime\x12\x15\n\rshapes_logits\x18\x18 \x01(\x08\x12\x14\n\x0c\x63\x61\x63he_tokens\x18\x16 \x01(\x04\"@\n\x08PassTime\x12\x11\n\tsequences\x18\x01 \x01(\r\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x13\n\x0bnanoseconds\x18\x03 \x01(\x04\"k\n\x0b\x45ngineStats\x12\x16\n\x0eopen_sequences\x18\x01 \x01(\r\x12\x16\n\x0e\x66orward_passes\x18\x02 \x01(\x04\x12\x12\n\nfed_tokens\x18\x03 \x01(\x04\x12\x18\n\x10opened_sequences\x18\x04 \x01(\x04\"-\n\x0bSequenceEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x10\n\x08sentence\x18\x02 \x01(\t\"m\n\nStageTimes\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x12\n\nforward_ns\x18\x02 \x01(\x04\x12\x12\n\nnumbers_ns\x18\x03 \x01(\x04\x12\x12\n\nbatch_size\x18\x04 \x01(\r\x12\x11\n\tgather_ns\x18\x05 \x01(\x04*`\n\x0bHiddenDtype\x12\x1c\n\x18HIDDEN_DTYPE_UNSPECIFIED\x10\x00\x12\x19\n\x15HIDDEN_DTYPE_BFLOAT16\x10\x01\x12\x18\n\x14HIDDEN_DTYPE_FLOAT32\x10\x02*r\n\nDraftShape\x12\x1b\n\x17\x44RAFT_SHAPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44RAFT_SHAPE_CHAIN\x10\x01\x12\x14\n\x10\x44RAFT_SHAPE_TREE\x10\x02\x12\x1a\n\x16\x44RAFT_SHAPE_IID_CHAINS\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.common.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_HIDDENDTYPE']._serialized_start=1638
-  _globals['_HIDDENDTYPE']._serialized_end=1734
-  _globals['_DRAFTSHAPE']._serialized_start=1736
-  _globals['_DRAFTSHAPE']._serialized_end=1850
+  _globals['_SHAPING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_HIDDENDTYPE']._serialized_start=2126
+  _globals['_HIDDENDTYPE']._serialized_end=2222
+  _globals['_DRAFTSHAPE']._serialized_start=2224
+  _globals['_DRAFTSHAPE']._serialized_end=2338
   _globals['_SAMPLING']._serialized_start=52
-  _globals['_SAMPLING']._serialized_end=222
-  _globals['_ROWS']._serialized_start=224
-  _globals['_ROWS']._serialized_end=275
-  _globals['_DRAFT']._serialized_start=277
-  _globals['_DRAFT']._serialized_end=401
-  _globals['_FEEDBACKSPEC']._serialized_start=404
-  _globals['_FEEDBACKSPEC']._serialized_end=541
-  _globals['_FEEDBACK']._serialized_start=544
-  _globals['_FEEDBACK']._serialized_end=673
-  _globals['_VERIFIERCARRY']._serialized_start=675
-  _globals['_VERIFIERCARRY']._serialized_end=788
-  _globals['_VERIFIERCARRY_LEVEL']._serialized_start=747
-  _globals['_VERIFIERCARRY_LEVEL']._serialized_end=788
-  _globals['_MODELINFO']._serialized_start=791
-  _globals['_MODELINFO']._serialized_end=1303
-  _globals['_PASSTIME']._serialized_start=1305
-  _globals['_PASSTIME']._serialized_end=1369
-  _globals['_ENGINESTATS']._serialized_start=1371
-  _globals['_ENGINESTATS']._serialized_end=1478
-  _globals['_SEQUENCEEND']._serialized_start=1480
-  _globals['_SEQUENCEEND']._serialized_end=1525
-  _globals['_STAGETIMES']._serialized_start=1527
-  _globals['_STAGETIMES']._serialized_end=1636
+  _globals['_SAMPLING']._serialized_end=266
+  _globals['_SHAPING']._serialized_start=269
+  _globals['_SHAPING']._serialized_end=687
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_start=578
+  _globals['_SHAPING_LOGITBIASENTRY']._serialized_end=626
+  _globals['_SHAPING_WORD']._serialized_start=628
+  _globals['_SHAPING_WORD']._serialized_end=653
+  _globals['_ROWS']._serialized_start=689
+  _globals['_ROWS']._serialized_end=740
+  _globals['_DRAFT']._serialized_start=742
+  _globals['_DRAFT']._serialized_end=866
+  _globals['_FEEDBACKSPEC']._serialized_start=869
+  _globals['_FEEDBACKSPEC']._serialized_end=1006
+  _globals['_FEEDBACK']._serialized_start=1009
+  _globals['_FEEDBACK']._serialized_end=1138
+  _globals['_VERIFIERCARRY']._serialized_start=1140
+  _globals['_VERIFIERCARRY']._serialized_end=1253
+  _globals['_VERIFIERCARRY_LEVEL']._serialized_start=1212
+  _globals['_VERIFIERCARRY_LEVEL']._serialized_end=1253
+  _globals['_MODELINFO']._serialized_start=1256
+  _globals['_MODELINFO']._serialized_end=1791
+  _globals['_PASSTIME']._serialized_start=1793
+  _globals['_PASSTIME']._serialized_end=1857
+  _globals['_ENGINESTATS']._serialized_start=1859
+  _globals['_ENGINESTATS']._serialized_end=1966
+  _globals['_SEQUENCEEND']._serialized_start=1968
+  _globals['_SEQUENCEEND']._serialized_end=2013
+  _globals['_STAGETIMES']._serialized_start=2015
+  _globals['_STAGETIMES']._serialized_end=2124
 # @@protoc_insertion_point(module_scope)

@@ -111,7 +111,7 @@ Global___DraftShape: typing_extensions.TypeAlias = DraftShape
 @typing.final
 class Sampling(google.protobuf.message.Message):
     """Sampling turns the target's logits into the distribution from which tokens are
-    drawn: temperature, then top_k, then top_p, then min_p. The drafter processes
+    drawn: shaping, then temperature, top_k, top_p and min_p. The drafter processes
     its own logits in the same way, so that the two distributions stay close.
     """
 
@@ -122,6 +122,7 @@ class Sampling(google.protobuf.message.Message):
     TOP_P_FIELD_NUMBER: builtins.int
     MIN_P_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    SHAPING_FIELD_NUMBER: builtins.int
     temperature: builtins.float
     """temperature divides the logits; 0 takes the most likely token. Finite, >= 0.
     Default 1.
@@ -142,6 +143,12 @@ class Sampling(google.protobuf.message.Message):
     """seed keys every random number of the request; 0 is a seed like any other. Default: drawn by the
     orchestrator and returned in the last message. Between the services the seed is always set.
     """
+    @property
+    def shaping(self) -> Global___Shaping:
+        """shaping of the logits. Unset: none. A drafter may leave out what it cannot do (a grammar
+        without a tokenizer): then fewer of its tokens are kept.
+        """
+
     def __init__(
         self,
         *,
@@ -150,9 +157,10 @@ class Sampling(google.protobuf.message.Message):
         top_p: builtins.float | None = ...,
         min_p: builtins.float | None = ...,
         seed: builtins.int | None = ...,
+        shaping: Global___Shaping | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_min_p", b"_min_p"]) -> typing.Literal["min_p"] | None: ...
     @typing.overload
@@ -165,6 +173,121 @@ class Sampling(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_top_p", b"_top_p"]) -> typing.Literal["top_p"] | None: ...
 
 Global___Sampling: typing_extensions.TypeAlias = Sampling
+
+@typing.final
+class Shaping(google.protobuf.message.Message):
+    """Shaping changes the logits of each place by the text up to there: the prompt, the generated
+    tokens, and the drafted tokens on the way to the place. Its parts apply in the order of their
+    fields. A drafted token that may not come is rejected like any other that the target would not
+    draw. Where no token may come, the text ends (dead_end).
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LogitBiasEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.int
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class Word(google.protobuf.message.Message):
+        """Word is a sequence of tokens."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        TOKEN_IDS_FIELD_NUMBER: builtins.int
+        @property
+        def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+            """token_ids in order."""
+
+        def __init__(
+            self,
+            *,
+            token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["token_ids", b"token_ids"]) -> None: ...
+
+    LOGIT_BIAS_FIELD_NUMBER: builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
+    MIN_TOKENS_FIELD_NUMBER: builtins.int
+    END_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BAD_WORDS_FIELD_NUMBER: builtins.int
+    JSON_SCHEMA_FIELD_NUMBER: builtins.int
+    REGEX_FIELD_NUMBER: builtins.int
+    LARK_FIELD_NUMBER: builtins.int
+    repetition_penalty: builtins.float
+    """repetition_penalty divides the positive logits of tokens that the prompt or the text has, and
+    multiplies their other logits. 0.01..100. Default 1 (none).
+    """
+    frequency_penalty: builtins.float
+    """frequency_penalty is subtracted from the logit of a token for each time that it was generated.
+    -2..2.
+    """
+    presence_penalty: builtins.float
+    """presence_penalty is subtracted from the logit of a token that was generated. -2..2."""
+    min_tokens: builtins.int
+    """min_tokens is how many tokens are generated before one of end_token_ids may come. At most
+    max_new_tokens.
+    """
+    json_schema: builtins.str
+    """json_schema is a JSON schema."""
+    regex: builtins.str
+    """regex is a regular expression in the syntax of Rust's regex crate, without look-around."""
+    lark: builtins.str
+    """lark is a grammar in llguidance's variant of Lark."""
+    @property
+    def logit_bias(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.float]:
+        """logit_bias is added to the logits of token ids. -100..100 each; at most 1,024 ids, below the
+        vocabulary size.
+        """
+
+    @property
+    def end_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """end_token_ids that min_tokens keeps away. The orchestrator sets them to what would end the
+        text; a client must leave them out. At most 256.
+        """
+
+    @property
+    def bad_words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Shaping.Word]:
+        """bad_words may not come: the last token of each is forbidden where the others come before it, in
+        the prompt or the text. At most 256, of 1..64 tokens each.
+        """
+
+    def __init__(
+        self,
+        *,
+        logit_bias: collections.abc.Mapping[builtins.int, builtins.float] | None = ...,
+        repetition_penalty: builtins.float | None = ...,
+        frequency_penalty: builtins.float = ...,
+        presence_penalty: builtins.float = ...,
+        min_tokens: builtins.int = ...,
+        end_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        bad_words: collections.abc.Iterable[Global___Shaping.Word] | None = ...,
+        json_schema: builtins.str = ...,
+        regex: builtins.str = ...,
+        lark: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_repetition_penalty", b"_repetition_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "regex", b"regex", "repetition_penalty", b"repetition_penalty"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_repetition_penalty", b"_repetition_penalty", "bad_words", b"bad_words", "end_token_ids", b"end_token_ids", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "json_schema", b"json_schema", "lark", b"lark", "logit_bias", b"logit_bias", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "regex", b"regex", "repetition_penalty", b"repetition_penalty"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_repetition_penalty", b"_repetition_penalty"]) -> typing.Literal["repetition_penalty"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["grammar", b"grammar"]) -> typing.Literal["json_schema", "regex", "lark"] | None: ...
+
+Global___Shaping: typing_extensions.TypeAlias = Shaping
 
 @typing.final
 class Rows(google.protobuf.message.Message):
@@ -427,6 +550,7 @@ class ModelInfo(google.protobuf.message.Message):
     ZONE_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     PASS_TIMES_FIELD_NUMBER: builtins.int
+    SHAPES_LOGITS_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
@@ -497,6 +621,10 @@ class ModelInfo(google.protobuf.message.Message):
     """incarnation is a random number that the process drew at its start, not 0. A process that
     replaces another at the same address has a different number, so that a restart is noticed.
     """
+    shapes_logits: builtins.bool
+    """shapes_logits: the service follows Sampling.shaping. A target that does not cannot serve a text
+    that has any.
+    """
     cache_tokens: builtins.int
     """cache_tokens is the most tokens that all sequences together may hold, each counted with its
     greatest possible length; 0 if only max_sequences bounds them.
@@ -536,9 +664,10 @@ class ModelInfo(google.protobuf.message.Message):
         zone: builtins.str = ...,
         incarnation: builtins.int = ...,
         pass_times: collections.abc.Iterable[Global___PassTime] | None = ...,
+        shapes_logits: builtins.bool = ...,
         cache_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -106,6 +106,7 @@ class OpenSequence(google.protobuf.message.Message):
     FIRST_ROUND_FIELD_NUMBER: builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
+    EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     target_vocab_size: builtins.int
@@ -124,6 +125,10 @@ class OpenSequence(google.protobuf.message.Message):
     """fingerprint (as in ModelInfo) that the caller expects. A drafter with another one refuses,
     because its tokenizer or the shape of its drafts may differ from its ModelInfo. Empty: not
     compared.
+    """
+    emitted_tokens: builtins.int
+    """emitted_tokens is how many of token_ids, the last ones, the text generated before; see the
+    target's OpenSequence.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -146,9 +151,10 @@ class OpenSequence(google.protobuf.message.Message):
         first_round: builtins.int = ...,
         max_new_tokens: builtins.int = ...,
         fingerprint: builtins.str = ...,
+        emitted_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["emitted_tokens", b"emitted_tokens", "fingerprint", b"fingerprint", "first_round", b"first_round", "max_new_tokens", b"max_new_tokens", "request_id", b"request_id", "sampling", b"sampling", "target_vocab_size", b"target_vocab_size", "token_ids", b"token_ids"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 

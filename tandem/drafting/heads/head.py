@@ -18,6 +18,7 @@ from tandem.engine.asks import Draw, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.errors import StartupError
 from tandem.inference.feed import Feed
+from tandem.shaping.text import ShapedRows
 from tandem.speculation.nodes import DraftShape
 
 # Of a prompt: a message of 4 MiB holds as many of 4,096 numbers in three layers.
@@ -130,6 +131,7 @@ class HeadDrafter(Drafter):
         nodes: int,
         counts: Sequence[int],
         rows: Sequence[int] | None = None,
+        shaped: ShapedRows | None = None,
     ) -> Draw:
         """Siblings without replacement, see `Draw`; certain ones are the likeliest."""
         sampling = sequence.sampling
@@ -146,6 +148,7 @@ class HeadDrafter(Drafter):
             counts,
             distinct=True,
             rows=rows,
+            shaped=shaped,
         )
 
 

@@ -28,7 +28,9 @@ class MedusaDrafter(HeadDrafter):
         feed = self._news(sequence, len(behind))
         if feed is None:
             return Draft.certain(())
-        drawn = yield self._draw(sequence, feed, round_, 0, len(places), counts, rows)
+        # Which tokens come before a deeper row is not known when it is drawn from.
+        shaped = sequence.shaped_rows([None if depth else () for depth in rows])
+        drawn = yield self._draw(sequence, feed, round_, 0, len(places), counts, rows, shaped)
         grown: DrawnTree = yield ToHost(drawn, places, distinct=True)
         return grown.draft
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from tandem.drafting.drafter import DraftSequence, Setting
+from tandem.drafting.growth import Growth
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
 from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Drawn, Feed
+from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft
 
 
 @dataclass(eq=False)
-class _Grown:
-    """What a round has drawn so far; the tokens are on the device.
+class _Grown(Growth):
+    """With what a head computed.
 
     Attributes:
-        drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
-        places: that they hang at.
         rows: branch row of each place that was computed; the root is 0.
     """
 
-    drawn: list[Drawn]
-    places: list[int]
-    rows: dict[int, int]
+    rows: dict[int, int] = field(default_factory=lambda: {0: 0})
 
 
 class PairsDrafter(HeadDrafter):
@@ -51,14 +48,15 @@ class PairsDrafter(HeadDrafter):
         # Tokens that are not drawn have no probabilities.
         confident = self.confident and not (self._certain or sequence.sampling.greedy)
         depths = len(shape.levels)
-        grown = _Grown([], [], {0: 0})
+        grown = _Grown(len(shape))
         counts = dict(shape.counts(0))
         reached = {0: 1.0}
         for depth in range(depths):
             first = len(grown.drawn)
             each = list(counts.values())
-            grown.drawn += yield self._draw(sequence, feed, round_, first, len(shape), each)
-            grown.places += [place for place, n in counts.items() for _ in range(n)]
+            shaped = yield from grown.shaped(sequence, list(counts))
+            drawn = yield self._draw(sequence, feed, round_, first, grown.most, each, shaped=shaped)
+            grown.add(drawn, list(counts), each)
             if depth + 1 == depths:
                 break
             if confident:

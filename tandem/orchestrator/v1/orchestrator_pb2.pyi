@@ -68,6 +68,8 @@ class _FinishReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     """FINISH_REASON_STOP_STRING: one of stop_strings was generated."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 4
     """FINISH_REASON_LENGTH: max_new_tokens were generated."""
+    FINISH_REASON_DEAD_END: _FinishReason.ValueType  # 5
+    """FINISH_REASON_DEAD_END: sampling.shaping let no token come."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """FinishReason says why a text ended."""
@@ -82,6 +84,8 @@ FINISH_REASON_STOP_STRING: FinishReason.ValueType  # 3
 """FINISH_REASON_STOP_STRING: one of stop_strings was generated."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 4
 """FINISH_REASON_LENGTH: max_new_tokens were generated."""
+FINISH_REASON_DEAD_END: FinishReason.ValueType  # 5
+"""FINISH_REASON_DEAD_END: sampling.shaping let no token come."""
 Global___FinishReason: typing_extensions.TypeAlias = FinishReason
 
 @typing.final
@@ -98,6 +102,7 @@ class Generation(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     FIRST_ROUND_FIELD_NUMBER: builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    BAD_STRINGS_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """prompt as text; the target's tokenizer encodes it. Exactly one of prompt and prompt_token_ids
     must be given and not empty.
@@ -138,6 +143,13 @@ class Generation(google.protobuf.message.Message):
         the last.
         """
 
+    @property
+    def bad_strings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """bad_strings may not come in the text: each is encoded as it is and with a space before it, and
+        both are added to sampling.shaping.bad_words. At most 64, of 1..256 characters each. They need
+        a target with a tokenizer.
+        """
+
     def __init__(
         self,
         *,
@@ -149,9 +161,10 @@ class Generation(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         first_round: builtins.int | None = ...,
         received_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        bad_strings: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "first_round", b"first_round", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
     @typing.overload

@@ -135,6 +135,7 @@ class OpenSequence(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
     VERIFIER_OPTIONS_FIELD_NUMBER: builtins.int
+    EMITTED_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -161,6 +162,11 @@ class OpenSequence(google.protobuf.message.Message):
     """max_nodes is the most candidates of a draft, at most the target's own max_nodes. The target
     reserves KV cache for them. 0: every draft is a chain, which needs no more cache
     than max_new_tokens. INVALID_ARGUMENT with a verifier that takes chains only.
+    """
+    emitted_tokens: builtins.int
+    """emitted_tokens is how many of token_ids, the last ones, the text generated before it was opened
+    here; the others are the prompt. Only sampling.shaping tells them apart. Less than the length of
+    token_ids.
     """
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -210,9 +216,10 @@ class OpenSequence(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
         verifier_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        emitted_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -391,6 +398,7 @@ class OpenedSequence(google.protobuf.message.Message):
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
+    DEAD_END_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the random numbers of first_round. Unset if open had a
     carry with levels.
@@ -400,6 +408,10 @@ class OpenedSequence(google.protobuf.message.Message):
     incarnation: builtins.int
     """incarnation (as in ModelInfo) of the process that holds the sequence. If it differs from the
     one in ModelInfo, the service has restarted since: read its ModelInfo again.
+    """
+    dead_end: builtins.bool
+    """dead_end: sampling.shaping lets no token come, so token_id is unset and the text has ended. No
+    step may follow.
     """
     @property
     def carry(self) -> tandem.common.v1.common_pb2.VerifierCarry:
@@ -422,9 +434,10 @@ class OpenedSequence(google.protobuf.message.Message):
         open_sequences: builtins.int = ...,
         incarnation: builtins.int = ...,
         feedback: tandem.common.v1.common_pb2.Feedback | None = ...,
+        dead_end: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "dead_end", b"dead_end", "feedback", b"feedback", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
@@ -448,6 +461,7 @@ class Verdict(google.protobuf.message.Message):
     LAST_FIELD_NUMBER: builtins.int
     DRAFTED_FIELD_NUMBER: builtins.int
     DRAFT_TIMES_FIELD_NUMBER: builtins.int
+    DEAD_END_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -455,7 +469,9 @@ class Verdict(google.protobuf.message.Message):
     num_accepted: builtins.int
     """num_accepted is the number of drafted tokens kept, 0..gamma: the depth of `place`."""
     next_token_id: builtins.int
-    """next_token_id follows them: the bonus if all were kept, else the correction."""
+    """next_token_id follows them: the bonus if all were kept, else the correction. Not set with
+    dead_end.
+    """
     place: builtins.int
     """place of the last kept candidate; 0 if none was kept. On a chain it equals num_accepted."""
     open_sequences: builtins.int
@@ -463,6 +479,10 @@ class Verdict(google.protobuf.message.Message):
     last: builtins.bool
     """last: the run ends with this round, unless a request for more rounds is under way. Not set in
     the answer to `verify`.
+    """
+    dead_end: builtins.bool
+    """dead_end: sampling.shaping lets no token come behind the kept ones. The text has ended, and so
+    has its run; no step may follow.
     """
     @property
     def overlaps(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
@@ -512,9 +532,10 @@ class Verdict(google.protobuf.message.Message):
         last: builtins.bool = ...,
         drafted: tandem.common.v1.common_pb2.Draft | None = ...,
         draft_times: tandem.common.v1.common_pb2.StageTimes | None = ...,
+        dead_end: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "dead_end", b"dead_end", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 

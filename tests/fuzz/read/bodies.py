@@ -41,6 +41,17 @@ _SAMPLING: dict[str, Any] = {
 _TEMPLATE = ChatTemplate(TEMPLATES["qwen-2.5"], SPECIAL_TOKENS, 1 << 16)
 
 
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_FORMATS: tuple[Mapping[str, Any], ...] = (
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}}},
+    {"structured_outputs": {"choice": ["a", "b"]}, "bad_words": ["x", "y"], "min_tokens": 2},
+    {"guided_json": _SCHEMA, "repetition_penalty": 1.2, "frequency_penalty": 0.5},
+    {"guided_regex": "a|b", "logit_bias": {"3": 1.5, "7": -100}},
+    {"guided_choice": ["a"]},
+    {"guided_grammar": "start: /a+/"},
+)
+
+
 class _Bodies(Surface):
     """A body is refused with a field and a sentence, or makes requests."""
 
@@ -80,7 +91,7 @@ class Completions(_Bodies):
     bodies = tuple(
         {**_SAMPLING, "prompt": prompt, "echo": True}
         for prompt in ("def", ["a", "b"], [1, 2], [[1], [2, 3]])
-    )
+    ) + tuple({"prompt": "def", **each} for each in _FORMATS)
 
     def requests(self, body: CompletionBody) -> list[Request]:
         return [body.request(prompt, i, "id") for i, prompt in enumerate(body.prompts)]

@@ -14,10 +14,12 @@ from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.shaping.grammar import Grammars
 from tandem.target.v1 import target_pb2
 from target_svc.messages import verifier_infos
 from tests.fuzz import seeds
 from tests.fuzz.read.surface import MessageSurface
+from tests.support.laws.shaping import tokenizer_json
 from tests.support.models.tiny import VOCAB_SIZE
 
 
@@ -28,15 +30,16 @@ def _terms() -> Validator:
         max_gamma=seeds.MAX_GAMMA,
         max_nodes=seeds.MAX_NODES,
         max_message_bytes=1 << 20,
+        shapes_logits=True,
     )
     target = target_pb2.GetModelInfoResponse(info=info, verifiers=verifier_infos())
     shape = common_pb2.DRAFT_SHAPE_IID_CHAINS
     drafter = drafter_pb2.GetModelInfoResponse(info=info, shape=shape, pure=True)
     codec = TextCodec(b"")
     capabilities = capabilities_of([target], [drafter])
-    return Validator(
-        capabilities, "block", None, None, 256, codec, PromptEncoder(codec, 1, QueueLimits(1, 1.0))
-    )
+    encoder = PromptEncoder(codec, 1, QueueLimits(1, 1.0))
+    grammars = Grammars(tokenizer_json, VOCAB_SIZE, ())
+    return Validator(capabilities, "block", None, None, 256, codec, encoder, grammars)
 
 
 class Generations(MessageSurface):

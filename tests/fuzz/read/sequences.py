@@ -16,11 +16,13 @@ from tandem.drafting.lookup import LookupDrafter
 from tandem.engine.admission import AdmissionLimits
 from tandem.rpc.streams.sequence import ServedSequence, State
 from tandem.rpc.streams.server import MAX_REQUESTS
+from tandem.shaping.grammar import Grammars
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
 from target_svc.sequence import VerifiedSequence
 from tests.fuzz import seeds
 from tests.fuzz.read.surface import MessageSurface, Violation
+from tests.support.laws.shaping import tokenizer_json
 from tests.support.models.engines import emptied
 from tests.support.models.tiny import (
     VOCAB_SIZE,
@@ -34,6 +36,7 @@ from tests.support.waiting import HANG_SECONDS
 
 # One that waits for a place would wait for a leak.
 _PLACES = AdmissionLimits(max_sequences=2, max_waiting=1, wait_seconds=0.05)
+_GRAMMARS = Grammars(tokenizer_json, VOCAB_SIZE, ())
 _INFO = common_pb2.ModelInfo(
     vocab_size=VOCAB_SIZE,
     max_length=seeds.MAX_LENGTH,
@@ -134,7 +137,9 @@ class VerifySequences(Sequences):
     def _engine(self) -> TargetEngine:
         engine = make_target(random_llama(1), places=_PLACES)
         own = OwnDrafts(LookupDrafter(3, 64), _OWN, VOCAB_SIZE)
-        self.make = lambda: VerifiedSequence(engine, engine.decoder, _INFO, seeds.MAX_ROUNDS, own)
+        self.make = lambda: VerifiedSequence(
+            engine, engine.decoder, _INFO, seeds.MAX_ROUNDS, _GRAMMARS, own
+        )
         return engine
 
 
@@ -147,5 +152,5 @@ class DraftSequences(Sequences):
     def _engine(self) -> DrafterEngine:
         engine = make_method("tree")
         engine.admission.limits = _PLACES
-        self.make = lambda: DraftedSequence(engine, engine.drafter, _INFO)
+        self.make = lambda: DraftedSequence(engine, engine.drafter, _INFO, _GRAMMARS)
         return engine

@@ -75,7 +75,7 @@ async def test_what_a_model_writes_may_be_a_call(
     """The text of the tokens is that of a call, in parts."""
     written = ["<tool_", "call>", '{"name": "weather", ', '"arguments": {}}', "</tool_call>"]
     parts = cycle(written)
-    monkeypatch.setattr(TextStream, "push", lambda *of: next(parts))
+    monkeypatch.setattr(TextStream, "push", lambda *of, **more: next(parts))
     monkeypatch.setattr(TextStream, "flush", lambda *of: "")
     asked: dict[str, Any] = {"model": "chat", "messages": CHAT, "max_tokens": 5}
     asked |= {"tools": TOOLS, "extra_body": {"ignore_eos": True}}

@@ -51,12 +51,12 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tandem": {"verifier": "none"}}, "tandem.verifier"),
     ({"tandem": {"max_nodes": 3}}, "tandem.max_nodes"),
     ({"best_of": 2}, "best_of"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
-    ({"repetition_penalty": 1.1}, "repetition_penalty"),
-    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logprobs": 0}, "logprobs"),
     ({"suffix": "x"}, "suffix"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
 ]
 
 

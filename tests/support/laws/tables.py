@@ -17,6 +17,8 @@ from tandem.engine.draws import drafts_of, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
+from tandem.shaping.logits import shape
+from tandem.shaping.text import ShapedRows
 from tandem.speculation.categorical import Categorical
 
 VOCAB_SIZE = 3
@@ -238,6 +240,8 @@ class Answering:
         groups = range(len(laws)) if ask.rows is None else ask.rows
         assert len(groups) == len(ask.counts)
         rows = np.stack([laws[row] for row in groups])
+        if ask.shaped is not None:
+            rows = _shaped(rows, ask.shaped)
         siblings = max(ask.counts)
         if ask.sampling.greedy:  # the likeliest tokens are sent as certain ones
             order = np.argsort(-rows, 1, kind="stable")[:, :siblings]
@@ -295,6 +299,12 @@ class Answering:
             for i, count in enumerate(ask.counts)
             for rank in range(count)
         ]
+
+
+def _shaped(rows: npt.NDArray[np.int64], shaped: ShapedRows) -> npt.NDArray[np.int64]:
+    """Integer weights [R, V] of shaped rows."""
+    laws = shape(torch.from_numpy(rows).double().log(), [(0, shaped)]).softmax(-1)
+    return (laws / laws.amax(-1, keepdim=True) * 59).ceil().nan_to_num(1.0).long().numpy()
 
 
 def runs(run: Callable[[Chooser], Any]) -> Iterator[tuple[Any, float]]:

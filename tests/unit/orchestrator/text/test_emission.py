@@ -19,7 +19,7 @@ class CountingStream:
         self.seen = 0
         self.stop_string = None
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
         self.seen += 1
         return ""
 

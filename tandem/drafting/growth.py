@@ -1,0 +1,55 @@
+"""A tree that a round draws level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.drafting.drafter import DraftSequence
+from tandem.engine.asks import ReadTokens, Steps
+from tandem.inference.feed import Drawn
+from tandem.shaping.text import ShapedRows
+
+
+@dataclass(eq=False)
+class Growth:
+    """What a round has drawn so far; the tokens are on the device.
+
+    Attributes:
+        most: that it may draw.
+        drawn: in order. Place 0 is the root, place i + 1 is behind draw i.
+        places: that they hang at.
+        token_ids: of the first draws, as far as they were read.
+    """
+
+    most: int
+    drawn: list[Drawn] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def first(self) -> list[Drawn]:
+        """The draws at the root."""
+        return [one for one, place in zip(self.drawn, self.places, strict=True) if not place]
+
+    def add(self, drawn: Sequence[Drawn], behind: Sequence[int], counts: Sequence[int]) -> None:
+        """Take in what was drawn behind places, so many at each."""
+        self.drawn += drawn
+        self.places += [
+            place for place, count in zip(behind, counts, strict=True) for _ in range(count)
+        ]
+
+    def shaped(self, sequence: DraftSequence, behind: Sequence[int]) -> Steps[ShapedRows | None]:
+        """What the request does to the rows of places; the tokens on the way to them are read."""
+        if sequence.shaped is None:
+            return None
+        if unread := self.drawn[len(self.token_ids) :]:
+            self.token_ids += yield ReadTokens(unread)
+        return sequence.shaped_rows([self._path_to(place) for place in behind])
+
+    def _path_to(self, place: int) -> list[int]:
+        path: list[int] = []
+        while place:
+            path.append(self.token_ids[place - 1])
+            place = self.places[place - 1]
+        return path[::-1]

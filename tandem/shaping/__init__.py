@@ -1,0 +1,1 @@
+"""Logits that a request shapes: by the text so far, at each place of a draft."""

@@ -1,0 +1,207 @@
+"""Which tokens may come next in a text that keeps to a grammar, by llguidance."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from tokenizers import Tokenizer
+
+from tandem.errors import InvalidRequest
+from tandem.speculation.shaping import Grammar, GrammarKind
+
+# Texts that begin share most of their grammars; each takes some 100 KiB.
+_MOST_COMPILED = 64
+_MOST_SENTENCE = 400
+# A state of the lexer takes 2 kB. Its other bounds, of time, are llguidance's: a compilation takes
+# 20 ms of fuel, and a mask 17.
+_LIMITS = LLParserLimits(max_lexer_states=20_000)
+_ALL = np.uint32(0xFFFFFFFF)
+_NO_END = "<|no end of a text|>"
+
+# Token i is bit i % 32 of number i // 32.
+Bits = npt.NDArray[np.uint32]
+
+
+def forbid(bits: Bits, token_ids: Iterable[int]) -> None:
+    """Clear the bits [W] of tokens."""
+    for token_id in token_ids:
+        bits[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+
+
+class Grammars:
+    """Compiles grammars for a tokenizer. From any thread, one at a time.
+
+    Args:
+        tokenizer: gives the tokenizer as JSON, once; empty where there is none.
+        vocab_size: ids of the model.
+        end_token_ids: of the model. One of them may come where the grammar's text is complete.
+    """
+
+    def __init__(
+        self, tokenizer: Callable[[], bytes], vocab_size: int, end_token_ids: Sequence[int]
+    ) -> None:
+        self._read, self._vocab_size = tokenizer, vocab_size
+        self._ends = tuple(end_token_ids)
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def state(self, grammar: Grammar) -> GrammarState:
+        """The state of a text of which nothing has come.
+
+        Raises:
+            InvalidRequest: the grammar is wrong or too large, in llguidance's words; or there is no
+                tokenizer.
+        """
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                matcher = self._compiled[grammar] = self._compile(grammar)
+                if len(self._compiled) > _MOST_COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            assert self._tokenizer is not None  # or nothing would have been compiled
+            return GrammarState(matcher.deep_copy(), self._ends, self._tokenizer)
+
+    def check(self, grammar: Grammar, received_ids: Sequence[int] = ()) -> None:
+        """Refuse what cannot be compiled, or what was received and does not keep to it.
+
+        Raises:
+            InvalidRequest: see `state` and `GrammarState.extend`.
+        """
+        self.state(grammar).extend(received_ids)
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is a tokenizer for any."""
+        return self._tokenizer is not None
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if self._tokenizer is None:
+            raise InvalidRequest("sampling.shaping.grammar needs a model with a tokenizer")
+        try:
+            written = _written(grammar)
+        except ValueError as error:
+            raise _refusal(str(error)) from None
+        # Never raises: it says by itself what is wrong.
+        matcher = LLMatcher(self._tokenizer, written, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        return matcher
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer | None:
+        written = self._read()
+        if not written:
+            return None
+        # llguidance knows ends of its own alone, or guesses one. This one never comes, and those of
+        # the model are set where a text is complete.
+        tokenizer = Tokenizer.from_str(written.decode())
+        tokenizer.add_special_tokens([_NO_END])
+        end = tokenizer.token_to_id(_NO_END)
+        assert end is not None  # it was added
+        return LLTokenizer(tokenizer.to_str(), max(self._vocab_size, end + 1), end)
+
+
+def _written(grammar: Grammar) -> str:
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        return LLMatcher.grammar_from_json_schema(grammar.text)
+    if grammar.kind is GrammarKind.REGEX:
+        return LLMatcher.grammar_from_regex(grammar.text)
+    return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def _refusal(error: str) -> InvalidRequest:
+    """With the sentence of llguidance, on one line and bounded."""
+    return InvalidRequest(f"sampling.shaping.grammar: {' '.join(error.split())[:_MOST_SENTENCE]}")
+
+
+class GrammarState:
+    """How far a text has come in its grammar.
+
+    Args:
+        matcher: llguidance's, its own.
+        ends: ids that end a complete text.
+        tokenizer: of the matcher.
+    """
+
+    def __init__(self, matcher: LLMatcher, ends: Sequence[int], tokenizer: LLTokenizer) -> None:
+        self._mask = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.uint32)
+        self._matcher, self._ends, self._no_end = matcher, frozenset(ends), tokenizer.eos_token
+        self._ahead: list[int] = []  # tokens that the matcher has taken and nobody has emitted
+        self._over = False  # an end was emitted
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Go on behind emitted tokens.
+
+        Raises:
+            InvalidRequest: one of them may not come there.
+        """
+        self._go(())
+        for place, token_id in enumerate(token_ids, 1):
+            if self._over or not self._take(token_id):
+                raise InvalidRequest(
+                    f"sampling.shaping.grammar: token {place} of those that were generated before,"
+                    f" {token_id}, does not keep to it"
+                )
+
+    def _take(self, token_id: int) -> bool:
+        """Go on behind a token for good; whether it may come."""
+        if token_id in self._ends and self._matcher.is_accepting():
+            self._over = True
+            return True
+        return bool(self._matcher.try_consume_tokens([token_id]))
+
+    def allow(self, path: Sequence[int], bits: Bits) -> None:
+        """Set the bits of the tokens that may come behind drafted ones: all of them where a drafted
+        one may not come itself, since then no text comes so far; none where the text is over.
+
+        Args:
+            path: the drafted tokens.
+            bits: [W].
+
+        Raises:
+            InvalidRequest: it takes more than llguidance's bounds allow.
+        """
+        possible = not self._over and self._go(path)
+        if self._over:
+            bits[:] = 0
+        elif not possible:
+            bits[:] = _ALL
+        elif len(path) > len(self._ahead):  # behind an end
+            bits[:] = 0
+        else:
+            fill_next_token_bitmask(self._matcher, self._mask.view(np.int32))
+            if self._matcher.is_error():
+                raise _refusal(self._matcher.get_error())
+            known = min(len(bits), self._mask.shape[1])
+            bits[:known], bits[known:] = self._mask[0, :known], 0
+            if self._no_end < 32 * len(bits):
+                forbid(bits, [self._no_end])
+            if self._matcher.is_accepting():
+                for token_id in self._ends:
+                    bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Move the matcher behind a path, up to its first end; whether all of it may come."""
+        common = 0
+        for ours, theirs in zip(self._ahead, path, strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        if common < len(self._ahead):
+            self._matcher.rollback(len(self._ahead) - common)
+            del self._ahead[common:]
+        for place, token_id in enumerate(path[common:], common + 1):
+            if token_id in self._ends and self._matcher.is_accepting():
+                return place == len(path)  # nothing comes behind an end
+            if not self._matcher.try_consume_tokens([token_id]):
+                return False
+            self._ahead.append(token_id)
+        return True

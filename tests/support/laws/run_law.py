@@ -1,0 +1,295 @@
+"""Texts that a target makes by itself: the generator that serves, through all its outcomes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.choice.settings import RecipeSettings
+from tandem.engine.asks import (
+    Ask,
+    Decide,
+    Decision,
+    Lap,
+    Report,
+    Score,
+    StatesWanted,
+    ToHost,
+    Truncation,
+)
+from tandem.engine.draws import drafts_of
+from tandem.inference.feed import Feed
+from tandem.shaping.logits import shape
+from tandem.shaping.text import ShapedText
+from tandem.speculation.draft import Draft
+from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.proposal import Proposal
+from tandem.speculation.sampling import Sampling
+from tandem.target.v1 import target_pb2
+from tandem.telemetry.stages import StageTimes
+from tandem.verification import VERIFIERS
+from target_svc.drafts import OwnDrafts
+from target_svc.round import TargetSequence
+from target_svc.run import Credit, RunRound, RunSize, run
+from tests.support.laws.methods import key_of
+from tests.support.laws.tables import (
+    PROMPT,
+    VOCAB_SIZE,
+    Answering,
+    Chooser,
+    Table,
+    Text,
+    cache_of,
+    feature_of,
+    runs,
+    scorers_of,
+)
+from tests.support.laws.tree_laws import stops
+
+TOLERANCE = 1e-12
+SEEN = 1e-4
+# Tokens whose law is compared, and the most of a text: each draft may be as deep as is asked.
+LENGTH, GAMMA, NODES = 3, 3, 4
+ROOM = LENGTH + 2 * GAMMA
+SEED = 4
+# Several grants: plain rounds between drafts, which the drafter is told of later.
+SIZES = (RunSize(GAMMA, NODES), RunSize(), RunSize(GAMMA, NODES))
+
+
+class RunAnswering(Answering):
+    """Answers a run's asks, verdicts among them.
+
+    Attributes:
+        reported: rounds.
+
+    Args:
+        target: the table of the large model.
+        judged: what was found of drafts before, by what it follows from.
+    """
+
+    def __init__(self, chooser: Chooser, target: Table, judged: dict[Any, Any]) -> None:
+        super().__init__(chooser, None)
+        self._target = target
+        self._judged = judged
+        self._scored: list[Text] = []
+        self.reported: list[RunRound] = []
+
+    def _answer(self, ask: Ask) -> Any:
+        if isinstance(ask, Score):
+            self._scored = self._feed(ask.feed)[-ask.feed.rows :]
+            return None
+        if isinstance(ask, Decide):
+            return self._decided(ask)
+        if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):
+            return ask.answers
+        if isinstance(ask, Report):
+            self.reported.append(ask.result)
+            return None
+        return StageTimes() if isinstance(ask, Lap) else super()._answer(ask)
+
+    def _decided(self, ask: Decide) -> Any:
+        """A place by the rule's chances, and a token by what it leaves there."""
+        draft, laws = _on_host(ask), self._shaped_laws(ask)
+        rows = draft.ids.tobytes(), draft.weights.tobytes(), tuple(draft.rows_of_nodes())
+        key = laws.tobytes(), tuple(draft.token_ids), tuple(draft.places()), rows, repr(ask.carry)
+        if key not in self._judged:
+            self._judged[key] = self._judge(ask, laws)
+        chances, residuals, carries = self._judged[key]
+        place = self._chooser.choose(chances.tolist())
+        token = self._chooser.choose(residuals[place].tolist())
+        carry = carries[place][token]
+        path = draft.path_to(place)
+        decision = Decision(draft, place, len(path), token, [], carry)
+        if ask.wanted is not None:
+            text = self._scored[0]
+            emitted = [*text, *(draft.token_ids[step - 1] for step in path), token]
+            decision.states = feature_of(emitted, len(text) - 1).states
+        return decision
+
+    def _judge(self, ask: Decide, laws: npt.NDArray[np.float64]) -> tuple[Any, Any, Any]:
+        """The chance of each place; of each token there; and the rule's state behind each."""
+        draft = _on_host(ask)
+        p = torch.from_numpy(laws[list(draft.row_of_places())])[None]
+        proposal = Proposal.from_drafts([draft])
+        judged = ask.rule.judged(proposal, p, [ask.carry])
+        chances = stops(ask.rule, proposal, judged.accept())[0].numpy()
+        places = [torch.full_like(proposal.lengths, place) for place in range(len(chances))]
+        residuals = [judged.residual(at)[0].numpy() for at in places]
+        carries = [
+            [judged.carry(at, torch.full_like(at, token))[0] for token in range(VOCAB_SIZE)]
+            for at in places
+        ]
+        return chances, residuals, carries
+
+    def _shaped_laws(self, ask: Decide) -> npt.NDArray[np.float64]:
+        """[R, V] of the rows of the pass."""
+        rows = np.stack([self._target.row(text[len(PROMPT) :]) for text in self._scored])
+        if ask.shaped is None:
+            laws: npt.NDArray[np.float64] = rows / rows.sum(-1, keepdims=True)
+            return laws
+        shaped = shape(torch.from_numpy(rows).double().log(), [(0, ask.shaped)])
+        laws = shaped.softmax(-1).numpy()
+        return laws
+
+
+def _on_host(ask: Decide) -> Draft:
+    """What is decided, which may be a chain that the drafter has not brought to the host yet."""
+    if isinstance(ask.draft, Draft):
+        return ask.draft
+    (draft,) = drafts_of([ToHost(ask.draft)])
+    assert isinstance(draft, Draft)
+    return draft
+
+
+@dataclass(frozen=True)
+class State:
+    """A text between two rounds.
+
+    Attributes:
+        text: emitted.
+        sequence: on the target.
+        ended: the text is.
+    """
+
+    text: Text
+    sequence: TargetSequence
+    ended: bool = False
+
+    @property
+    def key(self) -> str:
+        """All that its later rounds follow from: states with equal keys are merged."""
+        sequence = self.sequence
+        drafting = None if sequence.drafting is None else key_of(sequence.drafting)
+        cache = sequence.caches[0]
+        held = cache.length, cache.pool.tokens[: cache.length], cache.branches
+        states = [(each.first, each.states.tolist()) for each in sequence.untold_states]
+        return repr((self.text, sequence.untold, states, drafting, held, sequence.carry))
+
+
+class RunLaw:
+    """The law of the first tokens of a text that a target makes by itself.
+
+    Attributes:
+        deepest: draft so far.
+        empty: drafts that were asked for and had no token.
+
+    Args:
+        name: of the method that drafts inside.
+        rule: that decides.
+        sizes: of the rounds, in turn; the last one's goes on.
+        on_device: whether chains stay where they were drawn until they are decided.
+        shaped: makes the state of a text's shaping behind the prompt and the first token.
+        end_token_ids: that end a text.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rule: str,
+        sizes: Sequence[RunSize],
+        *,
+        on_device: bool = False,
+        shaped: Callable[[], ShapedText] | None = None,
+        end_token_ids: Sequence[int] = (),
+    ) -> None:
+        keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
+        recipe = built_in(name, RecipeSettings(**keys))
+        longest = LENGTH + GAMMA
+        # A model's weights are never 0, so that only masks leave nothing.
+        self._target = Table(longest, SEED, zeros=shaped is None)
+        depths = ((0.7, 0.4), (0.6, 0.3), (0.5, 0.2))
+        scorers = scorers_of(recipe, longest, SEED + 1, zeros=True, depths=depths)
+        drafter = recipe.make(scorers, Truncation(1.0, 0))
+        wanted = None
+        if drafter.wants is not None:
+            wanted = StatesWanted((0,), HiddenDtype.BFLOAT16, on_device=True)
+        self._own = OwnDrafts(drafter, target_pb2.TargetDrafts(), VOCAB_SIZE, on_device, wanted)
+        self._caches, self._sizes = 1 + len(scorers), sizes
+        self._rule = VERIFIERS[rule]
+        # A rule with a fixed gamma has its law to the very end of the text.
+        self._room = LENGTH if self._rule.fixed_gamma else ROOM
+        self._judged: dict[Any, Any] = {}
+        self._shaped, self._ends = shaped, frozenset(end_token_ids)
+        self.deepest = self.empty = 0
+
+    def _opened(self) -> TargetSequence:
+        """A text whose prompt was computed."""
+        sequence = TargetSequence(
+            [], Sampling(), self._rule, nodes=NODES, own_wanted=self._own.wanted
+        )
+        sequence.end_token_ids = self._ends
+        sequence.shaped = None if self._shaped is None else self._shaped()
+        sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM) for _ in range(self._caches)]
+        sequence.untold, sequence.last_token = list(PROMPT), PROMPT[-1]
+        sequence.length, sequence.end = len(PROMPT), len(PROMPT) + self._room
+        answering = RunAnswering(Chooser(()), self._target, {})
+        answering._feed(Feed(sequence.caches[0], PROMPT[:-1], 0))
+        if self._own.wanted is not None:
+            sequence.untold_states = [feature_of(PROMPT, len(PROMPT) - 2)]
+        return sequence
+
+    def _rounds(self, state: State, size: RunSize) -> Iterator[tuple[State, float]]:
+        """All that a round may come to, with its probability."""
+
+        def play(chooser: Chooser) -> State:
+            sequence = copy.deepcopy(state.sequence)
+            answering, credit = RunAnswering(chooser, self._target, self._judged), Credit(0)
+            credit.grant(1, size)
+            answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
+            (done,) = answering.reported
+            draft = done.decision.draft
+            self.empty += size.gamma > 0 and not len(draft)
+            self.deepest = max(self.deepest, draft.depth)
+            return State((*state.text, *done.decision.emitted), sequence, done.ended)
+
+        return runs(play)
+
+    def error(self) -> float:
+        """The greatest error of a text's probability."""
+        law = self.law()
+        return max(
+            abs(law.get(text, 0.0) - self._expected(text))
+            for text in product(range(VOCAB_SIZE), repeat=LENGTH)
+        )
+
+    def law(self) -> dict[Text, float]:
+        """Of a text's first tokens; of one that ends before, all of them, up to its end."""
+        law: dict[Text, float] = {}
+        sizes, pending = list(self._sizes), {"": (State((), self._opened()), 1.0)}
+        while pending:
+            size, reached = sizes.pop(0) if len(sizes) > 1 else sizes[0], pending
+            pending = {}
+            for state, mass in reached.values():
+                for after, chance in self._rounds(state, size):
+                    if len(after.text) >= LENGTH or after.ended:
+                        text = self._up_to_end(after.text)[:LENGTH]
+                        law[text] = law.get(text, 0.0) + mass * chance
+                        continue
+                    before = pending.get(after.key, (after, 0.0))
+                    pending[after.key] = before[0], before[1] + mass * chance
+        assert abs(sum(law.values()) - 1) < TOLERANCE
+        return law
+
+    def _up_to_end(self, text: Text) -> Text:
+        """What is told of a text: nothing behind its end."""
+        ends = (place for place, token in enumerate(text, 1) if token in self._ends)
+        return text[: next(ends, len(text))]
+
+    def row(self, text: Text) -> npt.NDArray[np.int64]:
+        """The target's weights behind a text."""
+        return self._target.row(text)
+
+    def _expected(self, text: Text) -> float:
+        chance = 1.0
+        for i, token in enumerate(text):
+            row = self._target.row(text[:i])
+            chance *= float(row[token]) / float(row.sum())
+        return chance
