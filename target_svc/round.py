@@ -12,6 +12,7 @@ from tandem.engine.asks import (
     Decide,
     Decision,
     DeviceVerdict,
+    ReadLogProbs,
     ReadTokens,
     Score,
     Scored,
@@ -25,6 +26,7 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
+from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.sampling import Sampling
 from tandem.verification import Verifier
@@ -32,6 +34,9 @@ from tandem.verification import Verifier
 # Rounds without a draft whose hidden states are kept for the next one: of more the oldest are
 # forgotten, and a head begins anew behind them.
 _MOST_UNTOLD = 64
+# Tokens of a prompt whose log probabilities are read at once: others wait for such a pass, and each
+# has a row as wide as the vocabulary.
+_PIECE = 32
 
 
 @dataclass(eq=False)
@@ -58,6 +63,8 @@ class TargetSequence:
         untold_states: hidden states that it wants and has not been told of.
         drafting: the sequence as that drafter sees it, from its first draft on.
         shaped: what its request does to the logits, at the text's end; None for nothing.
+        log_probs: that come with its tokens; None for none.
+        prompt_log_probs: of the prompt's tokens but for the first, once they are computed.
         accepting: numbers that decide about drafted tokens.
         following: numbers that draw what follows the kept ones.
     """
@@ -77,6 +84,8 @@ class TargetSequence:
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
     shaped: ShapedText | None = None
+    log_probs: LogProbsWanted | None = None
+    prompt_log_probs: list[TokenLogProb] = field(default_factory=list)
     last_token: int = -1
     length: int = 0
     accepting: Foreseen = field(init=False)
@@ -108,7 +117,11 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
             yield Take(scorer, Feed(cache, before, 0))
         return None
     states = sequence.prompt_states
-    scored = yield Take(scorer, Feed(cache, prompt, 1, states=states))
+    rest = prompt
+    if sequence.log_probs is not None and sequence.log_probs.prompt:
+        yield from _read_prompt(scorer, sequence, sequence.log_probs)
+        rest, states = prompt[-1:], min(states, 1)
+    scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
     wanted = (sequence.wanted or sequence.own_wanted) if states else None
     none = Draft.certain(())
@@ -116,6 +129,18 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
     decision = yield from _decide(sequence, round_, none, scored, wanted, shaped)
     _keep_untold(sequence, wanted, len(prompt) - states, decision)
     return decision
+
+
+def _read_prompt(scorer: Scorer, sequence: TargetSequence, wanted: LogProbsWanted) -> Steps[None]:
+    """Compute all of the prompt but its last token, and read what it says of the prompt."""
+    prompt, cache = sequence.token_ids, cache_of(sequence)
+    for first in range(0, len(prompt) - 1, _PIECE):
+        piece = prompt[first : min(first + _PIECE, len(prompt) - 1)]
+        scored = yield Score(scorer, Feed(cache, piece, len(piece)))
+        following = prompt[first + 1 : first + 1 + len(piece)]
+        sequence.prompt_log_probs += yield ReadLogProbs(
+            scored, range(len(piece)), following, wanted.top
+        )
 
 
 def verify(
@@ -197,6 +222,10 @@ def _decide(
     decision: Decision = yield ToHost(decided)
     if shaped is not None:
         decision = _up_to_dead_end(decision, shaped)
+    if sequence.log_probs is not None:
+        decision.log_probs = yield _log_probs(
+            sequence, sequence.log_probs, scored, decision, shaped
+        )
     draft, cache = decision.draft, cache_of(sequence)
     if draft.parents is None:
         cache.rollback(sequence.length + decision.num_accepted)
@@ -211,6 +240,24 @@ def _decide(
     if sequence.shaped is not None:
         sequence.shaped.extend(decision.emitted)
     return decision
+
+
+def _log_probs(
+    sequence: TargetSequence,
+    wanted: LogProbsWanted,
+    scored: Scored,
+    decision: Decision,
+    shaped: ShapedRows | None,
+) -> ReadLogProbs:
+    """Asks for those of the emitted tokens: each at the place that it follows."""
+    draft, emitted = decision.draft, decision.emitted
+    rows = draft.row_of_places()
+    places = [0, *draft.path_to(decision.place)][: len(emitted)]
+    of = [rows[place] for place in places]
+    if not wanted.processed:
+        return ReadLogProbs(scored, of, emitted, wanted.top)
+    own = None if shaped is None else shaped.at(of)
+    return ReadLogProbs(scored, of, emitted, wanted.top, sequence.sampling, own)
 
 
 def _up_to_dead_end(decision: Decision, shaped: ShapedRows) -> Decision:

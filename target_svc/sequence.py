@@ -14,6 +14,7 @@ from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
+from tandem.speculation.log_probs import LogProbsWanted
 from tandem.speculation.nodes import DraftShape
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
@@ -100,7 +101,10 @@ class VerifiedSequence(
             open_sequences=self._engine.admission.open_sequences,
             incarnation=self._incarnation,
             dead_end=dead_end,
+            log_probs=None if decision is None else messages.log_probs_to(decision.log_probs),
+            prompt_log_probs=messages.log_probs_to(sequence.prompt_log_probs),
         )
+        sequence.prompt_log_probs = []
         if sequence.wanted is not None and decision is not None and decision.states is not None:
             first = prompt_tokens - len(decision.states)
             opened.feedback.CopyFrom(feedback_to(request.first_round, first, decision.states))
@@ -151,7 +155,21 @@ class VerifiedSequence(
             prompt_states,
             None if self._drafts is None else [],
             own,
+            log_probs=self._log_probs_from(request, len(token_ids)),
         )
+
+    def _log_probs_from(
+        self, request: target_pb2.OpenSequence, tokens: int
+    ) -> LogProbsWanted | None:
+        if not request.HasField("log_probs"):
+            return None
+        wanted = messages.log_probs_wanted_from(request.log_probs)
+        if wanted.prompt and tokens * wanted.bytes_each > self._info.max_message_bytes:
+            raise InvalidRequest(
+                f"log_probs.prompt: those of {tokens} tokens do not fit into a message of"
+                f" {self._info.max_message_bytes} bytes"
+            )
+        return wanted
 
     def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
         if max_nodes and rule.takes is DraftShape.CHAIN:
@@ -214,6 +232,7 @@ class VerifiedSequence(
             num_accepted=decision.num_accepted,
             next_token_id=0 if decision.dead_end else decision.next_token,
             dead_end=decision.dead_end,
+            log_probs=messages.log_probs_to(decision.log_probs),
             overlaps=decision.overlaps,
             carry=carry_to(decision.levels),
             times=messages.times_to(times),

@@ -85,6 +85,10 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
                 texts.extend(token.text for token in round_.tokens)
                 reply.token_ids.extend(token.id for token in round_.tokens)
                 reply.origins.extend(token.origin for token in round_.tokens)
+                reply.log_probs.extend(
+                    token.log_prob for token in round_.tokens if token.HasField("log_prob")
+                )
+                reply.prompt_log_probs.extend(round_.prompt_log_probs)
         reply.text = "".join(texts)
         return reply
 

@@ -7,6 +7,7 @@ from orchestrator.text.measures import TextTimes
 from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
+from tandem.speculation.log_probs import TokenLogProb
 from tandem.telemetry.stages import BUSY, WAITS
 
 _ORIGINS = {
@@ -46,6 +47,9 @@ def request_from(message: pb.Generation) -> Request:
         first_round=message.first_round,
         received_ids=message.received_token_ids,
         bad_strings=message.bad_strings,
+        log_probs=messages.log_probs_wanted_from(message.log_probs)
+        if message.HasField("log_probs")
+        else None,
     )
 
 
@@ -57,14 +61,23 @@ def round_to(round_: Round) -> pb.Round:
             origin=_ORIGINS[token.origin],
             text=token.text,
             siblings=token.siblings,
+            log_prob=None if token.log_prob is None else _log_prob_to(token.id, token.log_prob),
         )
         for token in round_.tokens
     ]
     message = pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
+    message.prompt_log_probs.extend(_log_prob_to(*each) for each in round_.prompt_log_probs)
     if round_.expected is not None:
         message.expected_tokens = round_.expected.tokens
         message.expected_wall_ns = int(round_.expected.wall_ns)
     return message
+
+
+def _log_prob_to(token_id: int, log_prob: TokenLogProb | None) -> pb.TokenLogProb:
+    if log_prob is None:
+        return pb.TokenLogProb(id=token_id)
+    top = [pb.TokenLogProb.Top(id=other, value=value) for other, value in log_prob.top]
+    return pb.TokenLogProb(id=token_id, value=log_prob.value, top=top)
 
 
 def summary_to(summary: Summary) -> pb.Summary:

@@ -16,6 +16,7 @@ from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.shaping.grammar import Grammars
+from tandem.speculation.log_probs import LogProbsWanted
 from tandem.speculation.sampling import Sampling
 
 MAX_STOP_TOKENS = 64
@@ -115,7 +116,23 @@ class Validator:
             request.first_round,
             tuple(self._received(request, max_new_tokens)),
             options if rule.name == verifier else {},
+            self._log_probs(request, len(prompt_ids)),
         )
+
+    def _log_probs(self, request: Request, prompt_tokens: int) -> LogProbsWanted | None:
+        wanted, target = request.log_probs, self.capabilities.target
+        if wanted is None:
+            return None
+        if not target.tells_log_probs:
+            raise InvalidRequest("log_probs: the target is of a version without them")
+        if wanted.prompt and request.received_ids:
+            raise InvalidRequest("log_probs.prompt: a text that is resumed has told them")
+        if wanted.prompt and prompt_tokens * wanted.bytes_each > target.max_message_bytes:
+            raise InvalidRequest(
+                f"log_probs.prompt: those of {prompt_tokens} tokens do not fit into a message;"
+                " ask for fewer likeliest tokens, or raise MAX_MESSAGE_MIB"
+            )
+        return wanted
 
     def _options(self, request: Request, verifier: str) -> dict[str, float]:
         """All options of a rule, as they are asked for."""

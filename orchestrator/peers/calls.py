@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opentelemetry.util.types import AttributeValue
@@ -19,6 +19,7 @@ from tandem.errors import ShortDraft, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall
+from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.nodes import depth_of
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
@@ -31,6 +32,7 @@ VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 # stage takes and less than 64 bits of a text's sums, and float32 sums of chances exceed 1 by less.
 _MOST_STAGE_NS = 86_400 * 10**9
 _MOST_OVERLAP = 1.01
+_MOST_LOG_PROB = 0.01
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,7 @@ class VerifyCall:
         self._vocab_size = 0
         self._told: dict[str, AttributeValue] = {}  # of the text, for spans
         self._asked: deque[DraftSize] = deque()  # for each round that was asked for ahead
+        self._log_probs: LogProbsWanted | None = None
         self._drafting = False  # whether the target has drafted for this text
         self.close = call.close
         self.cancel = call.cancel
@@ -244,7 +247,11 @@ class VerifyCall:
             fingerprint=self._replica.fingerprint,
             feedback=self._feedback,
             emitted_tokens=prompt.emitted_tokens,
+            log_probs=None
+            if prompt.log_probs is None
+            else messages.log_probs_wanted_to(prompt.log_probs),
         )
+        self._log_probs = prompt.log_probs
         message = target_pb2.SequenceRequest(open=request)
         span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
         tokens = len(prompt.token_ids)
@@ -260,8 +267,26 @@ class VerifyCall:
             return None
         self._call.expect("opened.token_id", opened.token_id, 0, self._vocab_size - 1)
         times, carry = _times_of(self._call, opened), _carry_of(opened)
-        feedback = self._feedback_of(opened)
-        return Decided(0, 0, opened.token_id, (), times, carry, feedback, opened.dead_end)
+        decided = Decided(
+            *(0, 0, opened.token_id, (), times, carry, self._feedback_of(opened), opened.dead_end)
+        )
+        wanted = self._log_probs
+        if wanted is None:
+            return decided
+        before = tokens - 1 if wanted.prompt else 0
+        return replace(
+            decided,
+            log_probs=self._log_probs_of(opened.log_probs, not opened.dead_end),
+            prompt_log_probs=list(
+                zip(
+                    prompt.token_ids,
+                    (None, *self._log_probs_of(opened.prompt_log_probs, before)),
+                    strict=True,
+                )
+            )
+            if wanted.prompt
+            else (),
+        )
 
     async def verify(self, round_: int, position: int, drafted: Drafted | None) -> Decided:
         """See `TextTarget`."""
@@ -370,7 +395,31 @@ class VerifyCall:
         times = _times_of(self._call, verdict)
         carry, feedback = _carry_of(verdict), self._feedback_of(verdict)
         next_token, dead_end = verdict.next_token_id, verdict.dead_end
-        return Decided(place, accepted, next_token, overlaps, times, carry, feedback, dead_end)
+        log_probs: Sequence[TokenLogProb] = ()
+        if self._log_probs is not None:
+            log_probs = self._log_probs_of(verdict.log_probs, end - position)
+        return Decided(
+            *(place, accepted, next_token, overlaps, times, carry, feedback, dead_end, log_probs)
+        )
+
+    def _log_probs_of(self, message: common_pb2.LogProbs, count: int) -> list[TokenLogProb]:
+        """Those of so many tokens.
+
+        Raises:
+            PeerFailure: they are not as many, or not what they should be.
+        """
+        wanted, expect = self._log_probs, self._call.expect
+        expect("len(log_probs.values)", len(message.values), count, count)
+        most = 0 if wanted is None else wanted.top * count
+        expect("len(log_probs.top_ids)", len(message.top_ids), 0, most)
+        expect("max(log_probs.top_ids)", max(message.top_ids, default=0), 0, self._vocab_size - 1)
+        for value in (*message.values, *message.top_values):
+            if not value <= _MOST_LOG_PROB:  # nor NaN
+                raise self._call.broken("log_probs must be at most 0")
+        try:
+            return messages.log_probs_from(message)
+        except ValueError as error:
+            raise self._call.broken(f"log_probs: {error}") from None
 
     def _feedback_of(self, answer: Any) -> common_pb2.Feedback | None:
         """What an answer brings for the drafter, which checks it."""

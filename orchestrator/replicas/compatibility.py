@@ -126,6 +126,7 @@ def law_of(reply: target_pb2.GetModelInfoResponse) -> Law:
         "tokenizer_fingerprint": info.tokenizer_fingerprint,
         "eos_token_ids": sorted(info.eos_token_ids),
         "shapes_logits": info.shapes_logits,
+        "tells_log_probs": info.tells_log_probs,
         "verifiers": sorted(rule.name for rule in reply.verifiers),
     }
 

@@ -65,6 +65,13 @@ class TextCodec:
         decode = self._tokenizer.decode
         return [decode([token_id], skip_special_tokens=False) for token_id in token_ids]
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes that a token stands for by itself; none without a tokenizer."""
+        if self._vocabulary is None:
+            return b""
+        spelled = self._vocabulary.bytes_of(token_id)
+        return "".join(self.spell([token_id])).encode() if spelled is None else spelled
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, special ones too."""
         assert self._tokenizer is not None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
+from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.nodes import depth_of, path_to
 from tandem.speculation.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
@@ -26,6 +27,7 @@ class Prompt:
         end_token_ids: behind which no round is wanted any more.
         verifier_options: of the rule, by their names.
         emitted_tokens: how many of `token_ids` are not the prompt's.
+        log_probs: that come with emitted tokens; None for none.
     """
 
     request_id: str
@@ -37,6 +39,7 @@ class Prompt:
     end_token_ids: Sequence[int] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     emitted_tokens: int = 0
+    log_probs: LogProbsWanted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,9 @@ class Decided:
         carry: the rule's state, for another target, unread.
         feedback: what the drafter wants to know of the round, unread; None where nothing came.
         dead_end: no token may come behind the kept ones: `next_token` is none, and the text ends.
+        log_probs: of each emitted token, where they are wanted.
+        prompt_log_probs: the prompt's tokens with theirs, with the first verdict; the first token
+            has none.
     """
 
     place: int
@@ -173,6 +179,8 @@ class Decided:
     carry: Any = None
     feedback: Any = None
     dead_end: bool = False
+    log_probs: Sequence[TokenLogProb] = ()
+    prompt_log_probs: Sequence[tuple[int, TokenLogProb | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)

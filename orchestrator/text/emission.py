@@ -96,14 +96,15 @@ class Emission:
         for place, token in enumerate(emitted):
             origin = last if place == kept else Origin.ACCEPTED
             others = siblings[place][1] if place < kept else 0
-            tokens.append(EmittedToken(token, origin, self._release(token), others))
+            log_prob = decided.log_probs[place] if decided.log_probs else None
+            tokens.append(EmittedToken(token, origin, self._release(token), others, log_prob))
             if self.finish_reason is not None:
                 break
         if decided.dead_end and self.finish_reason is None:
             self.finish_reason = FinishReason.DEAD_END
             if tokens:
                 tokens[-1] = replace(tokens[-1], text=tokens[-1].text + self._text.flush())
-        return Round(number, tokens, gamma, nodes, expected)
+        return Round(number, tokens, gamma, nodes, expected, decided.prompt_log_probs)
 
     def _release(self, token: int) -> str:
         """The text that a token releases, having seen whether it ends the text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -11,6 +12,7 @@ from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt, Tex
 from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
+from tandem.speculation.log_probs import LogProbsWanted
 
 _log = structlog.get_logger(__name__)
 
@@ -78,7 +80,16 @@ class TargetWithFailover:
             self._end_token_ids,
             generation.verifier_options,
             len(emitted),
+            self._log_probs,
         )
+
+    @property
+    def _log_probs(self) -> LogProbsWanted | None:
+        """What is wanted from here on: those of the prompt come once."""
+        wanted = self._generation.log_probs
+        if wanted is None or not self._emitted:
+            return wanted
+        return replace(wanted, prompt=False)
 
     @property
     def length(self) -> int:

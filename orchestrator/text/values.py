@@ -8,6 +8,7 @@ from enum import Enum
 
 from orchestrator.text.contracts import DraftSize, Expected
 from orchestrator.text.measures import TextCounts, TextTimes
+from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.sampling import Sampling
 
 
@@ -32,6 +33,7 @@ class Request:
         verifier_options: of the rule, by their names.
         special_tokens: whether the tokenizer adds its own to the prompt, a BOS for instance.
         bad_strings: that may not come.
+        log_probs: that come with the tokens; None for none.
     """
 
     sampling: Sampling
@@ -50,6 +52,7 @@ class Request:
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     special_tokens: bool = True
     bad_strings: Sequence[str] = ()
+    log_probs: LogProbsWanted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Generation:
         first_round: number of the first round.
         received_ids: tokens of the text that the client has already.
         verifier_options: of the rule, by their names, all of them.
+        log_probs: that come with the tokens; None for none.
     """
 
     request_id: str
@@ -119,6 +123,7 @@ class Generation:
     first_round: int = 0
     received_ids: tuple[int, ...] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
+    log_probs: LogProbsWanted | None = None
 
     @property
     def drafts(self) -> bool:
@@ -143,12 +148,14 @@ class EmittedToken:
         origin: where it came from.
         text: that it released.
         siblings: that were drafted beside it.
+        log_prob: where it was asked for.
     """
 
     id: int
     origin: Origin
     text: str
     siblings: int = 0
+    log_prob: TokenLogProb | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +168,8 @@ class Round:
         gamma: length of its draft, of a tree its longest path.
         nodes: tokens of its draft.
         expected: of it, where its size was chosen by that.
+        prompt_log_probs: the prompt's tokens with theirs, in the first round; the first token has
+            none.
     """
 
     number: int
@@ -168,6 +177,7 @@ class Round:
     gamma: int
     nodes: int
     expected: Expected | None = None
+    prompt_log_probs: Sequence[tuple[int, TokenLogProb | None]] = ()
 
 
 class FinishReason(Enum):

@@ -16,6 +16,7 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.log_probs import TokenLogProb
 from tandem.speculation.randomness import Foreseen
 from tandem.speculation.sampling import Sampling
 
@@ -183,6 +184,27 @@ class ReadTokens:
 
 
 @dataclass(slots=True, eq=False)
+class ReadLogProbs:
+    """Learn log probabilities of tokens; the answer is a list of `TokenLogProb`.
+
+    Attributes:
+        scored: of this step.
+        rows: of `scored`, one for each token: the one that it follows.
+        token_ids: the tokens.
+        top: likeliest ones at each row, besides.
+        sampling: makes the distribution; None for the model's own.
+        shaped: what applies to the rows before; None for nothing.
+    """
+
+    scored: Scored
+    rows: Sequence[int]
+    token_ids: Sequence[int]
+    top: int
+    sampling: Sampling | None = None
+    shaped: ShapedRows | None = None
+
+
+@dataclass(slots=True, eq=False)
 class ToHost:
     """Bring answers to the host: several `Drawn` as a `Draft`, a `DeviceVerdict` as a `Decision`.
 
@@ -285,6 +307,7 @@ class Decision:
             kept path, bfloat16 as int16; None where none were wanted. On the device, where they
             were to stay there.
         dead_end: no token may come behind the place; `next_token` is none of the text's.
+        log_probs: of each emitted token; none where they are not wanted.
     """
 
     draft: Draft
@@ -296,6 +319,7 @@ class Decision:
     levels: list[tuple[float, int]] = field(default_factory=list)
     states: npt.NDArray[Any] | Tensor | None = None
     dead_end: bool = False
+    log_probs: Sequence[TokenLogProb] = ()
 
     @property
     def emitted(self) -> list[int]:
@@ -329,5 +353,5 @@ class Lap:
     step: str
 
 
-Ask = Take | Score | Draw | ReadTokens | Decide | ToHost | Report | Lap
+Ask = Take | Score | Draw | ReadTokens | ReadLogProbs | Decide | ToHost | Report | Lap
 Steps = Generator[Ask, Any, T]

@@ -12,6 +12,7 @@ from tandem.engine.asks import (
     Decide,
     DeviceVerdict,
     Draw,
+    ReadLogProbs,
     ReadTokens,
     Report,
     Score,
@@ -24,6 +25,7 @@ from tandem.engine.clock import clock_of
 from tandem.engine.decisions import decide, decisions_of
 from tandem.engine.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.job import Job
+from tandem.engine.log_probs import log_probs_of
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput
@@ -33,7 +35,7 @@ from tandem.telemetry.tracing.steps import PassRecord
 
 _PASSES = (Take, Score, Draw)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, ToHost, ReadTokens, Report)
+A = TypeVar("A", Decide, ToHost, ReadTokens, ReadLogProbs, Report)
 
 
 class Stepper:
@@ -84,6 +86,8 @@ class Stepper:
                 _tell(asking)
             elif waiting := _asking(jobs, ToHost):
                 _bring_home(waiting)
+            elif reading := _asking(jobs, ReadLogProbs):
+                _tell_log_probs(reading)
             elif reporting := _asking(jobs, Report):
                 for job, ask in reporting:
                     job.report(ask.result)
@@ -199,6 +203,11 @@ def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:
 
 def _tell(asking: Sequence[tuple[Job[Any], ReadTokens]]) -> None:
     for (job, _), answer in zip(asking, tokens_of([ask for _, ask in asking]), strict=True):
+        job.resume(answer)
+
+
+def _tell_log_probs(asking: Sequence[tuple[Job[Any], ReadLogProbs]]) -> None:
+    for (job, _), answer in zip(asking, log_probs_of([ask for _, ask in asking]), strict=True):
         job.resume(answer)
 
 

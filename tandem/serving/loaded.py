@@ -44,7 +44,7 @@ class Loaded:
         """The handshake's message, now."""
         info = common_pb2.ModelInfo()
         info.CopyFrom(self.info)
-        info.shapes_logits = True
+        info.shapes_logits = info.tells_log_probs = True
         if self.models:
             info.dtype, info.engine = self.models[0].dtype, self.models[0].engine
             info.improving = any(model.improving for model in self.models)

@@ -44,6 +44,21 @@ class ShapedRows:
         """Places."""
         return len(self.dead)
 
+    def at(self, places: Sequence[int]) -> ShapedRows:
+        """What applies at some of the places, in their order."""
+        entries = [np.flatnonzero(self.rows == place) for place in places]
+        chosen = np.concatenate(entries) if entries else np.zeros(0, np.int64)
+        return ShapedRows(
+            np.repeat(np.arange(len(places)), [len(own) for own in entries]),
+            self.ids[chosen],
+            self.bias[chosen],
+            self.seen[chosen],
+            self.counts[chosen],
+            self.shaping,
+            None if self.bits is None else self.bits[list(places)],
+            [self.dead[place] for place in places],
+        )
+
 
 @dataclass(slots=True)
 class _Entries:

@@ -13,6 +13,7 @@ import structlog
 from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http import errors, replies
+from orchestrator.front.http.log_probs import Told
 from orchestrator.front.http.replies import Form, Json, Usage
 from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
@@ -99,18 +100,22 @@ class HttpAnswer:
         choices: list[Json] = [{} for _ in self._wanted]
 
         async def make(index: int, wanted: Wanted) -> None:
-            parts, tokens = [wanted.before], list[Json]()
+            parts, tokens, told_tokens = [wanted.before], list[Json](), list[Told]()
 
             async def take(event: Round | Summary) -> None:
                 if isinstance(event, Round):
                     parts.extend(token.text for token in event.tokens)
                     if self._telling.tokens:
                         tokens.extend(replies.tokens_of(event))
+                    if wanted.request.log_probs is not None:
+                        told_tokens.extend(replies.told_of(event))
                     return
                 text = "".join(parts) + self._stop_string(event)
                 told, calls = self._reader().push(text, last=True)
                 finish = replies.finish_of(event, bool(calls))
                 choices[index] = self._form.choice(index, told, calls, finish)
+                if wanted.request.log_probs is not None:
+                    choices[index]["logprobs"], _ = self._form.log_probs(told_tokens)
                 if self._telling.tokens:
                     stages = replies.stages_of(event)
                     choices[index]["tandem"] = {"tokens": tokens, "stages_ms": stages}
@@ -173,9 +178,10 @@ class HttpAnswer:
         """What is sent of each event of a text."""
         opening = self._form.first(index)
         before, called, reader = wanted.before, 0, self._reader()
+        offset = 0  # of log probabilities
 
         def parts(event: Round | Summary) -> list[bytes]:
-            nonlocal opening, before, called
+            nonlocal opening, before, called, offset
             if isinstance(event, Round):
                 text = before + "".join(token.text for token in event.tokens)
             else:
@@ -190,8 +196,11 @@ class HttpAnswer:
                 choices.append(self._form.last(index, told, numbered, finish))
                 if self._telling.tokens:
                     choices[-1]["tandem"] = {"stages_ms": replies.stages_of(event)}
-            elif told or numbered or self._telling.tokens:
+            elif told or numbered or self._telling.tokens or wanted.request.log_probs:
                 choices.append(self._form.delta(index, told, numbered))
+                if wanted.request.log_probs is not None:
+                    told_tokens = replies.told_of(event)
+                    choices[-1]["logprobs"], offset = self._form.log_probs(told_tokens, offset)
                 if self._telling.tokens:
                     choices[-1]["tandem"] = {
                         "round": event.number,

@@ -187,7 +187,8 @@ class HttpFront:
                 self._check_model(body.model, validator)
                 wanted = await texts_of(call, body, validator)
             model = validator.capabilities.target.model
-            made = form(call.request_id, int(time.time()), model)
+            spell = validator.codec.bytes_of
+            made = form(call.request_id, int(time.time()), model, spell)
             await self._answer(call, body, texts, made, wanted)
         finally:
             self._calls.leave()

@@ -20,6 +20,7 @@ from orchestrator.front.http.formats import (
 from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
+from tandem.speculation.log_probs import MOST_TOP, LogProbsWanted
 from tandem.speculation.sampling import MAX_SEED, Sampling
 from tandem.speculation.shaping import MOST_BIASED, Shaping
 
@@ -100,6 +101,7 @@ class Speculation(_Exact):
         verifier_options: by their names.
         tokens: each chunk, or the whole choice, has its tokens with their origins; the last one
             has where the time went.
+        processed_logprobs: log probabilities are of the distribution that tokens are drawn from.
     """
 
     verifier: str | None = None
@@ -107,6 +109,7 @@ class Speculation(_Exact):
     max_nodes: Annotated[int, Field(ge=1)] | None = None
     verifier_options: dict[str, float] = {}
     tokens: bool = False
+    processed_logprobs: bool = False
 
 
 class Generating(Body):
@@ -170,6 +173,21 @@ class Generating(Body):
         return None
 
     @property
+    def log_probs(self) -> LogProbsWanted | None:
+        """That come with the tokens; None for none.
+
+        Raises:
+            InvalidRequest: they are too many.
+        """
+        return None
+
+    def _log_probs(self, name: str, top: int, *, prompt: bool = False) -> LogProbsWanted:
+        """What a field asks for."""
+        if not 0 <= top <= MOST_TOP:
+            raise InvalidRequest(f"{name} must be 0..{MOST_TOP}, got {top}")
+        return LogProbsWanted(top, self.tandem.processed_logprobs, prompt)
+
+    @property
     def limit(self) -> int | None:
         """Most tokens to generate; None takes the default."""
         return self.max_tokens
@@ -220,6 +238,7 @@ class Generating(Body):
             verifier_options=own.verifier_options,
             special_tokens=special,
             bad_strings=self.bad_words or (),
+            log_probs=self.log_probs,
         )
 
     def _shaping(self) -> Shaping:
@@ -261,13 +280,20 @@ class CompletionBody(Generating):
     unsupported: ClassVar = {
         **Generating.unsupported,
         "suffix": (None, ""),
-        "logprobs": (None,),
     }
 
     prompt: Annotated[Any, PlainValidator(_prompt)]
     echo: bool = False
+    logprobs: int | None = None
     # OpenAI's default.
     max_tokens: int | None = 16
+
+    @property
+    def log_probs(self) -> LogProbsWanted | None:
+        """See `Generating`."""
+        if self.logprobs is None:
+            return None
+        return self._log_probs("logprobs", self.logprobs, prompt=self.echo)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -339,8 +365,6 @@ class ChatBody(Generating):
 
     unsupported: ClassVar = {
         **Generating.unsupported,
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
         "functions": (None,),
         "function_call": (None,),
         "audio": (None,),
@@ -358,12 +382,23 @@ class ChatBody(Generating):
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)
     ]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=_MOST_TOOLS)] | None = (
         None
     )
     tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def log_probs(self) -> LogProbsWanted | None:
+        """See `Generating`."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise InvalidRequest("top_logprobs needs logprobs")
+            return None
+        return self._log_probs("top_logprobs", self.top_logprobs or 0)
 
     @property
     def limit(self) -> int | None:

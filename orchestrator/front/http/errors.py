@@ -46,6 +46,8 @@ _NAMES = {
     "prompt_token_ids": "prompt",
     "bad_strings": "bad_words",
     "grammar": "response_format",
+    "log_probs.prompt": "logprobs",
+    "log_probs": "logprobs",
     "verifier": "tandem.verifier",
     "verifier_options": "tandem.verifier_options",
     "gamma": "tandem.gamma",

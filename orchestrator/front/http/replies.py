@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from orchestrator.front.http.log_probs import Spell, Told, characters, of_chat, of_completion
 from orchestrator.front.http.tools import ToolCall
 from orchestrator.text.values import FinishReason, Round, Summary
 from tandem.telemetry.stages import WAITS
@@ -38,6 +39,11 @@ def tokens_of(round_: Round) -> list[Json]:
         {"id": t.id, "text": t.text, "origin": t.origin.value, "siblings": t.siblings}
         for t in round_.tokens
     ]
+
+
+def told_of(round_: Round) -> list[Told]:
+    """A round's tokens with their log probabilities; in the first round, the prompt's before."""
+    return [*round_.prompt_log_probs, *((token.id, token.log_prob) for token in round_.tokens)]
 
 
 def stages_of(summary: Summary) -> Json:
@@ -106,13 +112,17 @@ class Form(ABC):
         name: of the reply.
         created: seconds since 1970.
         model: that is served.
+        spell: the bytes of a token.
     """
 
     prefix: ClassVar[str]
     whole: ClassVar[str]
     part: ClassVar[str]
 
-    def __init__(self, name: str, created: int, model: str) -> None:
+    log_probs_as: ClassVar[Callable[[Sequence[Told], Spell, int], Json]]
+
+    def __init__(self, name: str, created: int, model: str, spell: Spell) -> None:
+        self._spell = spell
         self._head = {"id": f"{self.prefix}-{name}", "created": created, "model": model}
 
     @abstractmethod
@@ -131,6 +141,19 @@ class Form(ABC):
     def last(self, index: int, text: str, calls: Sequence[Json], finish: Json) -> Json:
         """The end of a text."""
 
+    def log_probs(self, tokens: Sequence[Told], offset: int = 0) -> tuple[Json, int]:
+        """Of a text's tokens, or of a part of them.
+
+        Args:
+            tokens: with their log probabilities.
+            offset: characters of the tokens before.
+
+        Returns:
+            What is told, and the offset of the tokens that follow.
+        """
+        end = offset + characters(tokens, self._spell)
+        return type(self).log_probs_as(tokens, self._spell, offset), end
+
     def reply(self, choices: Sequence[Json], usage: Json) -> Json:
         """All texts."""
         return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
@@ -146,6 +169,7 @@ class CompletionForm(Form):
     """Of /v1/completions; nobody is shown tools."""
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
+    log_probs_as = of_completion
 
     def choice(self, index: int, text: str, calls: Sequence[ToolCall], finish: Json) -> Json:
         """See `Form`."""
@@ -168,6 +192,7 @@ class ChatForm(Form):
     """Of /v1/chat/completions."""
 
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    log_probs_as = of_chat
 
     def choice(self, index: int, text: str, calls: Sequence[ToolCall], finish: Json) -> Json:
         """See `Form`."""

@@ -290,6 +290,70 @@ class Shaping(google.protobuf.message.Message):
 Global___Shaping: typing_extensions.TypeAlias = Shaping
 
 @typing.final
+class LogProbsSpec(google.protobuf.message.Message):
+    """LogProbsSpec asks for natural logarithms of probabilities."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOP_FIELD_NUMBER: builtins.int
+    PROCESSED_FIELD_NUMBER: builtins.int
+    PROMPT_FIELD_NUMBER: builtins.int
+    top: builtins.int
+    """top is how many of the likeliest tokens at each place are told too. 0..20."""
+    processed: builtins.bool
+    """processed: of the distribution that tokens are drawn from, after shaping, temperature and
+    truncation. Default: of the model's own.
+    """
+    prompt: builtins.bool
+    """prompt: also of the prompt's tokens, always of the model's own distribution. The prompt is then
+    computed in small passes, which takes longer.
+    """
+    def __init__(
+        self,
+        *,
+        top: builtins.int = ...,
+        processed: builtins.bool = ...,
+        prompt: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["processed", b"processed", "prompt", b"prompt", "top", b"top"]) -> None: ...
+
+Global___LogProbsSpec: typing_extensions.TypeAlias = LogProbsSpec
+
+@typing.final
+class LogProbs(google.protobuf.message.Message):
+    """LogProbs of tokens, in order."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    TOP_IDS_FIELD_NUMBER: builtins.int
+    TOP_VALUES_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """values of the tokens. Finite, except with processed."""
+
+    @property
+    def top_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """top_ids are the likeliest tokens at each place, the likeliest first: as many for each token, at
+        most the vocabulary size.
+        """
+
+    @property
+    def top_values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """top_values are theirs."""
+
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[builtins.float] | None = ...,
+        top_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        top_values: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["top_ids", b"top_ids", "top_values", b"top_values", "values", b"values"]) -> None: ...
+
+Global___LogProbs: typing_extensions.TypeAlias = LogProbs
+
+@typing.final
 class Rows(google.protobuf.message.Message):
     """Rows holds distributions over token ids, one after the other, with integer weights. In a row,
     token id `ids` has the probability weight / (sum of the row's weights), and every other token 0.
@@ -551,6 +615,7 @@ class ModelInfo(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     PASS_TIMES_FIELD_NUMBER: builtins.int
     SHAPES_LOGITS_FIELD_NUMBER: builtins.int
+    TELLS_LOG_PROBS_FIELD_NUMBER: builtins.int
     CACHE_TOKENS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """model is the name of the checkpoint, for people and traces."""
@@ -625,6 +690,8 @@ class ModelInfo(google.protobuf.message.Message):
     """shapes_logits: the service follows Sampling.shaping. A target that does not cannot serve a text
     that has any.
     """
+    tells_log_probs: builtins.bool
+    """tells_log_probs: a target gives the log probabilities that OpenSequence.log_probs asks for."""
     cache_tokens: builtins.int
     """cache_tokens is the most tokens that all sequences together may hold, each counted with its
     greatest possible length; 0 if only max_sequences bounds them.
@@ -665,9 +732,10 @@ class ModelInfo(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         pass_times: collections.abc.Iterable[Global___PassTime] | None = ...,
         shapes_logits: builtins.bool = ...,
+        tells_log_probs: builtins.bool = ...,
         cache_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_tokens", b"cache_tokens", "device", b"device", "dtype", b"dtype", "engine", b"engine", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "hidden_size", b"hidden_size", "improving", b"improving", "incarnation", b"incarnation", "layers", b"layers", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_sequences", b"max_sequences", "model", b"model", "parameters", b"parameters", "pass_times", b"pass_times", "protocol_version", b"protocol_version", "shapes_logits", b"shapes_logits", "tells_log_probs", b"tells_log_probs", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint", "zone", b"zone"]) -> None: ...
 
 Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 

@@ -103,6 +103,7 @@ class Generation(google.protobuf.message.Message):
     FIRST_ROUND_FIELD_NUMBER: builtins.int
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     BAD_STRINGS_FIELD_NUMBER: builtins.int
+    LOG_PROBS_FIELD_NUMBER: builtins.int
     prompt: builtins.str
     """prompt as text; the target's tokenizer encodes it. Exactly one of prompt and prompt_token_ids
     must be given and not empty.
@@ -150,6 +151,12 @@ class Generation(google.protobuf.message.Message):
         a target with a tokenizer.
         """
 
+    @property
+    def log_probs(self) -> tandem.common.v1.common_pb2.LogProbsSpec:
+        """log_probs that come with the tokens. Unset: none. INVALID_ARGUMENT: those of the prompt do not
+        fit into a message (MAX_MESSAGE_MIB), or are asked for when a text is resumed.
+        """
+
     def __init__(
         self,
         *,
@@ -162,9 +169,10 @@ class Generation(google.protobuf.message.Message):
         first_round: builtins.int | None = ...,
         received_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         bad_strings: collections.abc.Iterable[builtins.str] | None = ...,
+        log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "first_round", b"first_round", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
     @typing.overload
@@ -368,6 +376,8 @@ class CompleteResponse(google.protobuf.message.Message):
     TOKEN_IDS_FIELD_NUMBER: builtins.int
     ORIGINS_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    LOG_PROBS_FIELD_NUMBER: builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: builtins.int
     text: builtins.str
     """text generated, without the prompt. Empty where the target has no tokenizer."""
     @property
@@ -382,6 +392,14 @@ class CompleteResponse(google.protobuf.message.Message):
     def summary(self) -> Global___Summary:
         """summary of the generation."""
 
+    @property
+    def log_probs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogProb]:
+        """log_probs of token_ids, one by one, if they were asked for."""
+
+    @property
+    def prompt_log_probs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogProb]:
+        """prompt_log_probs of the prompt's tokens, if they were asked for; the first has no value."""
+
     def __init__(
         self,
         *,
@@ -389,11 +407,63 @@ class CompleteResponse(google.protobuf.message.Message):
         token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         origins: collections.abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         summary: Global___Summary | None = ...,
+        log_probs: collections.abc.Iterable[Global___TokenLogProb] | None = ...,
+        prompt_log_probs: collections.abc.Iterable[Global___TokenLogProb] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["summary", b"summary"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["origins", b"origins", "summary", b"summary", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["log_probs", b"log_probs", "origins", b"origins", "prompt_log_probs", b"prompt_log_probs", "summary", b"summary", "text", b"text", "token_ids", b"token_ids"]) -> None: ...
 
 Global___CompleteResponse: typing_extensions.TypeAlias = CompleteResponse
+
+@typing.final
+class TokenLogProb(google.protobuf.message.Message):
+    """TokenLogProb is the natural logarithm of a token's probability."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Top(google.protobuf.message.Message):
+        """Top is one of them."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        ID_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        id: builtins.int
+        """id in the target's vocabulary."""
+        value: builtins.float
+        """value of it."""
+        def __init__(
+            self,
+            *,
+            id: builtins.int = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["id", b"id", "value", b"value"]) -> None: ...
+
+    VALUE_FIELD_NUMBER: builtins.int
+    TOP_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    value: builtins.float
+    """value of the token."""
+    id: builtins.int
+    """id of the token."""
+    @property
+    def top(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogProb.Top]:
+        """top are the likeliest tokens at its place, the likeliest first."""
+
+    def __init__(
+        self,
+        *,
+        value: builtins.float | None = ...,
+        top: collections.abc.Iterable[Global___TokenLogProb.Top] | None = ...,
+        id: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_value", b"_value", "value", b"value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_value", b"_value", "id", b"id", "top", b"top", "value", b"value"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_value", b"_value"]) -> typing.Literal["value"] | None: ...
+
+Global___TokenLogProb: typing_extensions.TypeAlias = TokenLogProb
 
 @typing.final
 class Token(google.protobuf.message.Message):
@@ -405,6 +475,7 @@ class Token(google.protobuf.message.Message):
     ORIGIN_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     SIBLINGS_FIELD_NUMBER: builtins.int
+    LOG_PROB_FIELD_NUMBER: builtins.int
     id: builtins.int
     """id in the target's vocabulary."""
     origin: Global___TokenOrigin.ValueType
@@ -415,6 +486,10 @@ class Token(google.protobuf.message.Message):
     """
     siblings: builtins.int
     """siblings is, for an accepted token of a tree, how many others were drafted at its place."""
+    @property
+    def log_prob(self) -> Global___TokenLogProb:
+        """log_prob of the token at its place, if it was asked for."""
+
     def __init__(
         self,
         *,
@@ -422,8 +497,10 @@ class Token(google.protobuf.message.Message):
         origin: Global___TokenOrigin.ValueType = ...,
         text: builtins.str = ...,
         siblings: builtins.int = ...,
+        log_prob: Global___TokenLogProb | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "origin", b"origin", "siblings", b"siblings", "text", b"text"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["log_prob", b"log_prob"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "log_prob", b"log_prob", "origin", b"origin", "siblings", b"siblings", "text", b"text"]) -> None: ...
 
 Global___Token: typing_extensions.TypeAlias = Token
 
@@ -439,6 +516,7 @@ class Round(google.protobuf.message.Message):
     NODES_FIELD_NUMBER: builtins.int
     EXPECTED_TOKENS_FIELD_NUMBER: builtins.int
     EXPECTED_WALL_NS_FIELD_NUMBER: builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round number; the first is the token from the target's prefill."""
     gamma: builtins.int
@@ -459,6 +537,12 @@ class Round(google.protobuf.message.Message):
         that ends the text.
         """
 
+    @property
+    def prompt_log_probs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenLogProb]:
+        """prompt_log_probs of the prompt's tokens, in the first round, if they were asked for; the first
+        token has no value.
+        """
+
     def __init__(
         self,
         *,
@@ -468,9 +552,10 @@ class Round(google.protobuf.message.Message):
         nodes: builtins.int = ...,
         expected_tokens: builtins.float | None = ...,
         expected_wall_ns: builtins.int | None = ...,
+        prompt_log_probs: collections.abc.Iterable[Global___TokenLogProb] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns", "gamma", b"gamma", "nodes", b"nodes", "round", b"round", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expected_tokens", b"_expected_tokens", "_expected_wall_ns", b"_expected_wall_ns", "expected_tokens", b"expected_tokens", "expected_wall_ns", b"expected_wall_ns", "gamma", b"gamma", "nodes", b"nodes", "prompt_log_probs", b"prompt_log_probs", "round", b"round", "tokens", b"tokens"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expected_tokens", b"_expected_tokens"]) -> typing.Literal["expected_tokens"] | None: ...
     @typing.overload

@@ -136,6 +136,7 @@ class OpenSequence(google.protobuf.message.Message):
     FEEDBACK_FIELD_NUMBER: builtins.int
     VERIFIER_OPTIONS_FIELD_NUMBER: builtins.int
     EMITTED_TOKENS_FIELD_NUMBER: builtins.int
+    LOG_PROBS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """request_id appears in logs and traces. At most 128 characters."""
     verifier: builtins.str
@@ -200,6 +201,10 @@ class OpenSequence(google.protobuf.message.Message):
         defaults. INVALID_ARGUMENT: the verifier has no such option, or its value is out of range.
         """
 
+    @property
+    def log_probs(self) -> tandem.common.v1.common_pb2.LogProbsSpec:
+        """log_probs that come with the emitted tokens. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -217,9 +222,10 @@ class OpenSequence(google.protobuf.message.Message):
         feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
         verifier_options: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         emitted_tokens: builtins.int = ...,
+        log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "sampling", b"sampling"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "sampling", b"sampling"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "emitted_tokens", b"emitted_tokens", "end_token_ids", b"end_token_ids", "feedback", b"feedback", "fingerprint", b"fingerprint", "first_round", b"first_round", "gamma", b"gamma", "log_probs", b"log_probs", "max_new_tokens", b"max_new_tokens", "max_nodes", b"max_nodes", "request_id", b"request_id", "sampling", b"sampling", "token_ids", b"token_ids", "verifier", b"verifier", "verifier_options", b"verifier_options"]) -> None: ...
 
 Global___OpenSequence: typing_extensions.TypeAlias = OpenSequence
 
@@ -399,6 +405,8 @@ class OpenedSequence(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
     DEAD_END_FIELD_NUMBER: builtins.int
+    LOG_PROBS_FIELD_NUMBER: builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: builtins.int
     token_id: builtins.int
     """token_id drawn from the prefill with the random numbers of first_round. Unset if open had a
     carry with levels.
@@ -425,6 +433,14 @@ class OpenedSequence(google.protobuf.message.Message):
     def feedback(self) -> tandem.common.v1.common_pb2.Feedback:
         """feedback on the prompt's last positions, if open asked for any; unset where no token was drawn."""
 
+    @property
+    def log_probs(self) -> tandem.common.v1.common_pb2.LogProbs:
+        """log_probs of token_id, if open asked for them."""
+
+    @property
+    def prompt_log_probs(self) -> tandem.common.v1.common_pb2.LogProbs:
+        """prompt_log_probs of all token_ids of open but the first, if it asked for them."""
+
     def __init__(
         self,
         *,
@@ -435,9 +451,11 @@ class OpenedSequence(google.protobuf.message.Message):
         incarnation: builtins.int = ...,
         feedback: tandem.common.v1.common_pb2.Feedback | None = ...,
         dead_end: builtins.bool = ...,
+        log_probs: tandem.common.v1.common_pb2.LogProbs | None = ...,
+        prompt_log_probs: tandem.common.v1.common_pb2.LogProbs | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "dead_end", b"dead_end", "feedback", b"feedback", "incarnation", b"incarnation", "open_sequences", b"open_sequences", "times", b"times", "token_id", b"token_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "feedback", b"feedback", "log_probs", b"log_probs", "prompt_log_probs", b"prompt_log_probs", "times", b"times", "token_id", b"token_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_token_id", b"_token_id", "carry", b"carry", "dead_end", b"dead_end", "feedback", b"feedback", "incarnation", b"incarnation", "log_probs", b"log_probs", "open_sequences", b"open_sequences", "prompt_log_probs", b"prompt_log_probs", "times", b"times", "token_id", b"token_id"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_token_id", b"_token_id"]) -> typing.Literal["token_id"] | None: ...
 
 Global___OpenedSequence: typing_extensions.TypeAlias = OpenedSequence
@@ -462,6 +480,7 @@ class Verdict(google.protobuf.message.Message):
     DRAFTED_FIELD_NUMBER: builtins.int
     DRAFT_TIMES_FIELD_NUMBER: builtins.int
     DEAD_END_FIELD_NUMBER: builtins.int
+    LOG_PROBS_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -516,6 +535,10 @@ class Verdict(google.protobuf.message.Message):
     def draft_times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """draft_times of that draft; `times` are of the pass and the verdict alone."""
 
+    @property
+    def log_probs(self) -> tandem.common.v1.common_pb2.LogProbs:
+        """log_probs of the accepted tokens and of next_token_id, if open asked for them."""
+
     def __init__(
         self,
         *,
@@ -533,9 +556,10 @@ class Verdict(google.protobuf.message.Message):
         drafted: tandem.common.v1.common_pb2.Draft | None = ...,
         draft_times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         dead_end: builtins.bool = ...,
+        log_probs: tandem.common.v1.common_pb2.LogProbs | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["carry", b"carry", "dead_end", b"dead_end", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "last", b"last", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["carry", b"carry", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "log_probs", b"log_probs", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["carry", b"carry", "dead_end", b"dead_end", "draft_times", b"draft_times", "drafted", b"drafted", "feedback", b"feedback", "last", b"last", "log_probs", b"log_probs", "next_token_id", b"next_token_id", "num_accepted", b"num_accepted", "open_sequences", b"open_sequences", "overlaps", b"overlaps", "place", b"place", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___Verdict: typing_extensions.TypeAlias = Verdict
 

@@ -63,6 +63,27 @@ async def test_a_chat_is_its_templates_prompt(chats: Fronts, chatting: tuple[Pat
     assert (roles, ends) == (["assistant"], ["length"])
 
 
+async def test_a_chat_has_log_probabilities(chats: Fronts) -> None:
+    asked: dict[str, Any] = {"model": "chat", "messages": CHAT, "max_tokens": 12, "seed": 3}
+    asked |= {"logprobs": True, "top_logprobs": 2}
+    found = (await chats.openai.chat.completions.create(**asked)).choices[0]
+    assert found.logprobs is not None
+    assert found.logprobs.content
+    assert "".join(one.token for one in found.logprobs.content) == found.message.content
+    for one in found.logprobs.content:
+        assert one.logprob <= one.top_logprobs[0].logprob <= 0
+        assert len(one.top_logprobs) == 2
+        assert one.bytes is not None
+        assert bytes(one.bytes).decode(errors="replace") == one.token
+    parts: list[Any] = []
+    async for chunk in await chats.openai.chat.completions.create(stream=True, **asked):
+        told = chunk.choices[0].logprobs
+        parts += told.content or [] if told is not None else []
+    assert [one.logprob for one in parts] == [one.logprob for one in found.logprobs.content]
+    with pytest.raises(openai.BadRequestError, match="top_logprobs needs logprobs"):
+        await chats.openai.chat.completions.create(**{**asked, "logprobs": False})
+
+
 async def test_a_target_without_a_template_says_what_to_set(fronts: Fronts) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template; save one") as refused:
         await fronts.openai.chat.completions.create(model="target", messages=CHAT)
@@ -109,7 +130,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [1]}, "tools.0"),
     ({"messages": [{"role": "a"}] * 4097}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
     ({"max_completion_tokens": 0}, "max_tokens"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
 ]

@@ -54,7 +54,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
-    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
     ({"suffix": "x"}, "suffix"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
 ]

@@ -19,6 +19,7 @@ from tandem.engine.asks import (
     Decide,
     Decision,
     Lap,
+    ReadLogProbs,
     Report,
     Score,
     StatesWanted,
@@ -31,6 +32,7 @@ from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.sampling import Sampling
 from tandem.target.v1 import target_pb2
@@ -90,10 +92,20 @@ class RunAnswering(Answering):
             return self._decided(ask)
         if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):
             return ask.answers
+        if isinstance(ask, ReadLogProbs):
+            return self._tell(ask)
         if isinstance(ask, Report):
             self.reported.append(ask.result)
             return None
         return StageTimes() if isinstance(ask, Lap) else super()._answer(ask)
+
+    def _tell(self, ask: ReadLogProbs) -> list[TokenLogProb]:
+        """Of each token, at the row of the text before it."""
+        text = self._scored[0]
+        for row, token in zip(ask.rows, ask.token_ids, strict=True):
+            assert self._scored[row] == text, "the row of another place"
+            text = (*text, token)
+        return [TokenLogProb(-float(token)) for token in ask.token_ids]
 
     def _decided(self, ask: Decide) -> Any:
         """A place by the rule's chances, and a token by what it leaves there."""
@@ -188,6 +200,7 @@ class RunLaw:
         on_device: whether chains stay where they were drawn until they are decided.
         shaped: makes the state of a text's shaping behind the prompt and the first token.
         end_token_ids: that end a text.
+        log_probs: whether they come with the tokens.
     """
 
     def __init__(
@@ -199,6 +212,7 @@ class RunLaw:
         on_device: bool = False,
         shaped: Callable[[], ShapedText] | None = None,
         end_token_ids: Sequence[int] = (),
+        log_probs: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
         recipe = built_in(name, RecipeSettings(**keys))
@@ -218,6 +232,7 @@ class RunLaw:
         self._room = LENGTH if self._rule.fixed_gamma else ROOM
         self._judged: dict[Any, Any] = {}
         self._shaped, self._ends = shaped, frozenset(end_token_ids)
+        self._log_probs = LogProbsWanted() if log_probs else None
         self.deepest = self.empty = 0
 
     def _opened(self) -> TargetSequence:
@@ -225,7 +240,7 @@ class RunLaw:
         sequence = TargetSequence(
             [], Sampling(), self._rule, nodes=NODES, own_wanted=self._own.wanted
         )
-        sequence.end_token_ids = self._ends
+        sequence.end_token_ids, sequence.log_probs = self._ends, self._log_probs
         sequence.shaped = None if self._shaped is None else self._shaped()
         sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM) for _ in range(self._caches)]
         sequence.untold, sequence.last_token = list(PROMPT), PROMPT[-1]
@@ -245,6 +260,9 @@ class RunLaw:
             credit.grant(1, size)
             answering.run(run(None, sequence, credit, self._own))  # type: ignore[arg-type]
             (done,) = answering.reported
+            if self._log_probs is not None:
+                told = [-one.value for one in done.decision.log_probs]
+                assert told == done.decision.emitted
             draft = done.decision.draft
             self.empty += size.gamma > 0 and not len(draft)
             self.deepest = max(self.deepest, draft.depth)

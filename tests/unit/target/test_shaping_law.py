@@ -56,7 +56,9 @@ CONTROLS = {
 }
 
 
-def _law(name: str, rule: str, shaping: Shaping, *, on_device: bool = False) -> RunLaw:
+def _law(
+    name: str, rule: str, shaping: Shaping, *, on_device: bool = False, log_probs: bool = False
+) -> RunLaw:
     sizes = SIZES[:1] if VERIFIERS[rule].fixed_gamma else SIZES
     return RunLaw(
         name,
@@ -65,6 +67,7 @@ def _law(name: str, rule: str, shaping: Shaping, *, on_device: bool = False) -> 
         on_device=on_device,
         shaped=lambda: shaped(shaping, PROMPT),
         end_token_ids=shaping.end_token_ids,
+        log_probs=log_probs,
     )
 
 
@@ -114,6 +117,12 @@ def test_a_shaped_text_follows_the_shaped_law(
 ) -> None:
     shaping = CONTROLS[control]
     assert _error(_law(name, rule, shaping, on_device=on_device), shaping) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["model", "tree", "chains"])
+def test_log_probabilities_are_read_at_the_places_of_their_tokens(name: str) -> None:
+    shaping = CONTROLS["grammar"]
+    assert _error(_law(name, "token", shaping, log_probs=True), shaping) < TOLERANCE
 
 
 def test_a_drafter_that_shapes_nothing_leaves_the_law_as_it_is(

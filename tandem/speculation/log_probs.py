@@ -1,0 +1,51 @@
+"""What is told of a token's probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# As vLLM's: a reply of so many likeliest tokens is 20 times as large.
+MOST_TOP = 20
+# A message to a client has a message for each token, and one for each of the likeliest.
+_VALUE_BYTES, _ID_BYTES = 16, 8
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbsWanted:
+    """Which log probabilities a text comes with.
+
+    Attributes:
+        top: of so many likeliest tokens at each place too; at most 20.
+        processed: of the distribution that tokens are drawn from; else of the model's own, before
+            shaping, temperature and truncation.
+        prompt: of the prompt's tokens too, but for the first.
+
+    Raises:
+        ValueError: `top` is out of range.
+    """
+
+    top: int = 0
+    processed: bool = False
+    prompt: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.top <= MOST_TOP:
+            raise ValueError(f"top must be 0..{MOST_TOP}, got {self.top}")
+
+    @property
+    def bytes_each(self) -> int:
+        """Of a message, the most that those of a token take."""
+        return _VALUE_BYTES + self.top * (_VALUE_BYTES + _ID_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProb:
+    """A token's.
+
+    Attributes:
+        value: its natural logarithm; float32.
+        top: the likeliest tokens at its place with theirs, the likeliest first.
+    """
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
