@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Decision, DeviceVerdict, Lap, StatesWanted, Steps, ToHost
-from tandem.engine.draws import not_finite
+from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft

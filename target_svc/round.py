@@ -26,9 +26,9 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import Verifier
 
 # Rounds without a draft whose hidden states are kept for the next one: of more the oldest are

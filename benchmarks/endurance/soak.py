@@ -28,11 +28,11 @@ from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
 from benchmarks.measure.vitals import Vitals, vitals_of
+from tandem.client.connection import Connection
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.channel import connect
 from tandem.target.v1 import target_pb2, target_pb2_grpc
-from tandem.tools.load.client import Client
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack
@@ -113,7 +113,7 @@ class Clients:
         self._address, self._seen = address, seen
         self._cancelled, self._late = cancelled, late
         self._random = random.Random(15)
-        with Client(address) as alone:
+        with Connection(address) as alone:
             self._known = [
                 list(alone.complete(generation(seed), 60).token_ids) for seed in range(_KNOWN)
             ]
@@ -164,7 +164,7 @@ async def left_open(addresses: dict[str, str]) -> int:
     async with connect(addresses["drafter"]) as drafter, connect(addresses["target"]) as target:
         drafts = drafter_pb2_grpc.DrafterServiceStub(drafter)
         verdicts = target_pb2_grpc.TargetServiceStub(target)
-        with Client(addresses["orchestrator"]) as texts:
+        with Connection(addresses["orchestrator"]) as texts:
             for _ in range(int(_IDLE_SECONDS / 0.1)):
                 draft = await drafts.GetModelInfo(drafter_pb2.GetModelInfoRequest())
                 verdict = await verdicts.GetModelInfo(target_pb2.GetModelInfoRequest())

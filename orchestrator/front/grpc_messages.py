@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from orchestrator.front.validation import Validator, new_seed
+from orchestrator.front.validation import MOST_MESSAGES, Validator, new_seed
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.values import FinishReason, Generation, Origin, Request, Round, Summary
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc import messages
-from tandem.speculation.log_probs import TokenLogProb
+from tandem.speculation.request.log_probs import TokenLogProb
 from tandem.telemetry.stages import BUSY, WAITS
 
 _ORIGINS = {
@@ -35,6 +35,10 @@ def request_from(message: pb.Generation) -> Request:
         sampling=messages.sampling_from(message.sampling, default_seed=new_seed()),
         prompt=message.prompt if message.HasField("prompt") else None,
         prompt_ids=message.prompt_token_ids,
+        chat=[
+            {"role": each.role, "content": each.content}
+            for each in message.chat.messages[: MOST_MESSAGES + 1]
+        ],
         request_id=message.request_id,
         max_new_tokens=stopping.max_new_tokens if stopping.HasField("max_new_tokens") else None,
         ignore_eos=stopping.ignore_eos,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.front.chat_template import ChatTemplate
@@ -16,13 +17,14 @@ from orchestrator.text.values import Generation, Request, Rule, Stopping
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.shaping.grammar import Grammars
-from tandem.speculation.log_probs import LogProbsWanted
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import LogProbsWanted
+from tandem.speculation.request.sampling import Sampling
 
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING = 256
 MAX_BAD_STRINGS = 64
+MOST_MESSAGES = 4096
 # So that no round's number is beyond what a span's attribute holds, a signed 64-bit integer.
 MAX_FIRST_ROUND = 2**62
 # The draft length of rules that need the same one each round, where none is given.
@@ -208,8 +210,12 @@ class Validator:
             self.capabilities.target.max_length,
             self.capabilities.target.vocab_size,
         )
-        if (text is not None) == bool(count):
-            raise InvalidRequest("prompt: give either prompt or prompt_token_ids, and not both")
+        if (text is not None) + bool(count) + bool(request.chat) != 1:
+            raise InvalidRequest("prompt: give one of prompt, prompt_token_ids and chat")
+        if request.chat:
+            text = await self._rendered(request.chat, client, remaining)
+            encoded = await self.encoder.encode(text, client, remaining, special=False)
+            return messages.tokens_from("chat", encoded, vocab_size, max(len(encoded), 1))
         if count > longest:
             raise InvalidRequest(
                 f"prompt_token_ids: a sequence may hold {longest} tokens, got {count}"
@@ -288,6 +294,31 @@ class Validator:
             return [tuple(self.codec.encode(text, special=False)) for text in spelled]
 
         return await self.encoder.run(encoded, client, remaining)
+
+    async def _rendered(
+        self, chat: Sequence[Mapping[str, str]], client: str, remaining: float | None
+    ) -> str:
+        """The prompt that the target's template makes of a chat."""
+        if len(chat) > MOST_MESSAGES:
+            raise InvalidRequest(f"chat.messages may hold {MOST_MESSAGES} messages")
+        template = self.chat_template
+        text = await self.encoder.run(lambda: template.render(chat), client, remaining)
+        self.check_text(text)
+        return text
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The target's.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        if self.chat is None:
+            raise InvalidRequest(
+                "messages: this target has no chat template; save one with its tokenizer"
+                " (tokenizer.chat_template), or send a prompt"
+            )
+        return self.chat
 
     def check_text(self, text: str) -> None:
         """Refuse a prompt that cannot be encoded, or not into a sequence.

@@ -19,8 +19,8 @@ from tandem.errors import ShortDraft, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.messages import AROUND_BYTES
 from tandem.rpc.streams.call import SequenceCall
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.nodes import depth_of
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import Span

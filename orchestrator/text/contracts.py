@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.nodes import depth_of, path_to
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 

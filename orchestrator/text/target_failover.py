@@ -12,7 +12,7 @@ from orchestrator.text.contracts import Decided, Drafted, DraftSize, Prompt, Tex
 from orchestrator.text.values import Generation
 from tandem.errors import Exhausted, Unavailable
 from tandem.rpc.status import notes_of
-from tandem.speculation.log_probs import LogProbsWanted
+from tandem.speculation.request.log_probs import LogProbsWanted
 
 _log = structlog.get_logger(__name__)
 

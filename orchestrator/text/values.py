@@ -8,8 +8,8 @@ from enum import Enum
 
 from orchestrator.text.contracts import DraftSize, Expected
 from orchestrator.text.measures import TextCounts, TextTimes
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.request.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Request:
     Attributes:
         sampling: of the target, with a seed.
         prompt: as text; or
-        prompt_ids: as token ids.
+        prompt_ids: as token ids; or
+        chat: messages with their role and content, for the target's template.
         request_id: for logs and traces.
         max_new_tokens: the most tokens to generate.
         ignore_eos: go on past end-of-text tokens.
@@ -53,6 +54,7 @@ class Request:
     special_tokens: bool = True
     bad_strings: Sequence[str] = ()
     log_probs: LogProbsWanted | None = None
+    chat: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)

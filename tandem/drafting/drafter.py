@@ -17,7 +17,7 @@ from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.randomness import Foreseen, Purpose, digits
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 
 
 @dataclass(eq=False)

@@ -16,9 +16,9 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
-from tandem.speculation.log_probs import TokenLogProb
 from tandem.speculation.randomness import Foreseen
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import TokenLogProb
+from tandem.speculation.request.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
     import numpy.typing as npt

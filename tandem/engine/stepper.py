@@ -22,10 +22,10 @@ from tandem.engine.asks import (
     Truncation,
 )
 from tandem.engine.clock import clock_of
-from tandem.engine.decisions import decide, decisions_of
-from tandem.engine.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.job import Job
-from tandem.engine.log_probs import log_probs_of
+from tandem.engine.numbers.decisions import decide, decisions_of
+from tandem.engine.numbers.draws import drafts_of, draw, not_finite, tokens_of
+from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput

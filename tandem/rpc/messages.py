@@ -10,10 +10,10 @@ from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.nodes import DraftShape
-from tandem.speculation.sampling import Sampling
-from tandem.speculation.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
 from tandem.telemetry.stages import StageTimes
 
 PROTOCOL_VERSION = 2

@@ -15,7 +15,7 @@ from tandem.rpc.streams.sequence import Answer, Progress, ServedSequence, StepMe
 from tandem.serving.fingerprint import require_same
 from tandem.shaping.grammar import Grammars
 from tandem.shaping.text import ShapedText, shaped_text
-from tandem.speculation.shaping import Shaping
+from tandem.speculation.request.shaping import Shaping
 from tandem.telemetry.logs import bind_request
 
 Q = TypeVar("Q", bound=StepMessage)

@@ -14,7 +14,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Tokenizer
 
 from tandem.errors import InvalidRequest
-from tandem.speculation.shaping import Grammar, GrammarKind
+from tandem.speculation.request.shaping import Grammar, GrammarKind
 
 # Texts that begin share most of their grammars; each takes some 100 KiB.
 _MOST_COMPILED = 64

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.shaping.grammar import Bits, Grammars, GrammarState, forbid
-from tandem.speculation.shaping import MOST_BAD_WORD, Shaping
+from tandem.speculation.request.shaping import MOST_BAD_WORD, Shaping
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

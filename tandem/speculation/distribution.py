@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 
 # Top-p looks at this many of the most likely tokens first: sorting five rows of a
 # 128,256-token vocabulary takes 25 times as long as their top 256.

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tandem.client.blocking import Client
+from tandem.client.errors import Lost
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Lost
-from tandem.tools.load.resuming import Resuming
 from tests.faults.campaign.front import WORDS, Front, fronted, ids_of, speaking_target
 from tests.support.processes.ports import free_port
 from tests.support.processes.services import READY_SECONDS, generation
@@ -41,7 +41,7 @@ def killed_midway(
     notes: list[str] = []
     summary = pb.Summary()
     addresses = front.addresses if elsewhere else [first]
-    for reply in Resuming(addresses, READY_SECONDS, notes.append).generate(wanted):
+    for reply in Client(addresses, resume_seconds=READY_SECONDS, note=notes.append).events(wanted):
         if reply.HasField("summary"):
             summary = reply.summary
             continue
@@ -59,7 +59,7 @@ async def test_a_text_at_temperature_0_is_the_fault_free_one(
 ) -> None:
     async with fronted(tmp_path, 2 if elsewhere else 1) as front:
         wanted = asked()
-        replies = Resuming(front.addresses[:1], 0.0).generate(wanted)
+        replies = Client(front.addresses[:1], resume_seconds=0.0).events(wanted)
         expected = await asyncio.to_thread(
             lambda: [r.round for r in replies if r.HasField("round")]
         )
@@ -149,5 +149,5 @@ async def test_one_json_object_goes_on_as_a_streamed_text_does(tmp_path: Path) -
 def test_nobody_who_was_never_there_is_waited_for() -> None:
     started = time.monotonic()
     with pytest.raises(Lost, match="no orchestrator answers"):
-        next(Resuming([f"127.0.0.1:{free_port()}"], 60.0).generate(asked()))
+        next(Client(f"127.0.0.1:{free_port()}", resume_seconds=60.0).events(asked()))
     assert time.monotonic() - started < 30

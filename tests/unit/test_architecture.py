@@ -160,6 +160,7 @@ SPEAKS_GRPC = (
     *(
         "tandem.rpc",
         "tandem.serving",
+        "tandem.client",
         "tandem.tools.cli",
         "tandem.tools.local",
         "tandem.tools.load",
@@ -181,12 +182,14 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator", "common"}
     # `drafting` for its table of methods, which the command's help names.
     seen_by_tools = {"__version__", "drafting", "errors", "failure", "rpc", "settings", "telemetry"}
+    seen_by_tools |= {"client"}
     seen_by_tools |= stubs
     assert seen_from("tandem.tools", "tandem") <= seen_by_tools
     for room in ("traces", "planning"):
         assert not seen_from(f"tandem.tools.{room}", "tandem") & {"rpc", *stubs}, room
     rooms = {path.name for path in (ROOT / "tandem").iterdir() if (path / "__init__.py").exists()}
-    for room in rooms - {"tools"}:
+    assert seen_from("tandem.client", "tandem") <= {"errors", "failure", "rpc", *stubs}
+    for room in rooms - {"tools", "client"}:
         assert not seen_from(f"tandem.{room}", "tandem") & {"tools", "failure"}, room
 
 

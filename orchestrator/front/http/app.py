@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 import tandem
 from orchestrator.front.calls import OpenCalls
-from orchestrator.front.chat_template import ChatTemplate
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http.access import Access
 from orchestrator.front.http.answer import HttpAnswer, Telling, Wanted
@@ -206,7 +205,7 @@ class HttpFront:
 
     async def _of_chat(self, call: HttpCall, body: ChatBody, validator: Validator) -> list[Wanted]:
         prompt = await asyncio.to_thread(
-            self._chat_template(validator).render,
+            validator.chat_template.render,
             [message.fields(i) for i, message in enumerate(body.messages)],
             body.offered,
             generation_prompt=body.add_generation_prompt,
@@ -311,20 +310,6 @@ class HttpFront:
         if not validator.codec.has_text:
             raise InvalidRequest("prompt: this target has no tokenizer; send token ids")
         return validator.codec
-
-    @staticmethod
-    def _chat_template(validator: Validator) -> ChatTemplate:
-        """The template of chats.
-
-        Raises:
-            InvalidRequest: the target has none.
-        """
-        if validator.chat is None:
-            raise InvalidRequest(
-                "messages: this target has no chat template; save one with its tokenizer"
-                " (tokenizer.chat_template), or send a prompt to /v1/completions"
-            )
-        return validator.chat
 
     def _described(self, validator: Validator) -> Json:
         capabilities = validator.capabilities

@@ -17,12 +17,12 @@ from orchestrator.front.http.formats import (
     StructuredOutputs,
     grammar_of,
 )
-from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
+from orchestrator.front.validation import MAX_BAD_STRINGS, MOST_MESSAGES, new_seed
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
-from tandem.speculation.log_probs import MOST_TOP, LogProbsWanted
-from tandem.speculation.sampling import MAX_SEED, Sampling
-from tandem.speculation.shaping import MOST_BIASED, Shaping
+from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
+from tandem.speculation.request.sampling import MAX_SEED, Sampling
+from tandem.speculation.request.shaping import MOST_BIASED, Shaping
 
 _log = structlog.get_logger(__name__)
 
@@ -37,7 +37,7 @@ _UNIONS = {
 }
 # Of a token id.
 _DIGITS = 10
-_MOST_MESSAGES, _MOST_TOOLS, _MOST_STOPS = 4096, 256, 64
+_MOST_TOOLS, _MOST_STOPS = 256, 64
 
 
 def _ids(value: Any) -> list[int]:
@@ -379,7 +379,7 @@ class ChatBody(Generating):
     ignored: ClassVar = Generating.ignored | {"parallel_tool_calls"}
 
     messages: Annotated[
-        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=_MOST_MESSAGES)
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
     ]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.errors import InvalidRequest
-from tandem.speculation.shaping import Grammar, GrammarKind
+from tandem.speculation.request.shaping import Grammar, GrammarKind
 
 _MOST_CHOICES = 1024
 _OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object"}')

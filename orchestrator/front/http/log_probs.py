@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from tandem.speculation.log_probs import TokenLogProb
+from tandem.speculation.request.log_probs import TokenLogProb
 
 # A token with its log probability; the first token of a prompt has none.
 Told = tuple[int, TokenLogProb | None]

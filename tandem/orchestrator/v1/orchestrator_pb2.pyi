@@ -104,9 +104,10 @@ class Generation(google.protobuf.message.Message):
     RECEIVED_TOKEN_IDS_FIELD_NUMBER: builtins.int
     BAD_STRINGS_FIELD_NUMBER: builtins.int
     LOG_PROBS_FIELD_NUMBER: builtins.int
+    CHAT_FIELD_NUMBER: builtins.int
     prompt: builtins.str
-    """prompt as text; the target's tokenizer encodes it. Exactly one of prompt and prompt_token_ids
-    must be given and not empty.
+    """prompt as text; the target's tokenizer encodes it. Exactly one of prompt, prompt_token_ids and
+    chat must be given and not empty.
     """
     request_id: builtins.str
     """request_id names the request in logs and traces; at most 128 printable
@@ -157,6 +158,12 @@ class Generation(google.protobuf.message.Message):
         fit into a message (MAX_MESSAGE_MIB), or are asked for when a text is resumed.
         """
 
+    @property
+    def chat(self) -> Global___Chat:
+        """chat to continue with the assistant's answer; the target's chat template writes the prompt.
+        INVALID_ARGUMENT: the target has no template, or the template refuses the chat.
+        """
+
     def __init__(
         self,
         *,
@@ -170,15 +177,56 @@ class Generation(google.protobuf.message.Message):
         received_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         bad_strings: collections.abc.Iterable[builtins.str] | None = ...,
         log_probs: tandem.common.v1.common_pb2.LogProbsSpec | None = ...,
+        chat: Global___Chat | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first_round", b"_first_round", "_prompt", b"_prompt", "bad_strings", b"bad_strings", "chat", b"chat", "first_round", b"first_round", "log_probs", b"log_probs", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "received_token_ids", b"received_token_ids", "request_id", b"request_id", "sampling", b"sampling", "speculation", b"speculation", "stopping", b"stopping"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_first_round", b"_first_round"]) -> typing.Literal["first_round"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_prompt", b"_prompt"]) -> typing.Literal["prompt"] | None: ...
 
 Global___Generation: typing_extensions.TypeAlias = Generation
+
+@typing.final
+class Chat(google.protobuf.message.Message):
+    """Chat is what was said so far."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class Message(google.protobuf.message.Message):
+        """Message of one speaker."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        ROLE_FIELD_NUMBER: builtins.int
+        CONTENT_FIELD_NUMBER: builtins.int
+        role: builtins.str
+        """role of who speaks, such as "system", "user" or "assistant"."""
+        content: builtins.str
+        """content that is said."""
+        def __init__(
+            self,
+            *,
+            role: builtins.str = ...,
+            content: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["content", b"content", "role", b"role"]) -> None: ...
+
+    MESSAGES_FIELD_NUMBER: builtins.int
+    @property
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Chat.Message]:
+        """messages in order. At most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        messages: collections.abc.Iterable[Global___Chat.Message] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["messages", b"messages"]) -> None: ...
+
+Global___Chat: typing_extensions.TypeAlias = Chat
 
 @typing.final
 class Stopping(google.protobuf.message.Message):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from rich.progress import Progress
 
+from tandem.client.connection import Connection
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.endpoint import Endpoint
 from tandem.tools.cli.display.terminal import err, tell
-from tandem.tools.load.client import Client
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.objective import Objective
 from tandem.tools.load.sweep import Level, OpenLoop, sweep
@@ -63,7 +63,7 @@ def run(
                 counted, load.rate, load.seed, ended, load.max_in_flight
             )
 
-    with Client(endpoint) as client:
+    with Connection(endpoint) as client:
         client.info()
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("texts", total=len(counted))
@@ -104,7 +104,7 @@ def run_sweep(
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
             return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, ended)
 
-    with Client(endpoint) as client:
+    with Connection(endpoint) as client:
         client.info()
     try:
         return asyncio.run(rates()), False

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tandem.client.connection import Connection, sampled
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Client, sampled
 from tandem.tools.load.method import BLOCK, PLAIN, TOKEN, Method
 from tandem.tools.load.requests import PROMPTS
 
@@ -65,7 +65,7 @@ def plan(repeats: int) -> list[list[Turn]]:
 
 
 def compare(
-    client: Client, groups: Sequence[Sequence[Turn]], new_tokens: int, budget_s: float
+    client: Connection, groups: Sequence[Sequence[Turn]], new_tokens: int, budget_s: float
 ) -> Iterator[list[TurnResult]]:
     """Run a plan, group by group.
 
@@ -88,7 +88,7 @@ def compare(
         yield [_run(client, turn, new_tokens, traced=False) for turn in group]
 
 
-def _run(client: Client, turn: Turn, new_tokens: int, traced: bool) -> TurnResult:
+def _run(client: Connection, turn: Turn, new_tokens: int, traced: bool) -> TurnResult:
     generation = turn.method.request(turn.prompt, turn.temperature, turn.seed, new_tokens)
     token_ids: list[int] = []
     summary = pb.Summary()

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import grpc
 
+from tandem.client.errors import sentence
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Endpoint, endpoint_at
-from tandem.tools.load.client import sentence
 from tandem.tools.load.requests import MAX_IN_FLIGHT
 from tandem.tools.load.timeline import Timeline
 

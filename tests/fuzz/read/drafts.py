@@ -9,11 +9,11 @@ import torch
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import Decide, Scored
-from tandem.engine.decisions import decide, decisions_of
+from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.fuzz.read.contract import breaks
 from tests.fuzz.read.surface import MessageSurface, Violation

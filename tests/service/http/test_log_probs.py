@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tandem.common.v1 import common_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.speculation.distribution import process
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.service.http.conftest import Fronts
 from tests.support.processes.services import generation
 

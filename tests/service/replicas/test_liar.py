@@ -16,7 +16,7 @@ from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.speculation.distribution import process
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start

@@ -16,7 +16,7 @@ from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.text.contracts import DraftSize, News, Prompt
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings

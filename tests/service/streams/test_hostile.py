@@ -20,7 +20,7 @@ from orchestrator.text.contracts import Prompt
 from orchestrator.text.record import TextRecord
 from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.service.conftest import Stack, address_of, start
 from tests.support.waiting import HANG_SECONDS
 from tests.support.wire.fakes import ANYBODY, PATIENT, FakeDrafter, FakeTarget, orchestrate, request

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tandem.engine import decisions, draws
+from tandem.engine.numbers import decisions, draws
 from tandem.speculation import randomness, sampler
 from tandem.speculation.categorical import Categorical
 from tandem.verification import Verifier

@@ -20,7 +20,7 @@ import torch
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS, Verifier
 from tests.support.laws.tables import (
     PROMPT,

@@ -26,15 +26,15 @@ from tandem.engine.asks import (
     ToHost,
     Truncation,
 )
-from tandem.engine.draws import drafts_of
+from tandem.engine.numbers.draws import drafts_of
 from tandem.inference.feed import Feed
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
-from tandem.speculation.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
+from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.verification import VERIFIERS

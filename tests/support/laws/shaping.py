@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem.shaping.grammar import Grammars
 from tandem.shaping.text import ShapedText, shaped_text
-from tandem.speculation.shaping import GrammarKind, Shaping
+from tandem.speculation.request.shaping import GrammarKind, Shaping
 
 # Of the smallest vocabulary. The last one may end a text.
 LETTERS = "abe"

@@ -13,7 +13,7 @@ import torch
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.features import Feature
 from tandem.engine.asks import Ask, Draw, ReadTokens, Steps, Take, ToHost
-from tandem.engine.draws import drafts_of, tokens_of
+from tandem.engine.numbers.draws import drafts_of, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput

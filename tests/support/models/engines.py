@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.inference.feed import Feed
 from tandem.inference.output import PassOutput
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc.round import TargetSequence
 from tests.support.models.tiny import DrafterEngine, TargetEngine, make_target, random_llama

@@ -26,7 +26,7 @@ from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
 from target_svc.round import TargetSequence

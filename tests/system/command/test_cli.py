@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tandem import __version__
+from tandem.client.connection import Connection
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.cli import comparison
 from tandem.tools.cli.display import comparison as report
-from tandem.tools.load.client import Client
 from tandem.tools.load.method import BLOCK, Method
 from tandem.tools.load.requests import PROMPTS
 from tests.support.repository import ROOT
@@ -213,7 +213,7 @@ def test_up_drains_on_sigterm(served: tuple[Up, str], address: str) -> None:
         cwd=ROOT,
         env=PLAIN,
     )
-    with Client(address) as client:
+    with Connection(address) as client:
         while client.info().active_requests == 0:
             assert text.poll() is None
     running.popen.terminate()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.tools.load.client import Client
+from tandem.client.connection import Connection
 from tandem.tools.local.endpoints import endpoint_of
 from tests.support.cluster.manifests import known_variables
 from tests.support.processes.services import generation, trio
@@ -60,13 +60,13 @@ def test_its_commands_secure_the_services(
         drafter={"MODEL": models["drafter"]},
         target={"MODEL": models["target"]},
     ) as services:
-        with Client(services.stack.endpoint("orchestrator")) as client:
+        with Connection(services.stack.endpoint("orchestrator")) as client:
             reply = client.complete(generation([1], max_new_tokens=8, gamma=2), 30)
         assert reply.summary.drafted_tokens
         own = prefixed("TANDEM_ORCHESTRATOR_", variables)
         monkeypatch.delenv("TANDEM_TOKEN_FILE")
         place = endpoint_of("orchestrator", services.orchestrator.address, own, own)
-        with Client(place) as client, pytest.raises(Exception, match="no bearer token"):
+        with Connection(place) as client, pytest.raises(Exception, match="no bearer token"):
             client.complete(generation([1], max_new_tokens=8, gamma=2), 30)
 
 

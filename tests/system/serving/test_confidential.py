@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem.client.connection import Connection, sampled
 from tandem.common.v1 import common_pb2
 from tandem.failure import Failure
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load.client import Client, sampled
 from tests.support.processes.services import Trio, trio
 
 # In the prompt and, since greedy text of the pair repeats names, in the text. As token ids too.
@@ -35,7 +35,7 @@ def telling(folder: Path, pair: tuple[Path, Path], **orchestrator: str) -> Itera
 def ask(services: Trio) -> tuple[list[int], list[str]]:
     """A text and some failures: its token ids, and the sentences of the failures."""
     sentences = []
-    with Client(services.orchestrator.address) as client:
+    with Connection(services.orchestrator.address) as client:
         good = pb.Generation(
             prompt=_PROMPT,
             sampling=common_pb2.Sampling(temperature=0.0),

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tandem.client.connection import Connection
 from tandem.failure import Failure
 from tandem.rpc.endpoint import Endpoint
-from tandem.tools.load.client import Client
 from tests.support.processes.authorities import Authority
 from tests.support.processes.services import Trio, generation, trio
 
@@ -57,7 +57,7 @@ def secured(folder: Path, random_pair: tuple[Path, Path]) -> Iterator[Trio]:
 
 
 def test_a_text_is_drafted_decided_and_delivered(secured: Trio) -> None:
-    with Client(secured.stack.endpoint("orchestrator")) as client:
+    with Connection(secured.stack.endpoint("orchestrator")) as client:
         reply = client.complete(generation([1], max_new_tokens=16, gamma=4), 30)
     assert reply.summary.new_tokens == 16
     assert not reply.summary.drafter_lost
@@ -66,7 +66,7 @@ def test_a_text_is_drafted_decided_and_delivered(secured: Trio) -> None:
 
 def test_plaintext_is_answered_by_nobody(secured: Trio) -> None:
     for service in secured.processes:
-        with pytest.raises(Failure, match="no orchestrator answers"), Client(service.address):
+        with pytest.raises(Failure, match="no orchestrator answers"), Connection(service.address):
             pass
 
 
@@ -81,7 +81,7 @@ def test_another_services_certificate_opens_no_text(secured: Trio, folder: Path)
         NamedFile("KEY", folder / "drafter.key"),
     )
     with (
-        Client(Endpoint(secured.orchestrator.address, drafters)) as client,
+        Connection(Endpoint(secured.orchestrator.address, drafters)) as client,
         pytest.raises(Failure, match="no name that may call here"),
     ):
         client.complete(generation([1], max_new_tokens=4, gamma=0), 30)

@@ -7,7 +7,7 @@ import pytest
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 
 
 def draft_behind(text: list[int], gamma: int = 4, *, longest: int = 3, window: int = 100) -> Draft:

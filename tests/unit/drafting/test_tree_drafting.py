@@ -12,7 +12,7 @@ from tandem.drafting.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape, depth_of
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.support.models.tiny import (
     DrafterEngine,
     TargetEngine,

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tandem.engine.asks import Draw, ReadTokens, ToHost, Truncation
-from tandem.engine.draws import drafts_of, draw, tokens_of
+from tandem.engine.numbers.draws import drafts_of, draw, tokens_of
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.randomness import Foreseen, Purpose, digits
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.laws import chi_square_p_value
 
 LAW = np.array([0.4, 0.3, 0.15, 0.1, 0.05])

@@ -19,7 +19,7 @@ from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Feed
 from tandem.profile import Profile
 from tandem.speculation.draft import Draft
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.support.models.engines import (
     CHUNK,
     CONCURRENT,

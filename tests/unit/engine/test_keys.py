@@ -11,10 +11,10 @@ import pytest
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
-from tandem.engine import decisions, draws
 from tandem.engine.asks import Decide, Draw
+from tandem.engine.numbers import decisions, draws
 from tandem.speculation.randomness import Purpose
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.keys import Keys, recorded
 from tests.support.laws.suited import rules_for
 from tests.support.models.tiny import (

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.errors import InvalidRequest
 from tandem.shaping.grammar import Bits, Grammars, GrammarState
-from tandem.speculation.shaping import Grammar, GrammarKind
+from tandem.speculation.request.shaping import Grammar, GrammarKind
 from tests.support.laws.shaping import END, LETTERS, tokenizer_json
 
 SCHEMA = Grammar(

@@ -15,7 +15,7 @@ from transformers import (
 
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedText
-from tandem.speculation.shaping import MOST_BIASED, Shaping
+from tandem.speculation.request.shaping import MOST_BIASED, Shaping
 
 VOCAB_SIZE = 70  # no multiple of 32
 PROMPT = (3, 5, 5, 69)

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from tandem.speculation.distribution import draw, process
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 
 
 def hugging_face(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import ToHost
-from tandem.engine.draws import drafts_of
+from tandem.engine.numbers.draws import drafts_of
 from tandem.errors import InvalidRequest
 from tandem.inference.feed import Drawn, Draws
 from tandem.rpc.messages import draft_from, draft_to
@@ -19,7 +19,7 @@ from tandem.speculation.categorical import MAX_WEIGHT, Categorical
 from tandem.speculation.distribution import process
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 
 
 def draft_of(token_ids: list[int], rows: list[dict[int, int]]) -> Draft:

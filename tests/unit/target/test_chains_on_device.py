@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import ReadTokens, Steps, Take, ToHost, Truncation
-from tandem.engine.decisions import _proposal
-from tandem.engine.draws import drafts_of
 from tandem.engine.job import Job
+from tandem.engine.numbers.decisions import _proposal
+from tandem.engine.numbers.draws import drafts_of
 from tandem.engine.stepper import Stepper
 from tandem.errors import EngineFailure
 from tandem.inference.decoder import Decoder
@@ -25,7 +25,7 @@ from tandem.inference.output import PassOutput
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc.drafts import OwnDrafts

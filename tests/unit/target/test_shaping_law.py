@@ -20,7 +20,7 @@ from tandem.engine.asks import Steps
 from tandem.errors import InvalidRequest
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
-from tandem.speculation.shaping import Grammar, GrammarKind, Shaping
+from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
 from tandem.verification import VERIFIERS
 from tests.support.laws.run_law import LENGTH, SEEN, SIZES, RunLaw
 from tests.support.laws.shaping import END, law_of, shaped

@@ -10,16 +10,16 @@ import pytest
 import torch
 from numba import int64
 
-from tandem.engine import decisions
 from tandem.engine.asks import Decide, Decision, Scored
-from tandem.engine.decisions import decide, decisions_of
+from tandem.engine.numbers import decisions
+from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation import kernel as kernel_module
 from tandem.speculation.categorical import Categorical
 from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.sampler import sample
-from tandem.speculation.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tandem.verification.block import BlockVerifier
 from tandem.verification.kernels.chains import decide_all, decide_token

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tandem.engine import decisions
 from tandem.engine.asks import Decide, Decision, Scored
-from tandem.engine.decisions import decide, decisions_of
+from tandem.engine.numbers import decisions
+from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tandem.verification.kernels.chains import decide_trees
 from tandem.verification.kernels.trees import decide_block_tree, decide_token_tree

@@ -13,8 +13,8 @@ from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 
 if TYPE_CHECKING:
+    from tandem.client.connection import Connection
     from tandem.tools.cli.comparison import TurnResult
-    from tandem.tools.load.client import Client
 
 _SERVICES = ("orchestrator", "drafter", "target")
 _MERGED = "trace.jsonl"
@@ -49,10 +49,10 @@ def demo(
     the verifiers token and block at gamma 4, taking turns. The greedy texts
     must be equal, token for token.
     """
+    from tandem.client.connection import Connection
     from tandem.tools.cli.commands.trace import recording_of, show
     from tandem.tools.cli.comparison import first_difference
     from tandem.tools.cli.display.comparison import print_report
-    from tandem.tools.load.client import Client
     from tandem.tools.local.pair import Pair
     from tandem.tools.local.stack import Stack, StackSettings
 
@@ -72,7 +72,7 @@ def demo(
                 stack.start(progress=status.update)
                 status.update("finding what computes the models fastest")
                 stack.settle()
-            with Client(stack.endpoint("orchestrator")) as client:
+            with Connection(stack.endpoint("orchestrator")) as client:
                 _show(client, new_tokens)
                 samples = _measure(client, repeats, new_tokens, budget)
             codes = stack.drain()
@@ -89,10 +89,10 @@ def demo(
         out.print("[green]the greedy texts of gamma 0, token and block are equal, id by id[/]")
 
 
-def _show(client: Client, new_tokens: int) -> None:
+def _show(client: Connection, new_tokens: int) -> None:
     """Stream one text to the terminal."""
+    from tandem.client.connection import sampled
     from tandem.tools.cli.display.text import render
-    from tandem.tools.load.client import sampled
     from tandem.tools.load.method import BLOCK
 
     generation = BLOCK.request(_SHOWN_PROMPT, 1.0, seed=0, new_tokens=new_tokens)
@@ -100,7 +100,9 @@ def _show(client: Client, new_tokens: int) -> None:
     out.print()
 
 
-def _measure(client: Client, repeats: int, new_tokens: int, budget_s: float) -> list[TurnResult]:
+def _measure(
+    client: Connection, repeats: int, new_tokens: int, budget_s: float
+) -> list[TurnResult]:
     from tandem.tools.cli.comparison import compare, plan
 
     groups = plan(repeats)

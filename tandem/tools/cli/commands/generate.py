@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,8 +15,8 @@ from tandem.tools.cli.options import DEFAULT_ADDRESS, AddressesOption
 from tandem.tools.cli.security import Security, secured
 
 if TYPE_CHECKING:
+    from tandem.client.blocking import Client
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-    from tandem.tools.load.resuming import Resuming
 
 _SAMPLING = "Sampling"
 _STOPPING = "Stopping"
@@ -175,9 +175,9 @@ def generate(
     On a terminal, colours distinguish accepted tokens from the target's own;
     a pipe gets the plain text.
     """
+    from tandem.client.blocking import Client
     from tandem.common.v1 import common_pb2
     from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-    from tandem.tools.load.resuming import Resuming
 
     text, ids = _prompt(prompt, token_ids)
     with reported():
@@ -204,8 +204,8 @@ def generate(
             )
         except ValueError as error:
             raise Misconfigured(f"a number is out of range: {error}") from None
-        resuming = Resuming(places, resume_seconds, _tell)
-        _run(resuming, generation, timeout, json)
+        with Client.of(places, resume_seconds, _tell) as client:
+            _run(client, generation, timeout, json)
 
 
 def _prompt(prompt: str | None, token_ids: str | None) -> tuple[str | None, list[int]]:
@@ -244,22 +244,37 @@ def _tell(sentence: str) -> None:
     err.out(f"tandem: {sentence}", style="dim", highlight=False)
 
 
-def _run(
-    resuming: Resuming, generation: pb.Generation, timeout_s: float | None, json: bool
-) -> None:
+def _run(client: Client, generation: pb.Generation, timeout_s: float | None, json: bool) -> None:
     from google.protobuf.json_format import MessageToJson
 
     from tandem.tools.cli.display.text import render
 
     if json:
         text = MessageToJson(
-            resuming.complete(generation, timeout_s),
+            _whole(client.events(generation, timeout_s)),
             preserving_proto_field_name=True,
             always_print_fields_with_no_presence=True,
             ensure_ascii=False,
         )
         write_exactly(f"{text}\n")
         return
-    with resuming.connected() as client:
-        has_text = generation.HasField("prompt") or client.info().target.tokenizer_fingerprint
-    render(generation.prompt, resuming.generate(generation, timeout_s), bool(has_text))
+    has_text = generation.HasField("prompt") or client.info().target.tokenizer_fingerprint
+    render(generation.prompt, client.events(generation, timeout_s), bool(has_text))
+
+
+def _whole(events: Iterable[pb.GenerateResponse]) -> pb.CompleteResponse:
+    """A text's messages as one answer."""
+    from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+
+    reply = pb.CompleteResponse()
+    texts: list[str] = []
+    for event in events:
+        if event.HasField("summary"):
+            reply.summary.CopyFrom(event.summary)
+            continue
+        tokens = event.round.tokens
+        texts.extend(token.text for token in tokens)
+        reply.token_ids.extend(token.id for token in tokens)
+        reply.origins.extend(token.origin for token in tokens)
+    reply.text = "".join(texts)
+    return reply

@@ -23,9 +23,9 @@ def info(
     address: AddressOption = DEFAULT_ADDRESS,
 ) -> None:
     """Show what an orchestrator serves: its models, verifiers and defaults."""
-    from tandem.tools.load.client import Client
+    from tandem.client.connection import Connection
 
-    with reported(), Client(security.at(address)) as client:
+    with reported(), Connection(security.at(address)) as client:
         reply = client.info()
         out.print(_models(reply))
         nodes = ""

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build

@@ -26,10 +26,10 @@ from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.features import Feature
 from tandem.drafting.model import ModelDrafter
-from tandem.engine import draws
 from tandem.engine import stepper as steppers
 from tandem.engine.asks import StatesWanted, Take, Truncation
 from tandem.engine.job import Job
+from tandem.engine.numbers import draws
 from tandem.engine.stepper import Stepper
 from tandem.inference.batch import flex
 from tandem.inference.batch.tiles import BLOCK
@@ -41,7 +41,7 @@ from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.torch_modules import ModulePass
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.target.v1 import target_pb2
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import DraftSequence
-from tandem.engine import decisions
 from tandem.engine.asks import Truncation
 from tandem.engine.job import Job
+from tandem.engine.numbers import decisions
 from tandem.engine.stepper import Stepper
 from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.heads import head

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from tandem.engine import decisions, draws
+from tandem.engine.numbers import decisions, draws
 from tandem.inference.batch import attention, tiles
 from tandem.inference.batch.tiles import Tiles
 from tandem.speculation import distribution
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tests.unit.inference.passes.fake_device import (
     LLAMA,
     PLAIN,

@@ -12,7 +12,7 @@ from orchestrator.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
 from tandem.errors import OutOfTime, SequenceIdled, TandemError, Unavailable
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 TWO, NONE = DraftSize(2), DraftSize(0)

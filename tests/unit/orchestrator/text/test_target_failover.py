@@ -9,7 +9,7 @@ import pytest
 from orchestrator.text.contracts import Decided, DraftSize
 from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Rule, Stopping
-from tandem.speculation.sampling import Sampling
+from tandem.speculation.request.sampling import Sampling
 from tandem.telemetry.stages import StageTimes
 
 

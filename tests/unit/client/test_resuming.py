@@ -8,17 +8,16 @@ from typing import Any, Self
 
 import pytest
 
-from tandem.failure import Failure
+from tandem.client import blocking
+from tandem.client.blocking import Client
+from tandem.client.errors import CallFailed, Lost, Refused
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
-from tandem.tools.load import resuming
-from tandem.tools.load.client import Lost
-from tandem.tools.load.resuming import Resuming
 
 
 class FakeClient:
     """An orchestrator that dies behind the first round, and what answers from then on."""
 
-    def __init__(self, then: Callable[[], Failure]) -> None:
+    def __init__(self, then: Callable[[], CallFailed]) -> None:
         self.calls = 0
         self._then = then
 
@@ -40,16 +39,17 @@ class FakeClient:
 
 def test_its_deadline_ends_the_looking(monkeypatch: pytest.MonkeyPatch) -> None:
     client = FakeClient(lambda: Lost("nobody"))
-    monkeypatch.setattr(resuming, "Client", client)
+    monkeypatch.setattr(blocking, "Connection", client)
     began = time.monotonic()
     with pytest.raises(Lost, match="UNAVAILABLE: gone"):
-        list(Resuming(["here"], 600.0).generate(pb.Generation(), timeout_s=0.5))
+        list(Client("here", resume_seconds=600.0).events(pb.Generation(), timeout_s=0.5))
     assert time.monotonic() - began < 60
     assert client.calls > 1
 
 
 def test_who_cannot_go_on_says_what_was_lost_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resuming, "Client", FakeClient(lambda: Failure("INVALID_ARGUMENT: no")))
+    no = Refused("INVALID_ARGUMENT: no")
+    monkeypatch.setattr(blocking, "Connection", FakeClient(lambda: no))
     expected = "UNAVAILABLE: gone; it could not go on: INVALID_ARGUMENT: no"
-    with pytest.raises(Failure, match=expected):
-        list(Resuming(["here"], 600.0).generate(pb.Generation()))
+    with pytest.raises(Refused, match=expected):
+        list(Client("here", resume_seconds=600.0).events(pb.Generation()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tandem.speculation.shaping import NO_SHAPING, Shaping
+from tandem.speculation.request.shaping import NO_SHAPING, Shaping
 
 MAX_SEED = 2**64 - 1
 

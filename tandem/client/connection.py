@@ -1,4 +1,4 @@
-"""An orchestrator, called without asyncio: one text at a time."""
+"""A connection to one orchestrator, without asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tandem.failure import Failure
+from tandem.client.errors import failure_of, nobody_at
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Endpoint, endpoint_at
@@ -20,23 +20,10 @@ from tandem.rpc.endpoint import Endpoint, endpoint_at
 CONNECT_SECONDS = 5.0
 INFO_SECONDS = 10.0
 
-# After these statuses the same call may succeed, here a moment later or at another orchestrator.
-_PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.UNKNOWN,  # a connection that broke, in gRPC's words
-)
-
 _Metadata = Sequence[tuple[str, str]]
 
 
-class Lost(Failure):
-    """No orchestrator answers, or it was lost; a call may succeed a moment later, or elsewhere."""
-
-
-class Client:
+class Connection:
     """A connection to an orchestrator; use it as a context manager.
 
     Args:
@@ -59,7 +46,7 @@ class Client:
         try:
             self._connect()
         except BaseException:
-            self._channel.close()
+            self.close()
             raise
         return self
 
@@ -69,6 +56,10 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its calls."""
         self._channel.close()
 
     def _connect(self) -> None:
@@ -85,18 +76,15 @@ class Client:
         finally:
             self._channel.unsubscribe(states.put)
         if state is not grpc.ChannelConnectivity.READY:
-            raise Lost(
-                f"no orchestrator answers at {self._address}: start one with `tandem up`,"
-                " or name another with --address"
-            )
+            raise nobody_at(self._address)
 
     def info(self) -> pb.GetModelInfoResponse:
         """What is served.
 
         Raises:
-            Failure: the orchestrator is not ready.
+            CallFailed: the orchestrator is not ready.
         """
-        with self._readable():
+        with _readable():
             reply: pb.GetModelInfoResponse = self._stub.GetModelInfo(
                 pb.GetModelInfoRequest(), timeout=INFO_SECONDS, metadata=self._metadata
             )
@@ -108,9 +96,9 @@ class Client:
         """A whole text.
 
         Raises:
-            Failure: the call's status, in one sentence; Lost if another call may succeed.
+            CallFailed: the call's status; Lost if another call may succeed.
         """
-        with self._readable():
+        with _readable():
             reply: pb.CompleteResponse = self._stub.Complete(
                 pb.CompleteRequest(generation=generation),
                 timeout=timeout_s,
@@ -127,32 +115,17 @@ class Client:
         """A text, round by round, then its summary. Closing the iterator early cancels the call.
 
         Raises:
-            Failure: the call's status, in one sentence; Lost if another call may succeed.
+            CallFailed: the call's status; Lost if another call may succeed.
         """
         request = pb.GenerateRequest(generation=generation)
         call = self._stub.Generate(
             request, timeout=timeout_s, metadata=(*self._metadata, *metadata)
         )
         try:
-            with self._readable():
+            with _readable():
                 yield from call
         finally:
             call.cancel()
-
-    @contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-            details = error.details() if isinstance(error, grpc.Call) else str(error)
-            kind = Lost if code in _PASSING else Failure
-            raise kind(sentence(code, details)) from error
-
-
-def sentence(code: grpc.StatusCode, details: str | None) -> str:
-    """A status as one line, even if the details have several."""
-    return f"{code.name}: {' '.join((details or 'no details given').split())}"
 
 
 def sampled(wanted: bool) -> tuple[tuple[str, str], ...]:
@@ -160,3 +133,11 @@ def sampled(wanted: bool) -> tuple[tuple[str, str], ...]:
     return (
         ("traceparent", f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-{int(wanted):02x}"),
     )
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise failure_of(error) from error

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
-from tandem.engine.draws import chains_of, draws_of, not_finite, rows_of, to_host
-from tandem.engine.feedback import kept_states
+from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
+from tandem.engine.numbers.feedback import kept_states
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import Drawn
 from tandem.shaping.logits import shape

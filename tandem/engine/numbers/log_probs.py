@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tandem.engine.asks import ReadLogProbs
-from tandem.engine.draws import copy_to_host
+from tandem.engine.numbers.draws import copy_to_host
 from tandem.shaping.logits import shape
 from tandem.speculation.distribution import process
-from tandem.speculation.log_probs import TokenLogProb
+from tandem.speculation.request.log_probs import TokenLogProb
 
 
 def log_probs_of(asks: Sequence[ReadLogProbs]) -> list[list[TokenLogProb]]:

@@ -1,0 +1,1 @@
+"""Texts of an orchestrator, from Python: `tandem.Client` and `tandem.AsyncClient`."""

@@ -1,0 +1,255 @@
+"""`tandem.AsyncClient`: texts for code on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from tandem.client.connection import CONNECT_SECONDS, INFO_SECONDS
+from tandem.client.errors import CallFailed, Lost, failure_of, nobody_at
+from tandem.client.options import Options, Prompt, generation_of
+from tandem.client.places import DEFAULT_ADDRESS, endpoints_of
+from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
+from tandem.client.resumption import Resumption
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.endpoint import Endpoint
+
+
+class AsyncClient:
+    """As `Client`, on an event loop; of many texts at once they share one connection.
+
+    Args:
+        address: see `Client`, also for all others.
+        token: see there.
+        ca: see there.
+        certificate: see there.
+        key: see there.
+        server_name: see there.
+        plaintext: see there.
+        resume_seconds: see there.
+        note: see there.
+
+    Raises:
+        Misconfigured: the arguments contradict each other, or a file is not usable.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str] = DEFAULT_ADDRESS,
+        *,
+        token: str = "",
+        ca: str | os.PathLike[str] | None = None,
+        certificate: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        server_name: str = "",
+        plaintext: bool = False,
+        resume_seconds: float = 30.0,
+        note: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self._places: deque[Endpoint] = deque(
+            endpoints_of(
+                address,
+                token=token,
+                ca=ca,
+                certificate=certificate,
+                key=key,
+                server_name=server_name,
+                plaintext=plaintext,
+            )
+        )
+        self._resume_seconds, self._note = resume_seconds, note
+        self._channel: grpc.aio.Channel | None = None
+        self._connecting = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End its calls. Harmless when it is closed."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> GeneratedText:
+        """A whole text.
+
+        Args:
+            prompt: text, token ids, or a chat's messages with their role and content.
+            timeout_s: seconds for the whole text.
+            options: see `Options`.
+
+        Raises:
+            CallFailed: see there for its kinds.
+        """
+        async with self.stream(prompt, timeout_s=timeout_s, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.result
+
+    def stream(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> AsyncRoundStream:
+        """A text, round by round, as it is generated; see `generate`."""
+        return AsyncRoundStream(self._events(generation_of(prompt, options), timeout_s))
+
+    async def info(self) -> pb.GetModelInfoResponse:
+        """What is served.
+
+        Raises:
+            CallFailed: no orchestrator answers, or it is not ready.
+        """
+        stub, endpoint = await self._connected()
+        try:
+            reply: pb.GetModelInfoResponse = await stub.GetModelInfo(
+                pb.GetModelInfoRequest(), timeout=INFO_SECONDS, metadata=endpoint.metadata
+            )
+        except grpc.RpcError as error:
+            raise failure_of(error) from error
+        return reply
+
+    async def _events(
+        self, generation: pb.Generation, timeout_s: float | None
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        clock = asyncio.get_running_loop().time
+        text = Resumption(generation, self._resume_seconds, timeout_s, clock, self._note)
+        while True:
+            channel, stale = None, self._channel is not None
+            try:
+                stub, endpoint = await self._connected()
+                channel = self._channel
+                async with aclosing(_replies(stub, endpoint, text)) as replies:
+                    async for reply in replies:
+                        stale = False
+                        yield text.follow(reply)
+                return
+            except CallFailed as failure:
+                if channel is not None and channel is self._channel:
+                    self._channel = None  # calls of other texts on it go on
+                    self._places.rotate(-1)
+                if stale and type(failure) is Lost:
+                    continue  # the connection broke since the last call, and nothing has come
+                pause = text.pause(failure)
+            await asyncio.sleep(pause)
+
+    async def _connected(self) -> tuple[Any, Endpoint]:
+        """The first orchestrator that answers, beginning with the last that did.
+
+        Raises:
+            Lost: none answers.
+        """
+        async with self._connecting:
+            for tried in range(1, len(self._places) + 1):
+                if self._channel is not None:
+                    break
+                try:
+                    self._channel = await _connect(self._places[0])
+                except Lost:
+                    self._places.rotate(-1)
+                    if tried == len(self._places):
+                        raise
+            assert self._channel is not None  # there is at least one place
+            return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel), self._places[0]
+
+
+async def _connect(endpoint: Endpoint) -> grpc.aio.Channel:
+    """A channel to somebody who answers.
+
+    Raises:
+        Lost: nobody does.
+    """
+    channel = endpoint.connect()
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    raise nobody_at(endpoint.address)
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        await channel.close()
+        raise nobody_at(endpoint.address) from None
+    except BaseException:
+        await channel.close()
+        raise
+    return channel
+
+
+async def _replies(
+    stub: Any, endpoint: Endpoint, text: Resumption
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """Those of one call. Closing the iterator early cancels it."""
+    request = pb.GenerateRequest(generation=text.asked)
+    call = stub.Generate(request, timeout=text.left, metadata=endpoint.metadata)
+    try:
+        async for reply in call:
+            yield reply
+    except grpc.RpcError as error:
+        raise failure_of(error) from error
+    finally:
+        call.cancel()
+
+
+class AsyncRoundStream:
+    """As `RoundStream`: iterate over it with `async for`, and use it with `async with`.
+
+    Args:
+        events: the text's messages.
+    """
+
+    def __init__(self, events: AsyncGenerator[pb.GenerateResponse, None]) -> None:
+        self._events = events
+        self._rounds: list[GeneratedRound] = []
+        self._summary: pb.Summary | None = None
+
+    async def __aiter__(self) -> AsyncIterator[GeneratedRound]:
+        async for event in self._events:
+            if event.HasField("summary"):
+                self._summary = event.summary
+            else:
+                self._rounds.append(round_of(event.round))
+                yield self._rounds[-1]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel the text, unless it has ended."""
+        await self._events.aclose()
+
+    @property
+    def result(self) -> GeneratedText:
+        """The whole text, once all its rounds were read.
+
+        Raises:
+            RuntimeError: they were not.
+        """
+        if self._summary is None:
+            raise RuntimeError("the text has not ended: read all of its rounds first")
+        return text_of(self._rounds, self._summary)

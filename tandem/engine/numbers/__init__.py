@@ -1,0 +1,1 @@
+"""What is computed between two passes, for many sequences at once."""
