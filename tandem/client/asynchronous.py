@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -15,7 +15,7 @@ import grpc
 from tandem.client.connection import CONNECT_SECONDS, INFO_SECONDS
 from tandem.client.errors import CallFailed, Lost, failure_of, nobody_at
 from tandem.client.options import Options, Prompt, generation_of
-from tandem.client.places import DEFAULT_ADDRESS, endpoints_of
+from tandem.client.places import endpoints_of
 from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
 from tandem.client.resumption import Resumption
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -43,8 +43,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
-        *,
+        *address: str,
         token: str = "",
         ca: str | os.PathLike[str] | None = None,
         certificate: str | os.PathLike[str] | None = None,

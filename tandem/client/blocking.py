@@ -13,7 +13,7 @@ from typing import Self, Unpack
 from tandem.client.connection import Connection
 from tandem.client.errors import CallFailed, Lost
 from tandem.client.options import Options, Prompt, generation_of
-from tandem.client.places import DEFAULT_ADDRESS, endpoints_of
+from tandem.client.places import endpoints_of
 from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
 from tandem.client.resumption import Resumption
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -27,7 +27,8 @@ class Client:
     is lost goes on there later, or at another one; all must serve the same target.
 
     Args:
-        address: HOST:PORT of an orchestrator, or several, tried in turn.
+        address: HOST:PORT of an orchestrator, or of several, tried in turn; none is what the
+            environment's TANDEM_ADDRESS says, or 127.0.0.1:50050.
         token: to send with each call; empty sends none.
         ca: file with the authorities that sign the servers' certificates (PEM); None is plaintext.
         certificate: file with the client's certificate (PEM), if servers ask for one.
@@ -43,8 +44,7 @@ class Client:
 
     def __init__(
         self,
-        address: str | Sequence[str] = DEFAULT_ADDRESS,
-        *,
+        *address: str,
         token: str = "",
         ca: str | os.PathLike[str] | None = None,
         certificate: str | os.PathLike[str] | None = None,

@@ -15,7 +15,7 @@ DEFAULT_ADDRESS = "127.0.0.1:50050"
 
 
 def endpoints_of(
-    addresses: str | Sequence[str],
+    addresses: Sequence[str],
     *,
     token: str = "",
     ca: str | os.PathLike[str] | None = None,
@@ -27,7 +27,7 @@ def endpoints_of(
     """Endpoints that are spoken to in one way.
 
     Args:
-        addresses: HOST:PORT each.
+        addresses: HOST:PORT each; none is what the environment says, or where `tandem up` listens.
         token: to send with each call; empty sends none.
         ca: file with the authorities that sign the servers' certificates (PEM); None is plaintext.
         certificate: file with the client's certificate (PEM), if servers ask for one.
@@ -56,9 +56,8 @@ def endpoints_of(
             )
         except StartupError as error:
             raise Misconfigured(str(error)) from None
-    places = [addresses] if isinstance(addresses, str) else list(addresses)
-    if not places:
-        raise Misconfigured("there is no address")
+    named = os.environ.get("TANDEM_ADDRESS", DEFAULT_ADDRESS).split(",")
+    places = list(addresses) or named
     for address in places:
         if token and tls is None and not plaintext and not stays_here(address):
             raise Misconfigured(

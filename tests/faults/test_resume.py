@@ -41,7 +41,7 @@ def killed_midway(
     notes: list[str] = []
     summary = pb.Summary()
     addresses = front.addresses if elsewhere else [first]
-    for reply in Client(addresses, resume_seconds=READY_SECONDS, note=notes.append).events(wanted):
+    for reply in Client(*addresses, resume_seconds=READY_SECONDS, note=notes.append).events(wanted):
         if reply.HasField("summary"):
             summary = reply.summary
             continue
@@ -59,7 +59,7 @@ async def test_a_text_at_temperature_0_is_the_fault_free_one(
 ) -> None:
     async with fronted(tmp_path, 2 if elsewhere else 1) as front:
         wanted = asked()
-        replies = Client(front.addresses[:1], resume_seconds=0.0).events(wanted)
+        replies = Client(front.addresses[0], resume_seconds=0.0).events(wanted)
         expected = await asyncio.to_thread(
             lambda: [r.round for r in replies if r.HasField("round")]
         )

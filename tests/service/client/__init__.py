@@ -1,0 +1,1 @@
+"""The Python client over real sockets."""
