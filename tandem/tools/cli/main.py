@@ -8,6 +8,7 @@ import typer
 
 from tandem import __version__
 from tandem.tools.cli.commands.bench import bench
+from tandem.tools.cli.commands.chat import chat
 from tandem.tools.cli.commands.demo import demo
 from tandem.tools.cli.commands.generate import generate
 from tandem.tools.cli.commands.info import info
@@ -51,6 +52,6 @@ def root(
 
 
 app.command(cls=UpCommand)(up)
-for command in (generate, demo, bench, load, plan, info, top):
+for command in (generate, chat, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)

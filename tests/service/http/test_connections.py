@@ -82,6 +82,22 @@ async def test_a_client_that_leaves_behind_a_further_request_is_noticed(fronts: 
     await until(lambda: idle(fronts))
 
 
+@pytest.mark.campaign
+async def test_two_hundred_that_leave_in_mid_stream_leave_nothing_open(fronts: Fronts) -> None:
+    async def leave(number: int) -> None:
+        shaped = {"guided_regex": "[a-z ]{1900}"} if number % 3 == 0 else {}
+        async with connection(fronts) as (reader, writer):
+            writer.write(posted({**LONG, **shaped, "stream": True, "n": 1 + number % 2}))
+            while not (await reader.readline()).startswith(b"data: "):
+                pass
+
+    for first in range(0, 200, 4):
+        await asyncio.gather(*(leave(number) for number in range(first, first + 4)))
+    await until(lambda: idle(fronts))
+    reply = await fronts.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+    assert reply.status_code == 200
+
+
 async def test_a_further_request_is_answered(fronts: Fronts) -> None:
     async with connection(fronts) as (reader, writer):
         get = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"

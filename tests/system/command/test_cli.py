@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tandem.tools.cli import comparison
 from tandem.tools.cli.display import comparison as report
 from tandem.tools.load.method import BLOCK, Method
 from tandem.tools.load.requests import PROMPTS
+from tests.support.models.chat_templates import TEMPLATES
 from tests.support.repository import ROOT
 from tests.system.command.test_up import (
     PLAIN,
@@ -36,11 +38,17 @@ TEXT = ["generate", "import ", "--seed", "3", "--gamma", "4", "-n", "12"]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Up, str]]:
+def served(
+    tmp_path_factory: pytest.TempPathFactory, embedded_pair: tuple[Path, Path]
+) -> Iterator[tuple[Up, str]]:
     """`tandem up` with the embedded pair, and its address."""
     folder = tmp_path_factory.mktemp("up")
+    target = folder / "target"  # with a chat template
+    shutil.copytree(embedded_pair[1], target)
+    (target / "chat_template.jinja").write_text(TEMPLATES["qwen-2.5"])
+    models = ["--target", str(target), "--drafter", str(embedded_pair[0])]
     traces = ["--trace-dir", str(folder), "--log-dir", str(folder)]
-    with up(folder, *traces) as running:
+    with up(folder, *models, *traces) as running:
         yield running, running.wait_ready()
 
 
@@ -52,7 +60,7 @@ def address(served: tuple[Up, str], monkeypatch: pytest.MonkeyPatch) -> str:
     return served[1]
 
 
-@pytest.mark.parametrize("command", ["", "up", "generate", "demo", "info", "top"])
+@pytest.mark.parametrize("command", ["", "up", "generate", "chat", "demo", "info", "top"])
 def test_help_reads_well(command: str) -> None:
     run = invoke(*filter(None, [command]), "--help")
     assert run.exit_code == 0, run.stderr
@@ -159,6 +167,57 @@ def test_a_terminal_gets_colours_and_a_legend(address: str) -> None:
     assert b"drafted and accepted" in shown
     assert b"\x1b[32m" in shown
     assert b"\x1b[1;34m" in shown
+
+
+def test_a_text_that_is_shaped(address: str, tmp_path: Path) -> None:
+    def text(*options: str) -> str:
+        reply = json.loads(invoke(*TEXT, *options, "--json").stdout)
+        return str(reply["text"])
+
+    assert text("--choice", "one", "--choice", "two") in ("one", "two")
+    assert text("--regex", "x[12]") in ("x1", "x2")
+    assert text("--json-schema", '{"enum": [7]}').strip() == "7"
+    schema, grammar = tmp_path / "schema.json", tmp_path / "grammar.lark"
+    schema.write_text('{"enum": [8]}')
+    grammar.write_text('start: "ab"')
+    assert text("--json-schema", str(schema)).strip() == "8"
+    assert text("--grammar", str(grammar)) == "ab"
+    plain = text()
+    assert text("--frequency-penalty", "2", "--presence-penalty", "2") != plain
+    assert text("--repetition-penalty", "9") != plain
+    assert "os" not in text("--bad-word", "os", "--logit-bias", "11=1", "--min-tokens", "3")
+    reply = json.loads(invoke(*TEXT, "--json", "--log-probs", "1").stdout)
+    assert len(reply["log_probs"]) == len(reply["token_ids"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--logit-bias", "a=1"],
+        ["--logit-bias", "5"],
+        ["--json-schema", "{"],
+        ["--grammar", "nowhere.lark"],
+        ["--regex", "a", "--choice", "b"],
+    ],
+)
+def test_what_shapes_no_text_is_refused(arguments: list[str]) -> None:
+    assert invoke("generate", "x", *arguments).exit_code == 2
+
+
+def test_a_chat_by_a_pipe_remembers(address: str) -> None:
+    said = "Hi\n\nWhy?\n/reset\nHi\n/quit\nnever\n"
+    options = ["--seed", "5", "--gamma", "4", "-n", "9", "--system", "Be brief."]
+    run = tandem("chat", *options, stdin=said)
+    assert run.returncode == 0, run.stderr
+    summaries = [line for line in run.stderr.splitlines() if "tokens/s" in line]
+    assert len(summaries) == 3
+    again = tandem("chat", *options, stdin="Hi\n")
+    assert run.stdout.startswith(again.stdout), "a chat begins as the same chat does"
+    assert run.stdout.endswith(again.stdout), "and so does one that was reset"
+    assert run.stdout.count(again.stdout) >= 2
+    refused = tandem("chat", "--temperature", "-1", stdin="Hi\n")
+    assert refused.returncode == 1
+    assert "sampling.temperature" in refused.stderr
 
 
 def test_token_ids_instead_of_a_text(address: str) -> None:

@@ -18,21 +18,25 @@ _STYLES = {
 }
 
 
-def render(prompt: str, replies: Iterable[pb.GenerateResponse], has_text: bool) -> pb.Summary:
+def render(
+    prompt: str, replies: Iterable[pb.GenerateResponse], has_text: bool, *, legend: bool = True
+) -> pb.Summary:
     """Print a text as it arrives, then a line that sums it up.
 
     Args:
         prompt: shown before the text on a terminal.
         replies: the stream.
         has_text: False prints token ids, for a target without a tokenizer.
+        legend: what the colours mean is printed first, on a terminal.
 
     Returns:
         The last message.
     """
     started = time.perf_counter()
     summary = pb.Summary()
-    if out.is_terminal:
+    if out.is_terminal and legend:
         _print_legend()
+    if out.is_terminal:
         out.out(_harmless(prompt), style="dim", end="", highlight=False)
     last = "\n"
     try:
