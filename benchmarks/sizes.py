@@ -55,6 +55,7 @@ class Way:
 
 AUTO, PLAIN = Way(None), Way(0)
 CHAINS = (PLAIN, Way(2), Way(4), Way(8), AUTO)
+USELESS = (PLAIN, Way(4), AUTO)  # longer drafts would only cost more
 TREES = (PLAIN, Way(2, 2), Way(4, 4), Way(8, 8), Way(4, 8), Way(4, 16), AUTO)
 
 
@@ -213,7 +214,7 @@ def main() -> None:
                 found = list(recovered(stack.addresses["orchestrator"], flag, options))
             console.print(table_of(map(asdict, found)))
         else:
-            ways = TREES if options.trees else CHAINS
+            ways = TREES if options.trees else USELESS if options.useless else CHAINS
             settings = {"drafter": {"METHOD": "tree"}} if options.trees else {}
             if options.useless:
                 flag.touch()

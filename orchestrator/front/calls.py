@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.serving import Serving
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.text.record import TextRecord
+from orchestrator.text.record import GRPC, TextRecord
 from tandem.errors import Exhausted, TandemError
 
 
@@ -46,12 +46,13 @@ class OpenCalls:
         self._here -= 1
 
     @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Count and log a call that is refused before its text is begun."""
+    def refusals(self, front: str = GRPC) -> Iterator[None]:
+        """Count and log a call of a front that is refused before its text is begun."""
         try:
             yield
         except TandemError as error:
-            refused = TextRecord(metrics=self._serving.metrics, model=self._serving.model)
+            serving = self._serving
+            refused = TextRecord(metrics=serving.metrics, model=serving.model, front=front)
             refused.fail(error)
             refused.end()
             raise

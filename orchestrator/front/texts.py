@@ -22,7 +22,7 @@ from orchestrator.text.contracts import DraftSize
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.emission import Emission
 from orchestrator.text.metrics import RequestMetrics
-from orchestrator.text.record import TextRecord, TextSpans
+from orchestrator.text.record import GRPC, TextRecord, TextSpans
 from orchestrator.text.session import Session
 from orchestrator.text.target_failover import TargetWithFailover
 from orchestrator.text.values import Generation, Request, Round, Summary
@@ -74,6 +74,7 @@ class Texts:
         remaining: float | None = None,
         metadata: Mapping[str, str] = {},
         client: ReadingClient | None = None,
+        front: str = GRPC,
     ) -> AsyncGenerator[Round | Summary, None]:
         """A text: its rounds, then its summary. Counted, traced and logged however it ends.
 
@@ -84,13 +85,14 @@ class Texts:
             remaining: seconds until the caller's deadline; None for none.
             metadata: of the call; a traceparent in it is the caller's span.
             client: whose text it is; None where all texts are one client's, who reads at once.
+            front: that it came by, for the metrics.
 
         Raises:
             TandemError: the request is refused, or the text failed.
         """
         validator = self.validator
         model = validator.capabilities.target.model
-        record = TextRecord(TextSpans(metadata), self._metrics, model, remaining)
+        record = TextRecord(TextSpans(metadata), self._metrics, model, remaining, front)
         client = client or ReadingClient()
         try:
             request_id = request_id_of(request)

@@ -68,7 +68,8 @@ class RequestMetrics:
             draft_bytes: of the draft's distributions.
         """
         self._rounds.value += 1
-        last = round_.tokens[-1].origin
+        # There is none where no token could come.
+        last = round_.tokens[-1].origin if round_.tokens else Origin.ACCEPTED
         emitted = len(round_.tokens) - (last is not Origin.ACCEPTED)
         if emitted:
             self._from_origin[Origin.ACCEPTED].value += emitted
@@ -102,6 +103,7 @@ class RequestMetrics:
         times: TextTimes,
         counts: TextCounts,
         span: SpanIds | None,
+        front: str,
     ) -> None:
         """A request has ended.
 
@@ -112,6 +114,7 @@ class RequestMetrics:
             times: where its time went.
             counts: of what was committed.
             span: the request's; None where it is not traced.
+            front: "grpc" or "http".
         """
         # One look at the clock: stages add up to the request's duration.
         stages, first_ns = times.stages_ns(), times.first_token_ns
@@ -119,7 +122,7 @@ class RequestMetrics:
         instruments = self._instruments
         exemplar = instruments.exemplar_of(span)
         gen_ai = (_OPERATION, _PROVIDER, model)
-        instruments.counter(metrics.REQUESTS, status, finish_reason).value += 1
+        instruments.counter(metrics.REQUESTS, status, finish_reason, front).value += 1
         failure = "" if status == "OK" else status
         duration = instruments.histogram(metrics.REQUEST_DURATION, *gen_ai, failure)
         duration.observe(elapsed_ns * _NS, exemplar)

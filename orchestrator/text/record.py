@@ -119,6 +119,10 @@ class TextSpans:
 _DEADLINE_SLACK_SECONDS = 0.05
 
 
+# Fronts that requests come by.
+GRPC, HTTP = "grpc", "http"
+
+
 class TextRecord:
     """The record of one text, from its request to its end.
 
@@ -133,6 +137,7 @@ class TextRecord:
         metrics: that hear of it; None where nobody reads them.
         model: the target's name, for them.
         remaining: seconds until the caller's deadline, now; None for none.
+        front: that the request came by, "grpc" or "http".
     """
 
     def __init__(
@@ -141,7 +146,9 @@ class TextRecord:
         metrics: RequestMetrics | None = None,
         model: str = "",
         remaining: float | None = None,
+        front: str = GRPC,
     ) -> None:
+        self._front = front
         self.times = TextTimes()
         self.counts = TextCounts()
         self.spans = spans or TextSpans(None)
@@ -234,5 +241,7 @@ class TextRecord:
         if self._metrics is not None:
             context, status, reason = self.spans.context, self._status, self._finish_reason
             with harmless:
-                self._metrics.end(self._model, status, reason, self.times, self.counts, context)
+                self._metrics.end(
+                    *(self._model, status, reason, self.times, self.counts, context, self._front)
+                )
         self.spans.end()

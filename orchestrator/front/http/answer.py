@@ -17,6 +17,7 @@ from orchestrator.front.http.log_probs import Told
 from orchestrator.front.http.replies import Form, Json, Usage
 from orchestrator.front.http.tools import ToolReader
 from orchestrator.front.texts import Texts
+from orchestrator.text.record import HTTP
 from orchestrator.text.values import Request, Round, Summary
 from tandem.errors import IdleTimeout, TandemError
 
@@ -226,7 +227,7 @@ class HttpAnswer:
         take: Callable[[Round | Summary], Awaitable[None]],
     ) -> None:
         """Make a text for a client."""
-        events = self._texts.generate(wanted.request, None, self._metadata, client)
+        events = self._texts.generate(wanted.request, None, self._metadata, client, HTTP)
         try:
             async with self._calls.serving(client), aclosing(events):
                 async for event in events:

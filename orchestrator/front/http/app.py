@@ -36,6 +36,7 @@ from orchestrator.front.texts import Texts
 from orchestrator.front.validation import Validator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TextCodec
+from orchestrator.text.record import HTTP
 from tandem.errors import Exhausted, InvalidRequest, NotFound, Unavailable
 from tandem.rpc import messages
 from tandem.rpc.security.tokens import BearerTokens
@@ -176,11 +177,11 @@ class HttpFront:
             form: of the reply.
             texts_of: what texts a body asks for.
         """
-        with self._calls.refusals():
+        with self._calls.refusals(HTTP):
             body = await self._read(call, kind)
             self._calls.enter()
         try:
-            with self._calls.refusals():
+            with self._calls.refusals(HTTP):
                 texts = await self._serving.texts_soon(None)
                 validator = texts.validator
                 self._check_model(body.model, validator)

@@ -116,8 +116,8 @@ REQUESTS = Metric(
     "tandem.requests",
     MetricKind.COUNTER,
     "{request}",
-    "Requests that ended, each once, by gRPC status and, with OK, by finish reason",
-    ("status", "finish_reason"),
+    "Requests that ended, each once, by gRPC status, with OK by finish reason, and by front",
+    ("status", "finish_reason", "front"),
 )
 REQUESTS_ACTIVE = Metric(
     "tandem.requests.active", MetricKind.GAUGE, "{request}", "Texts that are being generated"

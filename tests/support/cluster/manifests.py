@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu-demo, otel, monitoring, hpa": ("cpu-demo", ("otel", "monitoring", "autoscaling-hpa")),
     "single-gpu, sidecar": ("single-gpu", ("sidecar-orchestrator",)),
     "two-tier, otel, monitoring, keda": ("two-tier", ("otel", "monitoring", "autoscaling-keda")),
+    "two-tier, ingress": ("two-tier", ("ingress",)),
     "cpu-demo, otel, monitoring, tls": ("cpu-demo", ("otel", "monitoring", "tls")),
     "two-tier, tls": ("two-tier", ("tls",)),
     "single-gpu, sidecar, tls": ("single-gpu", ("sidecar-orchestrator", "tls")),

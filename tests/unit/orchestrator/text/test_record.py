@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.text.metrics import RequestMetrics
-from orchestrator.text.record import TextRecord
+from orchestrator.text.record import GRPC, HTTP, TextRecord
 from orchestrator.text.values import EmittedToken, FinishReason, Origin, Round
 from tandem.errors import DrafterLost, IdleTimeout
 from tandem.telemetry.metrics.instruments import Instruments
@@ -58,6 +58,23 @@ def test_an_end_that_nobody_explains_is_a_bug_of_ours() -> None:
     instruments = Instruments("orchestrator")
     TextRecord(None, RequestMetrics(instruments), "fake").end()
     assert ends(instruments) == {("INTERNAL", ""): 1}
+
+
+def test_fronts_are_told_apart() -> None:
+    instruments = Instruments("orchestrator")
+    for front in (GRPC, HTTP, HTTP):
+        TextRecord(None, RequestMetrics(instruments), "fake", front=front).end()
+    (family,) = (f for f in instruments.registry.collect() if f.name == "tandem_requests")
+    assert {s.labels["front"]: s.value for s in family.samples} == {"grpc": 1, "http": 2}
+
+
+def test_a_round_without_tokens_is_a_round() -> None:
+    instruments = Instruments("orchestrator")
+    record = TextRecord(None, RequestMetrics(instruments), "fake")
+    record.counts.add_round(2, 2, [], [])
+    record.commit(Round(1, [], 2, 2))
+    (family,) = (f for f in instruments.registry.collect() if f.name == "tandem_rounds")
+    assert [sample.value for sample in family.samples] == [1]
 
 
 def test_without_metrics_nothing_is_booked() -> None:
