@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 from drafter_svc.messages import features_from
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
 from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
+from tandem.speculation.draft import Draft
 from tandem.telemetry.tracing.ids import SpanIds
 
 
@@ -60,7 +64,7 @@ class DraftedSequence(
         )
         shaping = sampling.shaping
         if shaping and self._draws:
-            if not self._grammars.exist:
+            if shaping.grammar and not await asyncio.to_thread(lambda: self._grammars.exist):
                 shaping = replace(shaping, grammar=None)
             sequence.shaped = await shaped_behind(
                 request, shaping, request.target_vocab_size, self._grammars
@@ -89,12 +93,11 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
-        if sequence.shaped is not None:
-            sequence.shaped.extend(emitted)
         steps = self._drafter.go_on(
             sequence, request.round, emitted, request.gamma, request.max_nodes, features
         )
-        draft, times = await self._engine.run(sequence, steps, self.request_id, traced)
+        told = _told(sequence, emitted, steps)
+        draft, times = await self._engine.run(sequence, told, self.request_id, traced)
         self._progress = Progress(self._progress.length + len(emitted), request.round)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
@@ -138,3 +141,13 @@ class DraftedSequence(
         if request.gamma > left:
             raise InvalidRequest(f"draft.gamma is {request.gamma}, max_new_tokens leaves {left}")
         return emitted
+
+
+def _told(sequence: DraftSequence, emitted: Sequence[int], steps: Steps[Draft]) -> Steps[Draft]:
+    """A draft's steps, on the engine's thread behind what was emitted."""
+    if sequence.shaped is not None:
+        try:
+            sequence.shaped.extend(emitted)
+        except InvalidRequest:  # its tokenizer ends texts in another way
+            sequence.shaped = None
+    return (yield from steps)

@@ -222,7 +222,7 @@ def _decide(
     decision: Decision = yield ToHost(decided)
     if shaped is not None:
         decision = _up_to_dead_end(decision, shaped)
-    if sequence.log_probs is not None:
+    if sequence.log_probs is not None and decision.emitted:
         decision.log_probs = yield _log_probs(
             sequence, sequence.log_probs, scored, decision, shaped
         )

@@ -38,7 +38,10 @@ from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc import messages
 from tandem.speculation.nodes import DraftShape
+from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.request.shaping import NO_SHAPING, Shaping
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy
@@ -169,14 +172,18 @@ def target_law(model: Path) -> npt.NDArray[np.float64]:
 
 
 def count_texts(
-    services: Trio, case: Case, seeds: range, progress: Callable[[int], None] = lambda n: None
+    services: Trio,
+    case: Case,
+    seeds: range,
+    progress: Callable[[int], None] = lambda n: None,
+    shaping: Shaping = NO_SHAPING,
 ) -> npt.NDArray[np.int64]:
     """[V ** LENGTH] how often each text came, for requests with these seeds."""
-    return asyncio.run(_count(services.orchestrator.address, case, seeds, progress))
+    return asyncio.run(_count(services.orchestrator.address, case, seeds, progress, shaping))
 
 
 async def _count(
-    address: str, case: Case, seeds: range, progress: Callable[[int], None]
+    address: str, case: Case, seeds: range, progress: Callable[[int], None], shaping: Shaping
 ) -> npt.NDArray[np.int64]:
     counts = np.zeros(CELLS, dtype=np.int64)
     waiting = iter(seeds)
@@ -193,6 +200,9 @@ async def _count(
                 verifier=case.verifier,
                 max_nodes=case.nodes or None,
             )
+            if shaping:
+                own = messages.sampling_to(Sampling(shaping=shaping)).shaping
+                message.sampling.shaping.CopyFrom(own)
             reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)
             assert not reply.summary.drafter_lost
             counts[int(np.dot(weights, reply.token_ids[:LENGTH]))] += 1

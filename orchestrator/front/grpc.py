@@ -80,6 +80,7 @@ class OrchestratorServicer(orchestrator_pb2_grpc.OrchestratorServiceServicer):
             async for event in events:
                 if isinstance(event, Summary):
                     reply.summary.CopyFrom(messages.summary_to(event))
+                    texts.append(event.tail)
                     continue
                 round_ = messages.round_to(event)
                 texts.extend(token.text for token in round_.tokens)

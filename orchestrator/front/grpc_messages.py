@@ -91,6 +91,7 @@ def summary_to(summary: Summary) -> pb.Summary:
         request_id=generation.request_id,
         finish_reason=_REASONS[summary.finish_reason],
         stop_string=summary.stop_string,
+        tail=summary.tail,
         prompt_tokens=len(generation.prompt_ids),
         new_tokens=counts.new_tokens,
         rounds=len(counts.gammas),

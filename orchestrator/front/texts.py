@@ -255,6 +255,7 @@ class Texts:
             counts,
             record.times,
             drafter.lost,
+            emission.tail,
         )
 
     def _describe(self, generation: Generation, model: str, record: TextRecord) -> None:

@@ -94,7 +94,10 @@ class Validator:
         choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
         beside = max(size.nodes for size in choices)
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
-        sampling = await self._sampling(request, client, record.remaining, max_new_tokens)
+        received_ids = self._received(request, max_new_tokens)
+        sampling = await self._sampling(
+            request, received_ids, client, record.remaining, max_new_tokens
+        )
         if not drafted:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
         options = self._options(request, verifier)
@@ -116,7 +119,7 @@ class Validator:
             nodes,
             choices,
             request.first_round,
-            tuple(self._received(request, max_new_tokens)),
+            tuple(received_ids),
             options if rule.name == verifier else {},
             self._log_probs(request, len(prompt_ids)),
         )
@@ -235,7 +238,12 @@ class Validator:
         return messages.tokens_from("prompt", encoded, vocab_size, limit)
 
     async def _sampling(
-        self, request: Request, client: str, remaining: float | None, max_new_tokens: int
+        self,
+        request: Request,
+        received_ids: Sequence[int],
+        client: str,
+        remaining: float | None,
+        max_new_tokens: int,
     ) -> Sampling:
         """The sampling, with the bad strings and what ends the text as ids; a grammar is tried."""
         shaping, target = request.sampling.shaping, self.capabilities.target
@@ -269,9 +277,8 @@ class Validator:
                     f" {target.vocab_size} ids"
                 )
         if (grammar := shaping.grammar) is not None:
-            received = list(request.received_ids)
             await self.encoder.run(
-                lambda: self.grammars.check(grammar, received), client, remaining
+                lambda: self.grammars.check(grammar, received_ids), client, remaining
             )
         return replace(request.sampling, shaping=shaping)
 

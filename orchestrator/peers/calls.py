@@ -105,7 +105,8 @@ class DraftCall:
         # It may outlast the target's opening, and is beside it: a part of the text.
         span = self._record.spans.call("prefill", DRAFT_METHOD, self._call.address, of_text=True)
         tokens = len(prompt.token_ids)
-        reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
+        seconds = self._waits.opening(tokens, usual=prompt.usual)
+        reply = await self._call.open(message, "opened", seconds, span)
         self._replica.require_same(reply.opened)
         self._waits.opened(tokens)
         times = _times_of(self._call, reply.opened)
@@ -255,7 +256,8 @@ class VerifyCall:
         message = target_pb2.SequenceRequest(open=request)
         span = self._record.spans.call("prefill", VERIFY_METHOD, self._call.address)
         tokens = len(prompt.token_ids)
-        reply = await self._call.open(message, "opened", self._waits.opening(tokens), span)
+        seconds = self._waits.opening(tokens, usual=prompt.usual)
+        reply = await self._call.open(message, "opened", seconds, span)
         opened = reply.opened
         self._replica.require_same(opened)
         self._waits.opened(tokens)

@@ -97,15 +97,22 @@ class Waits:
         self._deadlines = deadlines
         self._patient = patient
         self._begun = 0.0
+        self._usual = True
 
-    def opening(self, tokens: int) -> float:
-        """Seconds for its opening, which begins."""
-        self._begun = time.monotonic()
-        return self._deadlines.opening(tokens, self._patient())
+    def opening(self, tokens: int, *, usual: bool = True) -> float:
+        """Seconds for its opening, which begins.
+
+        Args:
+            tokens: of the prompt.
+            usual: it takes as long as others; else as long as the operator allows.
+        """
+        self._begun, self._usual = time.monotonic(), usual
+        return self._deadlines.opening(tokens, self._patient() or not usual)
 
     def opened(self, tokens: int) -> None:
         """It is open."""
-        self._deadlines.note_opening(tokens, time.monotonic() - self._begun)
+        if self._usual:
+            self._deadlines.note_opening(tokens, time.monotonic() - self._begun)
 
     def step(self) -> float:
         """Seconds for a step, which begins."""

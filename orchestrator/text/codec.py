@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
 from orchestrator.text.detokenizer import Detokenizer, Vocabulary
 from orchestrator.text.stop_strings import TextStream
 from tandem.errors import StartupError
+
+# Tokens whose bytes are kept: a prompt's log probabilities name as many of the likeliest.
+_SPELLED = 65_536
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class TextCodec:
     def __init__(self, tokenizer_json: bytes) -> None:
         self._tokenizer = _parse(tokenizer_json) if tokenizer_json else None
         self._vocabulary = Vocabulary(self._tokenizer) if self._tokenizer else None
+        self._spelled = lru_cache(_SPELLED)(self._spell)
 
     @property
     def longest_token(self) -> int:
@@ -67,6 +72,9 @@ class TextCodec:
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that a token stands for by itself; none without a tokenizer."""
+        return self._spelled(token_id)
+
+    def _spell(self, token_id: int) -> bytes:
         if self._vocabulary is None:
             return b""
         spelled = self._vocabulary.bytes_of(token_id)

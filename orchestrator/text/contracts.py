@@ -41,6 +41,13 @@ class Prompt:
     emitted_tokens: int = 0
     log_probs: LogProbsWanted | None = None
 
+    @property
+    def usual(self) -> bool:
+        """Whether its opening takes as long as those of other prompts of its length: log
+        probabilities of a prompt, and a grammar, take longer."""
+        told = self.log_probs is not None and self.log_probs.prompt
+        return not told and self.sampling.shaping.grammar is None
+
 
 @dataclass(frozen=True, slots=True)
 class DraftSize:

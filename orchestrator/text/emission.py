@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from orchestrator.text.contracts import Decided, Drafted, Expected
 from orchestrator.text.measures import TextCounts
@@ -21,6 +20,7 @@ class Emission:
 
     Attributes:
         finish_reason: why the text ended; None while it goes on.
+        tail: text that was held back for a stop string when no token could come any more.
 
     Args:
         stopping: when the text ends.
@@ -38,6 +38,7 @@ class Emission:
     ) -> None:
         self._counts = counts
         self.finish_reason: FinishReason | None = None
+        self.tail = ""
         self._stopping = stopping
         self._eos_token_ids = frozenset() if stopping.ignore_eos else frozenset(eos_token_ids)
         self._text = text
@@ -102,8 +103,7 @@ class Emission:
                 break
         if decided.dead_end and self.finish_reason is None:
             self.finish_reason = FinishReason.DEAD_END
-            if tokens:
-                tokens[-1] = replace(tokens[-1], text=tokens[-1].text + self._text.flush())
+            self.tail = self._text.flush()
         return Round(number, tokens, gamma, nodes, expected, decided.prompt_log_probs)
 
     def _release(self, token: int) -> str:

@@ -203,6 +203,7 @@ class Summary:
         counts: of the whole text.
         times: until its last round was with the client.
         drafter_lost: the drafter failed on the way.
+        tail: text that no token released.
     """
 
     generation: Generation
@@ -211,3 +212,4 @@ class Summary:
     counts: TextCounts
     times: TextTimes
     drafter_lost: bool
+    tail: str = ""

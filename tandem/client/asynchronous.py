@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, Unpack
+from weakref import WeakSet
 
 import grpc
 
 from tandem.client.connection import CONNECT_SECONDS, INFO_SECONDS
-from tandem.client.errors import CallFailed, Lost, failure_of, nobody_at
+from tandem.client.errors import CallFailed, Lost, Overloaded, failure_of, nobody_at
 from tandem.client.options import Options, Prompt, generation_of
 from tandem.client.places import endpoints_of
 from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
@@ -66,6 +67,8 @@ class AsyncClient:
         )
         self._resume_seconds, self._note = resume_seconds, note
         self._channel: grpc.aio.Channel | None = None
+        self._made: WeakSet[grpc.aio.Channel] = WeakSet()  # those left may have calls yet
+        self._closed = False
         self._connecting = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -80,9 +83,9 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """End its calls. Harmless when it is closed."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
+        """End its calls, for good. Harmless when it is closed."""
+        self._closed, self._channel = True, None
+        for channel in list(self._made):
             await channel.close()
 
     async def generate(
@@ -129,37 +132,50 @@ class AsyncClient:
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         clock = asyncio.get_running_loop().time
         text = Resumption(generation, self._resume_seconds, timeout_s, clock, self._note)
+        # One that broke since the last call, before anything came, is made anew, once.
+        stale = self._channel is not None
         while True:
-            channel, stale = None, self._channel is not None
+            channel = None
             try:
-                stub, endpoint = await self._connected()
+                stub, endpoint = await self._connected(text.left)
                 channel = self._channel
                 async with aclosing(_replies(stub, endpoint, text)) as replies:
                     async for reply in replies:
                         stale = False
                         yield text.follow(reply)
                 return
-            except CallFailed as failure:
+            except Lost as failure:
                 if channel is not None and channel is self._channel:
                     self._channel = None  # calls of other texts on it go on
                     self._places.rotate(-1)
-                if stale and type(failure) is Lost:
-                    continue  # the connection broke since the last call, and nothing has come
+                if self._closed:
+                    raise
+                again = stale and not isinstance(failure, Overloaded)
+                pause = 0.0 if again else text.pause(failure)
+                stale = False
+            except CallFailed as failure:
                 pause = text.pause(failure)
             await asyncio.sleep(pause)
 
-    async def _connected(self) -> tuple[Any, Endpoint]:
+    async def _connected(self, left: float | None = None) -> tuple[Any, Endpoint]:
         """The first orchestrator that answers, beginning with the last that did.
+
+        Args:
+            left: seconds that the call has; None for any.
 
         Raises:
             Lost: none answers.
         """
+        seconds = CONNECT_SECONDS if left is None else min(left, CONNECT_SECONDS)
         async with self._connecting:
             for tried in range(1, len(self._places) + 1):
+                if self._closed:
+                    raise Lost("CANCELLED: the client is closed", "CANCELLED")
                 if self._channel is not None:
                     break
                 try:
-                    self._channel = await _connect(self._places[0])
+                    self._channel = await _connect(self._places[0], seconds)
+                    self._made.add(self._channel)
                 except Lost:
                     self._places.rotate(-1)
                     if tried == len(self._places):
@@ -168,15 +184,15 @@ class AsyncClient:
             return orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel), self._places[0]
 
 
-async def _connect(endpoint: Endpoint) -> grpc.aio.Channel:
-    """A channel to somebody who answers.
+async def _connect(endpoint: Endpoint, seconds: float) -> grpc.aio.Channel:
+    """A channel to somebody who answers, within some seconds.
 
     Raises:
         Lost: nobody does.
     """
     channel = endpoint.connect()
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(seconds):
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -196,15 +212,18 @@ async def _replies(
     stub: Any, endpoint: Endpoint, text: Resumption
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
     """Those of one call. Closing the iterator early cancels it."""
-    request = pb.GenerateRequest(generation=text.asked)
-    call = stub.Generate(request, timeout=text.left, metadata=endpoint.metadata)
+    request, call = pb.GenerateRequest(generation=text.asked), None
     try:
+        call = stub.Generate(request, timeout=text.left, metadata=endpoint.metadata)
         async for reply in call:
             yield reply
     except grpc.RpcError as error:
         raise failure_of(error) from error
+    except grpc.aio.UsageError as error:  # a call on a channel that was closed
+        raise Lost(f"CANCELLED: {error}", "CANCELLED") from error
     finally:
-        call.cancel()
+        if call is not None:
+            call.cancel()
 
 
 class AsyncRoundStream:

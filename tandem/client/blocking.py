@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
+from weakref import WeakSet
 
-from tandem.client.connection import Connection
-from tandem.client.errors import CallFailed, Lost
+from tandem.client.connection import CONNECT_SECONDS, Connection
+from tandem.client.errors import CallFailed, Lost, Overloaded
 from tandem.client.options import Options, Prompt, generation_of
 from tandem.client.places import endpoints_of
 from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
@@ -67,6 +68,8 @@ class Client:
         )
         self._resume_seconds, self._note = resume_seconds, note
         self._connection: Connection | None = None
+        self._made: WeakSet[Connection] = WeakSet()  # those that were left may have calls yet
+        self._closed = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -93,10 +96,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End its calls. Harmless when it is closed."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
+        """End its calls, for good. Harmless when it is closed."""
+        self._closed, self._connection = True, None
+        for connection in list(self._made):
             connection.close()
 
     def generate(
@@ -144,34 +146,49 @@ class Client:
             CallFailed: the call's status; the loss's, if the text could not go on.
         """
         text = Resumption(generation, self._resume_seconds, timeout_s, time.monotonic, self._note)
+        # One that broke since the last call, before anything came, is made anew, once.
+        stale = self._connection is not None
         while True:
-            connection, stale = None, self._connection is not None
+            connection = None
             try:
-                connection = self._connected()
+                connection = self._connected(text.left)
                 for reply in connection.generate(text.asked, text.left):
                     stale = False
                     yield text.follow(reply)
                 return
-            except CallFailed as failure:
+            except Lost as failure:
                 if connection is not None:
                     self._leave(connection)
-                if stale and type(failure) is Lost:
-                    continue  # the connection broke since the last call, and nothing has come
+                if self._closed:
+                    raise
+                again = stale and not isinstance(failure, Overloaded)
+                pause = 0.0 if again else text.pause(failure)
+                stale = False
+            except CallFailed as failure:
                 pause = text.pause(failure)
             time.sleep(pause)
 
-    def _connected(self) -> Connection:
+    def _connected(self, left: float | None = None) -> Connection:
         """A connection to the first orchestrator that answers, beginning with the last that did.
+
+        Args:
+            left: seconds that the call has; None for any.
 
         Raises:
             Lost: none answers.
         """
+        seconds = CONNECT_SECONDS if left is None else min(left, CONNECT_SECONDS)
         with self._lock:
             for tried in range(1, len(self._places) + 1):
+                if self._closed:
+                    raise Lost("CANCELLED: the client is closed", "CANCELLED")
                 if self._connection is not None:
                     return self._connection
+                connection = Connection(self._places[0])
+                self._made.add(connection)
                 try:
-                    self._connection = Connection(self._places[0]).__enter__()
+                    connection.open(seconds)
+                    self._connection = connection
                 except Lost:
                     self._places.rotate(-1)
                     if tried == len(self._places):
@@ -189,7 +206,7 @@ class Client:
 
 class RoundStream:
     """The rounds of a text; iterate over it. Use it as a context manager, or close it, to cancel a
-    text that is not read to its end.
+    text that is not read to its end. It belongs to one thread.
 
     Args:
         events: the text's messages.

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tandem.client.errors import failure_of, nobody_at
+from tandem.client.errors import Lost, failure_of, nobody_at
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Endpoint, endpoint_at
@@ -38,17 +38,21 @@ class Connection:
         self._stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(self._channel)
 
     def __enter__(self) -> Self:
-        """Connect.
+        """See `open`."""
+        self.open(CONNECT_SECONDS)
+        return self
+
+    def open(self, seconds: float) -> None:
+        """Connect, within some seconds.
 
         Raises:
             Lost: no orchestrator answers at the address.
         """
         try:
-            self._connect()
+            self._connect(seconds)
         except BaseException:
             self.close()
             raise
-        return self
 
     def __exit__(
         self,
@@ -62,7 +66,7 @@ class Connection:
         """End its calls."""
         self._channel.close()
 
-    def _connect(self) -> None:
+    def _connect(self, seconds: float) -> None:
         """Tell "nothing listens there" from UNAVAILABLE, which an orchestrator may answer too."""
         states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
         self._channel.subscribe(states.put, try_to_connect=True)
@@ -70,7 +74,7 @@ class Connection:
         state = None
         try:
             while state not in settled:
-                state = states.get(timeout=CONNECT_SECONDS)
+                state = states.get(timeout=seconds)
         except queue.Empty:
             pass
         finally:
@@ -118,9 +122,10 @@ class Connection:
             CallFailed: the call's status; Lost if another call may succeed.
         """
         request = pb.GenerateRequest(generation=generation)
-        call = self._stub.Generate(
-            request, timeout=timeout_s, metadata=(*self._metadata, *metadata)
-        )
+        with _readable():
+            call = self._stub.Generate(
+                request, timeout=timeout_s, metadata=(*self._metadata, *metadata)
+            )
         try:
             with _readable():
                 yield from call
@@ -141,3 +146,5 @@ def _readable() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         raise failure_of(error) from error
+    except ValueError as error:  # what gRPC says of a call on a channel that was closed
+        raise Lost(f"CANCELLED: {error}", "CANCELLED") from error

@@ -100,8 +100,8 @@ def _refused(sentence: str) -> Refused:
 
 
 def _generation_of(prompt: Prompt, given: dict[str, Any]) -> pb.Generation:
-    stop = given.get("stop", ())
-    words = given.get("bad_words", ())
+    stop, words = given.get("stop", ()), given.get("bad_words", ())
+    words = [words] if isinstance(words, str) else words
     generation = pb.Generation(
         sampling=common_pb2.Sampling(
             **_of(given, "temperature", "top_k", "top_p", "min_p", "seed"),
@@ -122,7 +122,8 @@ def _generation_of(prompt: Prompt, given: dict[str, Any]) -> pb.Generation:
         generation.prompt = prompt
     elif prompt and isinstance(prompt[0], Mapping):
         for message in prompt:
-            assert isinstance(message, Mapping)  # the first one is
+            if not isinstance(message, Mapping):
+                raise TypeError("a chat is a list of messages with their role and content")
             generation.chat.messages.add(**message)
     else:
         generation.prompt_token_ids.extend(prompt)  # type: ignore[arg-type]  # ids, then
@@ -145,7 +146,8 @@ def _shaping_of(given: dict[str, Any], words: Sequence[Sequence[int]]) -> common
     if "choice" in given:
         if grammars["lark"] is not None:
             raise ValueError("grammar and choice exclude each other")
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in given["choice"])
+        choice = [given["choice"]] if isinstance(given["choice"], str) else given["choice"]
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
         grammars["lark"] = f"start: {texts}"
     asked = {name: text for name, text in grammars.items() if text is not None}
     if len(asked) > 1:

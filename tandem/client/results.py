@@ -84,7 +84,7 @@ class GeneratedText:
     @property
     def text(self) -> str:
         """Without the prompt; empty where the target has no tokenizer."""
-        return "".join(round_.text for round_ in self.rounds)
+        return "".join(round_.text for round_ in self.rounds) + self.summary.tail
 
     @property
     def tokens(self) -> tuple[GeneratedToken, ...]:

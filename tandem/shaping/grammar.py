@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import fill_next_token_bitmask
 from tokenizers import Tokenizer
@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.shaping import Grammar, GrammarKind
 
-# Texts that begin share most of their grammars; each takes some 100 KiB.
-_MOST_COMPILED = 64
 _MOST_SENTENCE = 400
+_log = structlog.get_logger(__name__)
+
 # A state of the lexer takes 2 kB. Its other bounds, of time, are llguidance's: a compilation takes
 # 20 ms of fuel, and a mask 17.
 _LIMITS = LLParserLimits(max_lexer_states=20_000)
@@ -36,7 +36,7 @@ def forbid(bits: Bits, token_ids: Iterable[int]) -> None:
 
 
 class Grammars:
-    """Compiles grammars for a tokenizer. From any thread, one at a time.
+    """Compiles grammars for a tokenizer. From any thread.
 
     Args:
         tokenizer: gives the tokenizer as JSON, once; empty where there is none.
@@ -49,8 +49,7 @@ class Grammars:
     ) -> None:
         self._read, self._vocab_size = tokenizer, vocab_size
         self._ends = tuple(end_token_ids)
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()  # for the tokenizer
 
     def state(self, grammar: Grammar) -> GrammarState:
         """The state of a text of which nothing has come.
@@ -60,14 +59,24 @@ class Grammars:
                 tokenizer.
         """
         with self._lock:
-            matcher = self._compiled.get(grammar)
-            if matcher is None:
-                matcher = self._compiled[grammar] = self._compile(grammar)
-                if len(self._compiled) > _MOST_COMPILED:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
-            assert self._tokenizer is not None  # or nothing would have been compiled
-            return GrammarState(matcher.deep_copy(), self._ends, self._tokenizer)
+            tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise InvalidRequest("sampling.shaping.grammar needs a model with a tokenizer")
+        try:
+            written = _written(grammar)
+        except ValueError as error:
+            raise _refusal(str(error)) from None
+        # Its own: copies share a lexer, and with it the bounds of all their texts. Never raises; it
+        # says by itself what is wrong.
+        matcher = LLMatcher(tokenizer, written, log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise _refusal(matcher.get_error())
+        state = GrammarState(matcher, self._ends, tokenizer)
+        if not state.goes_back():
+            raise _refusal(
+                "it cannot go back behind drafted tokens (max_tokens= and stop= of Lark)"
+            )
+        return state
 
     def check(self, grammar: Grammar, received_ids: Sequence[int] = ()) -> None:
         """Refuse what cannot be compiled, or what was received and does not keep to it.
@@ -77,23 +86,16 @@ class Grammars:
         """
         self.state(grammar).extend(received_ids)
 
+    def prepare(self) -> None:
+        """Read the tokenizer, so that no text waits for it. Of a large one it takes seconds."""
+        with self._lock:
+            _ = self._tokenizer
+
     @property
     def exist(self) -> bool:
-        """Whether there is a tokenizer for any."""
-        return self._tokenizer is not None
-
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        if self._tokenizer is None:
-            raise InvalidRequest("sampling.shaping.grammar needs a model with a tokenizer")
-        try:
-            written = _written(grammar)
-        except ValueError as error:
-            raise _refusal(str(error)) from None
-        # Never raises: it says by itself what is wrong.
-        matcher = LLMatcher(self._tokenizer, written, log_level=0, limits=_LIMITS)
-        if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        return matcher
+        """Whether there is a tokenizer for any; to read a large one takes seconds."""
+        with self._lock:
+            return self._tokenizer is not None
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer | None:
@@ -107,6 +109,12 @@ class Grammars:
         end = tokenizer.token_to_id(_NO_END)
         assert end is not None  # it was added
         return LLTokenizer(tokenizer.to_str(), max(self._vocab_size, end + 1), end)
+
+
+def _ids_of(bits: Bits) -> list[int]:
+    """The tokens of bits [W]."""
+    ids: list[int] = np.unpackbits(bits.view(np.uint8), bitorder="little").nonzero()[0].tolist()
+    return ids
 
 
 def _written(grammar: Grammar) -> str:
@@ -135,7 +143,15 @@ class GrammarState:
         self._mask = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.uint32)
         self._matcher, self._ends, self._no_end = matcher, frozenset(ends), tokenizer.eos_token
         self._ahead: list[int] = []  # tokens that the matcher has taken and nobody has emitted
-        self._over = False  # an end was emitted
+        self._over = False  # an end was emitted, or llguidance's bounds were exceeded
+
+    def goes_back(self) -> bool:
+        """Whether a token can be taken and given back, as drafted ones are."""
+        known = (token_id for token_id in _ids_of(self._masked()[0]) if token_id != self._no_end)
+        first = next(known, None)
+        if first is None or not self._matcher.try_consume_tokens([first]):
+            return True
+        return self._matcher.rollback(1)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Go on behind emitted tokens.
@@ -160,14 +176,12 @@ class GrammarState:
 
     def allow(self, path: Sequence[int], bits: Bits) -> None:
         """Set the bits of the tokens that may come behind drafted ones: all of them where a drafted
-        one may not come itself, since then no text comes so far; none where the text is over.
+        one may not come itself, since then no text comes so far; none where the text is over, or
+        takes more than llguidance's bounds allow.
 
         Args:
             path: the drafted tokens.
             bits: [W].
-
-        Raises:
-            InvalidRequest: it takes more than llguidance's bounds allow.
         """
         possible = not self._over and self._go(path)
         if self._over:
@@ -177,16 +191,23 @@ class GrammarState:
         elif len(path) > len(self._ahead):  # behind an end
             bits[:] = 0
         else:
-            fill_next_token_bitmask(self._matcher, self._mask.view(np.int32))
-            if self._matcher.is_error():
-                raise _refusal(self._matcher.get_error())
-            known = min(len(bits), self._mask.shape[1])
-            bits[:known], bits[known:] = self._mask[0, :known], 0
+            mask = self._masked()[0]
+            known = min(len(bits), len(mask))
+            bits[:known], bits[known:] = mask[:known], 0
             if self._no_end < 32 * len(bits):
                 forbid(bits, [self._no_end])
-            if self._matcher.is_accepting():
+            if not self._over and self._matcher.is_accepting():
                 for token_id in self._ends:
                     bits[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    def _masked(self) -> Bits:
+        """[1, W] what the matcher allows next; nothing where it has failed."""
+        fill_next_token_bitmask(self._matcher, self._mask.view(np.int32))
+        if self._matcher.is_error():
+            _log.warning("a grammar is too large for a text", reason=self._matcher.get_error())
+            self._over = True
+            self._mask[:] = 0
+        return self._mask
 
     def _go(self, path: Sequence[int]) -> bool:
         """Move the matcher behind a path, up to its first end; whether all of it may come."""

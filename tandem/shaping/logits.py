@@ -56,7 +56,7 @@ def shape(logits: Tensor, texts: Sequence[tuple[int, ShapedRows]]) -> Tensor:
         # Ids without a bit may not come.
         allowed = torch.nn.functional.pad(allowed, (0, vocab_size - len(places)))
         numbers = [first + row for first, own in masked for row in range(len(own))]
-        there = torch.tensor(numbers).to(logits.device, non_blocking=True)
+        there = torch.tensor(numbers, dtype=torch.long).to(logits.device, non_blocking=True)
         logits = logits.index_put((there,), logits[there].masked_fill(~allowed, -torch.inf))
     return logits
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from tandem.speculation.request.shaping import MOST_BAD_WORD, Shaping
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
+# Entries at first.
+_ROOM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +62,67 @@ class ShapedRows:
         )
 
 
-@dataclass(slots=True)
 class _Entries:
-    """Tokens that the penalties or the bias speak of."""
+    """Tokens that the penalties or the bias speak of.
 
-    index: dict[int, int] = field(default_factory=dict)
-    bias: list[float] = field(default_factory=list)
-    seen: list[bool] = field(default_factory=list)
-    counts: list[float] = field(default_factory=list)
+    Attributes:
+        index: the place of each token's entry.
+    """
+
+    def __init__(self) -> None:
+        self.index: dict[int, int] = {}
+        self._ids, self._bias = np.zeros(_ROOM, np.int64), np.zeros(_ROOM, np.float32)
+        self._seen, self._counts = np.zeros(_ROOM, np.bool_), np.zeros(_ROOM, np.float32)
 
     def at(self, token_id: int) -> int:
         """The entry of a token, which may be new."""
         if (place := self.index.get(token_id)) is None:
             place = self.index[token_id] = len(self.index)
-            self.bias.append(0.0)
-            self.seen.append(False)
-            self.counts.append(0.0)
+            if place == len(self._ids):
+                self._ids, self._bias, self._seen, self._counts = (
+                    np.concatenate([column, np.zeros_like(column)])
+                    for column in (self._ids, self._bias, self._seen, self._counts)
+                )
+            self._ids[place] = token_id
         return place
+
+    def add_bias(self, token_id: int, bias: float) -> None:
+        """Have a bias for a token."""
+        self._bias[self.at(token_id)] = bias
+
+    def see(self, token_id: int, count: int = 0) -> None:
+        """A token is there, and was generated so many times more."""
+        place = self.at(token_id)
+        self._seen[place] = True
+        self._counts[place] += count
+
+    def behind(
+        self, paths: Sequence[Sequence[int]]
+    ) -> tuple[Ints, Ints, Floats, npt.NDArray[np.bool_], Floats]:
+        """Rows, ids, bias, seen and counts of all entries behind each path, which leave no trace.
+        New tokens of a path have an entry in its row alone."""
+        size = len(self.index)
+        rows = np.repeat(np.arange(len(paths)), size)
+        ids = np.tile(self._ids[:size], len(paths))
+        bias = np.tile(self._bias[:size], len(paths))
+        seen = np.tile(self._seen[:size], len(paths))
+        counts = np.tile(self._counts[:size], len(paths))
+        new: list[tuple[int, int, int]] = []  # row, token, count
+        for row, path in enumerate(paths):
+            for token_id in dict.fromkeys(path):
+                count, place = list(path).count(token_id), self.index.get(token_id)
+                if place is None:
+                    new.append((row, token_id, count))
+                else:
+                    seen[row * size + place] = True
+                    counts[row * size + place] += count
+        if new:
+            more = np.array(new, np.int64)
+            rows, ids = np.append(rows, more[:, 0]), np.append(ids, more[:, 1])
+            bias = np.append(bias, np.zeros(len(new), np.float32))
+            seen = np.append(seen, np.ones(len(new), np.bool_))
+            counts = np.append(counts, more[:, 2].astype(np.float32))
+        return rows, ids, bias, seen, counts
 
 
 class ShapedText:
@@ -103,10 +149,10 @@ class ShapedText:
         self._tail = list(prompt[-MOST_BAD_WORD:])
         self._entries = _Entries()
         for token_id, bias in shaping.logit_bias:
-            self._entries.bias[self._entries.at(token_id)] = bias
+            self._entries.add_bias(token_id, bias)
         if shaping.repetition_penalty != 1:
             for token_id in set(prompt):
-                self._entries.seen[self._entries.at(token_id)] = True
+                self._entries.see(token_id)
         # Single words are forbidden everywhere, the others by what comes before their last token.
         self._never = [word[0] for word in shaping.bad_words if len(word) == 1]
         self._words: dict[int, list[tuple[int, ...]]] = {}
@@ -120,9 +166,7 @@ class ShapedText:
         self._tail = [*self._tail, *token_ids][-MOST_BAD_WORD:]
         if self._shaping.penalises:
             for token_id in token_ids:
-                place = self._entries.at(token_id)
-                self._entries.seen[place] = True
-                self._entries.counts[place] += 1
+                self._entries.see(token_id, 1)
         if self._grammar is not None:
             self._grammar.extend(token_ids)
 
@@ -132,41 +176,14 @@ class ShapedText:
         Args:
             paths: of each place; None where it is not known, at a drafter: what depends on it is
                 left out.
-
-        Raises:
-            InvalidRequest: see `GrammarState.allow`.
         """
         bits = self._bits(paths)
         dead = [False] * len(paths) if bits is None else [not row.any() for row in bits]
         if bits is not None:
             bits[dead] = np.uint32(0xFFFFFFFF)
-        entries, penalises = self._entries, self._shaping.penalises
-        index, bias, seen, counts = [], [], [], []
-        for path in paths:
-            at, own_bias = dict(entries.index), list(entries.bias)
-            own_seen, own_counts = list(entries.seen), list(entries.counts)
-            for token_id in (path or ()) if penalises else ():
-                if (place := at.setdefault(token_id, len(at))) == len(own_bias):
-                    own_bias.append(0.0)
-                    own_seen.append(True)
-                    own_counts.append(1.0)
-                else:
-                    own_seen[place] = True
-                    own_counts[place] += 1
-            index.append(np.fromiter(at, np.int64, len(at)))
-            bias += own_bias
-            seen += own_seen
-            counts += own_counts
-        return ShapedRows(
-            np.repeat(np.arange(len(paths)), [len(ids) for ids in index]),
-            np.concatenate(index),
-            np.array(bias, np.float32),
-            np.array(seen, np.bool_),
-            np.array(counts, np.float32),
-            self._shaping,
-            bits,
-            dead,
-        )
+        penalises = self._shaping.penalises
+        own = [(path or ()) if penalises else () for path in paths]
+        return ShapedRows(*self._entries.behind(own), self._shaping, bits, dead)
 
     def _bits(self, paths: Sequence[Sequence[int] | None]) -> Bits | None:
         """[R, W] tokens that may come at each place; None where all may."""

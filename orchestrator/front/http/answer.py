@@ -111,12 +111,14 @@ class HttpAnswer:
                     if wanted.request.log_probs is not None:
                         told_tokens.extend(replies.told_of(event))
                     return
-                text = "".join(parts) + self._stop_string(event)
+                text = "".join(parts) + self._end_of(event)
                 told, calls = self._reader().push(text, last=True)
                 finish = replies.finish_of(event, bool(calls))
                 choices[index] = self._form.choice(index, told, calls, finish)
                 if wanted.request.log_probs is not None:
-                    choices[index]["logprobs"], _ = self._form.log_probs(told_tokens)
+                    # Those of a long prompt take a second.
+                    own = await asyncio.to_thread(self._form.log_probs, told_tokens)
+                    choices[index]["logprobs"], _ = own
                 if self._telling.tokens:
                     stages = replies.stages_of(event)
                     choices[index]["tandem"] = {"tokens": tokens, "stages_ms": stages}
@@ -186,7 +188,7 @@ class HttpAnswer:
             if isinstance(event, Round):
                 text = before + "".join(token.text for token in event.tokens)
             else:
-                text = before + self._stop_string(event)
+                text = before + self._end_of(event)
             told, calls = reader.push(text, last=isinstance(event, Summary))
             numbered = [call.body(called + i) for i, call in enumerate(calls)]
             called += len(calls)
@@ -216,9 +218,10 @@ class HttpAnswer:
         """Of one text."""
         return ToolReader(self._telling.tools)
 
-    def _stop_string(self, summary: Summary) -> str:
-        """The stop string that ended a text, where the text is to have it."""
-        return summary.stop_string if self._telling.stop_strings else ""
+    def _end_of(self, summary: Summary) -> str:
+        """What a text has behind its tokens: the stop string that ended it, where the text is to
+        have it."""
+        return summary.tail + (summary.stop_string if self._telling.stop_strings else "")
 
     async def _make(
         self,

@@ -109,7 +109,10 @@ class HttpCall:
 
     async def reply(self, body: Json, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         """Send a whole reply."""
-        content = replies.encoded(body)
+        large = isinstance(body.get("choices"), list) and any(
+            each.get("logprobs") for each in body["choices"]
+        )
+        content = await asyncio.to_thread(replies.encoded, body) if large else replies.encoded(body)
         own = {"content-type": "application/json", "content-length": str(len(content)), **headers}
         await self.reply_with(content, status, own)
 

@@ -638,6 +638,7 @@ class Summary(google.protobuf.message.Message):
     DRAFT_BYTES_FIELD_NUMBER: builtins.int
     FEEDBACK_BYTES_FIELD_NUMBER: builtins.int
     DRAFTER_LOST_FIELD_NUMBER: builtins.int
+    TAIL_FIELD_NUMBER: builtins.int
     STAGES_FIELD_NUMBER: builtins.int
     EFFECTIVE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
@@ -678,6 +679,10 @@ class Summary(google.protobuf.message.Message):
     """drafter_lost: drafts were requested, but the drafter failed, or there was none. The text
     continued with drafts of its target; or, if the target cannot draft, without drafts until
     another drafter, or the same one, was available.
+    """
+    tail: builtins.str
+    """tail is text behind that of all tokens: what was held back for a stop string, where no token
+    could come any more (FINISH_REASON_DEAD_END).
     """
     @property
     def accepted_per_position(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -733,11 +738,12 @@ class Summary(google.protobuf.message.Message):
         draft_bytes: builtins.int = ...,
         feedback_bytes: builtins.int = ...,
         drafter_lost: builtins.bool = ...,
+        tail: builtins.str = ...,
         stages: Global___Stages | None = ...,
         effective: Global___Effective | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["effective", b"effective", "stages", b"stages"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acceptance_rate", b"acceptance_rate", "accepted_per_position", b"accepted_per_position", "accepted_per_rank", b"accepted_per_rank", "accepted_tokens", b"accepted_tokens", "block_efficiency", b"block_efficiency", "draft_bytes", b"draft_bytes", "drafted_tokens", b"drafted_tokens", "drafter_lost", b"drafter_lost", "effective", b"effective", "feedback_bytes", b"feedback_bytes", "finish_reason", b"finish_reason", "gammas", b"gammas", "new_tokens", b"new_tokens", "nodes", b"nodes", "overlap_positions", b"overlap_positions", "overlap_sum", b"overlap_sum", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "rounds", b"rounds", "stages", b"stages", "stop_string", b"stop_string", "tail", b"tail"]) -> None: ...
 
 Global___Summary: typing_extensions.TypeAlias = Summary
 

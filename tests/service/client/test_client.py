@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -139,6 +140,7 @@ async def test_every_option_reaches_the_request(served: Served) -> None:
         ({"what": 1}, "what: there is no such option"),
         ({"top_k": -1}, "wrong type or is out of range"),
         ({"stop": 7}, "wrong type or is out of range"),
+        ({"prompt": [{"role": "user", "content": "Hi"}, 5]}, "a chat is a list of messages"),
         ({"regex": "a", "grammar": "start: /a/"}, "regex and lark exclude each other"),
         ({"choice": ["a"], "grammar": "start: /a/"}, "grammar and choice exclude each other"),
         ({"json_schema": {"type": "no"}}, "sampling.shaping.grammar: .*Invalid type"),
@@ -149,7 +151,7 @@ async def test_what_cannot_be_is_refused(
 ) -> None:
     async with tandem.AsyncClient(served.address) as client:
         with pytest.raises(tandem.Refused, match=sentence) as refused:
-            await client.generate(PROMPT, **options)
+            await client.generate(**{"prompt": PROMPT, **options})
     assert refused.value.status == "INVALID_ARGUMENT"
     assert isinstance(refused.value, tandem.CallFailed)
 
@@ -157,6 +159,9 @@ async def test_what_cannot_be_is_refused(
 async def test_choices_and_schemas_are_kept_to(served: Served) -> None:
     async with tandem.AsyncClient(served.address) as client:
         text = await client.generate(PROMPT, choice=["one", "two"], max_new_tokens=9)
+        assert str(await client.generate(PROMPT, choice="one", max_new_tokens=9)) == "one"
+        words = (await client.generate(PROMPT, bad_words="self", max_new_tokens=1)).summary
+        assert len(words.effective.sampling.shaping.bad_words) == 2, "as it is, and behind a space"
         number = await client.generate(PROMPT, json_schema='{"enum": [1, 2]}', max_new_tokens=9)
     assert str(text) in ("one", "two")
     assert number.text.strip() in ("1", "2")
@@ -178,6 +183,24 @@ async def test_a_text_that_is_left_frees_its_places(served: Served) -> None:
             async for _ in stream:
                 break
         await until(served.idle)
+
+
+async def test_a_client_that_closes_ends_its_texts(served: Served) -> None:
+    client = tandem.Client(served.address)
+    began = threading.Event()
+
+    def read() -> None:
+        for _ in client.stream(PROMPT, max_new_tokens=400, gamma=1):
+            began.set()
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    await asyncio.to_thread(began.wait)
+    client.close()
+    with pytest.raises(tandem.Lost):
+        await reading
+    await until(served.idle)
+    with pytest.raises(tandem.Lost, match="the client is closed"):
+        await asyncio.to_thread(client.info)
 
 
 async def test_nobody_there_is_said(served: Served) -> None:

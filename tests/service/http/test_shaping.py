@@ -178,6 +178,29 @@ async def test_a_text_ends_where_nothing_may_come(fronts: Fronts) -> None:
     assert not none.token_ids
 
 
+async def test_a_dead_end_loses_no_text_and_fails_nothing(fronts: Fronts) -> None:
+    asked: dict[str, Any] = {"guided_regex": "ab", "min_tokens": 20}
+    for gamma in (0, 4):
+        more: dict[str, Any] = {"stop": "abX", "logprobs": 1}
+        own = {"gamma": gamma, "processed_logprobs": True}
+        found = await complete(fronts, **more, extra_body={**asked, "tandem": own})
+        assert (found.text, found.stop_reason) == ("ab", "dead_end")
+        chunks = await fronts.openai.completions.create(
+            model="target",
+            prompt=PROMPT,
+            max_tokens=24,
+            stream=True,
+            **more,
+            extra_body={**asked, "tandem": own},
+        )
+        assert "".join([part.text async for chunk in chunks for part in chunk.choices]) == "ab"
+    message = generation(PROMPT, max_new_tokens=24, seed=7, gamma=0)
+    message.sampling.shaping.CopyFrom(common_pb2.Shaping(regex="ab", min_tokens=20))
+    message.stopping.stop_strings.append("abX")
+    request = pb.CompleteRequest(generation=message)
+    assert (await fronts.services.orchestrator.Complete(request)).text == "ab"
+
+
 async def test_stop_strings_wait_for_min_tokens(fronts: Fronts) -> None:
     plain = await complete(fronts, temperature=0)
     stop = plain.text[2:4]

@@ -46,12 +46,11 @@ def shaped(shaping: Shaping, prompt: Sequence[int], emitted: Sequence[int] = ())
 
 
 def law_of(
-    weights: npt.NDArray[np.int64], shaping: Shaping, prompt: Sequence[int], text: Sequence[int]
+    logits: npt.NDArray[np.float64], shaping: Shaping, prompt: Sequence[int], text: Sequence[int]
 ) -> npt.NDArray[np.float64] | None:
-    """The distribution behind a text, from the target's weights there; None where none may come."""
+    """The distribution behind a text, from the target's logits there; None where none may come."""
     scores = []
-    for token, weight in enumerate(weights.tolist()):
-        score = math.log(weight) if weight else -math.inf
+    for token, score in enumerate(logits.tolist()):
         score += dict(shaping.logit_bias).get(token, 0.0)
         if token in (*prompt, *text):
             factor = shaping.repetition_penalty
@@ -61,9 +60,8 @@ def law_of(
         scores.append(score if _may_come(shaping, prompt, [*text, token]) else None)
     if not any(score is not None for score in scores):
         return None
-    law: npt.NDArray[np.float64] = np.exp(
-        [-math.inf if score is None else score for score in scores]
-    )
+    law: npt.NDArray[np.float64]
+    law = np.exp([-math.inf if score is None else score for score in scores])
     law /= law.sum()
     return law
 

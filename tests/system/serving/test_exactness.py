@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tandem.drafting.methods import METHODS
+from tandem.speculation.request.shaping import Shaping
 from tests.exactness import (
     BRANCHING,
+    LENGTH,
     PATIENT,
+    PROMPT,
     RULES,
     SMALLEST_P,
     Case,
@@ -20,6 +28,8 @@ from tests.exactness import (
     target_law,
 )
 from tests.support.laws.laws import chi_square_p_value
+from tests.support.laws.shaping import law_of
+from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import trio
 
 # The p-value of `mutant_target` is 2e-7 at as many.
@@ -73,3 +83,54 @@ def test_a_mutant_server_fails(mutant: str, random_pair: tuple[Path, Path], tmp_
     ) as services:
         counts = count_texts(services, Case("block", 3, "dense"), range(2 * TEXTS))
     assert chi_square_p_value(counts, target_law(target)) < SMALLEST_P
+
+
+SHAPING = Shaping(
+    logit_bias=((0, 1.0), (3, -0.7)),
+    repetition_penalty=1.5,
+    frequency_penalty=0.8,
+    presence_penalty=-0.5,
+    bad_words=((4, 1), (2, 2, 0), (3, 0)),
+)
+
+
+def shaped_law(model: Path) -> npt.NDArray[np.float64]:
+    """[V ** LENGTH] exact probabilities of the first tokens behind PROMPT."""
+    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
+    texts = list(product(range(VOCAB_SIZE), repeat=LENGTH))
+    with torch.inference_mode():
+        logits = target(torch.tensor([[*PROMPT, *text] for text in texts])).logits.numpy()
+    law = np.ones(len(texts))
+    for cell, text in enumerate(texts):
+        for place, token in enumerate(text):
+            row = logits[cell, len(PROMPT) - 1 + place]
+            found = law_of(row, SHAPING, PROMPT, text[:place])
+            law[cell] *= 0.0 if found is None else found[token]
+    assert abs(law.sum() - 1) < 1e-9
+    return law
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(
+    ("method", "rules", "nodes"),
+    [("model", ("block", "token", "greedy_block"), 0), ("tree", ("block", "token"), 6)],
+)
+def test_the_law_is_the_shaped_one(
+    method: str,
+    rules: tuple[str, ...],
+    nodes: int,
+    random_pair: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    drafter, target = random_pair
+    law, plain = shaped_law(target), target_law(target)
+    settings = drafter_settings(method, "dense", drafter.parent)
+    with trio(
+        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
+    ) as services:
+        for rule in rules:
+            case = Case(rule, 3, "dense", nodes, method)
+            counts = count_texts(services, case, range(2 * TEXTS), shaping=SHAPING)
+            assert chi_square_p_value(counts, law) > SMALLEST_P, case
+            assert chi_square_p_value(counts, plain) < SMALLEST_P, "the plain law would pass"
+        services.wait_idle()

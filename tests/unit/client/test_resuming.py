@@ -24,10 +24,7 @@ class FakeClient:
     def __call__(self, place: object) -> Self:
         return self
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
+    def open(self, seconds: float) -> None: ...
 
     def generate(self, asked: pb.Generation, seconds: float | None) -> Iterator[Any]:
         self.calls += 1

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from tandem.errors import InvalidRequest
+from tandem.shaping import grammar as grammar_module
 from tandem.shaping.grammar import Bits, Grammars, GrammarState
 from tandem.speculation.request.shaping import Grammar, GrammarKind
 from tests.support.laws.shaping import END, LETTERS, tokenizer_json
@@ -104,6 +106,7 @@ def test_walks_over_a_tree_leave_no_trace(embedded_pair: tuple[Path, Path]) -> N
         (regex("a(b"), "unclosed group"),
         (regex("(?=a)b"), "look-around"),
         (Grammar(GrammarKind.LARK, "start: nothing"), "unknown name"),
+        (Grammar(GrammarKind.LARK, "start: x\nx[max_tokens=5]: /.*/"), "cannot go back"),
         (Grammar(GrammarKind.JSON_SCHEMA, '{"type":"no"}'), "Invalid type: no"),
         (Grammar(GrammarKind.JSON_SCHEMA, "{"), ""),
         (Grammar(GrammarKind.LARK, 'start: "a"\n' + "#" * 60_000 + "\nx: %"), ""),
@@ -129,3 +132,16 @@ def test_what_came_before_must_keep_to_it() -> None:
 def test_it_needs_a_tokenizer() -> None:
     with pytest.raises(InvalidRequest, match="needs a model with a tokenizer"):
         Grammars(bytes, 3, ()).state(regex("a"))
+
+
+def test_a_text_beyond_the_bounds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_module, "_LIMITS", LLParserLimits(max_lexer_states=20))
+    grammars = Grammars(tokenizer_json, len(LETTERS), (END,))
+    wide = regex("(a|b)*a(a|b){40}")
+    state, other = grammars.state(wide), grammars.state(wide)
+    for count in range(100):
+        if not may_come(state):
+            break
+        state.extend(letters("ab"[count % 2]))
+    assert not may_come(state), "no token may come any more"
+    assert may_come(other), "another text of the same grammar goes on"

@@ -77,7 +77,7 @@ def _expected(law: RunLaw, shaping: Shaping) -> dict[Text, float]:
 
     def go_on(text: Text, chance: float) -> None:
         over = len(text) == LENGTH or (text and text[-1] in shaping.end_token_ids)
-        row = None if over else law_of(law.row(text), shaping, PROMPT, text)
+        row = None if over else law_of(np.log(law.row(text)), shaping, PROMPT, text)
         if row is None:
             found[text] = chance
             return
@@ -144,7 +144,7 @@ def _once_a_round(
 def _counting_what_was_rejected(self: ShapedText, paths: Sequence[Any], own: Any) -> ShapedRows:
     rows: ShapedRows = own(self, paths)
     for token_id in paths[-1] or ():
-        self._entries.counts[self._entries.at(token_id)] += 1
+        self._entries.see(token_id, 1)
     return rows
 
 

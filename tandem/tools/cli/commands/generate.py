@@ -207,6 +207,7 @@ def _whole(events: Iterable[pb.GenerateResponse]) -> pb.CompleteResponse:
     for event in events:
         if event.HasField("summary"):
             reply.summary.CopyFrom(event.summary)
+            texts.append(event.summary.tail)
             continue
         tokens = event.round.tokens
         texts.extend(token.text for token in tokens)

@@ -48,6 +48,9 @@ def render(
                     beaten = str(token.siblings).translate(_SMALL)
                     out.out(beaten, style="dim", end="", highlight=False)
                 last = (last + text)[-1]
+            if reply.summary.tail:
+                write_exactly(_harmless(reply.summary.tail))
+                last = reply.summary.tail[-1]
             summary.MergeFrom(reply.summary)
     finally:
         if last != "\n":
