@@ -12,8 +12,8 @@ def recorded() -> Instruments:
     """An orchestrator's, with a little in them."""
     instruments = Instruments("orchestrator")
     instruments.counter(metrics.ROUNDS).value += 3
-    instruments.counter(metrics.REQUESTS, "OK", "length").value += 2
-    instruments.counter(metrics.REQUESTS, "CANCELLED", "").value += 1
+    instruments.counter(metrics.REQUESTS, "OK", "length", "grpc").value += 2
+    instruments.counter(metrics.REQUESTS, "CANCELLED", "", "grpc").value += 1
     instruments.watch(metrics.REQUESTS_ACTIVE, lambda: 7)
     of = ("text_completion", "tandem", "fake")
     first = instruments.histogram(metrics.TIME_TO_FIRST_TOKEN, *of)

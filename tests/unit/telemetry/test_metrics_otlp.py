@@ -57,8 +57,8 @@ def test_otlp_points_say_what_prometheus_says(
         for point in sent["tandem.requests"].sum.data_points
     }
     assert ends == {
-        (("status", "OK"), ("finish_reason", "length")): 2,
-        (("status", "CANCELLED"),): 1,
+        (("status", "OK"), ("finish_reason", "length"), ("front", "grpc")): 2,
+        (("status", "CANCELLED"), ("front", "grpc")): 1,
     }
     assert sent["tandem.requests.active"].gauge.data_points[0].as_int == 7
     first = sent["gen_ai.server.time_to_first_token"].histogram

@@ -56,7 +56,7 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
     counter = own.counter
     counter(metrics.TOKENS_EMITTED, "accepted").value += 1000
     counter(metrics.NUM_DRAFTS).value += 100
-    counter(metrics.REQUESTS, "OK", "eos").value += 7
+    counter(metrics.REQUESTS, "OK", "eos", "grpc").value += 7
     before = looked_at(own, first, second, at=10.0)
     counter(metrics.TOKENS_EMITTED, "accepted").value += 30
     counter(metrics.TOKENS_EMITTED, "bonus").value += 10
@@ -64,8 +64,8 @@ def test_figures_are_of_the_time_between_two_looks() -> None:
     counter(metrics.NUM_DRAFTS).value += 10
     counter(metrics.NUM_DRAFT_TOKENS).value += 40
     counter(metrics.NUM_ACCEPTED_TOKENS).value += 30
-    counter(metrics.REQUESTS, "OK", "eos").value += 3
-    counter(metrics.REQUESTS, "CANCELLED", "").value += 1
+    counter(metrics.REQUESTS, "OK", "eos", "grpc").value += 3
+    counter(metrics.REQUESTS, "CANCELLED", "", "grpc").value += 1
     for size in (1, 2, 3):
         first.histogram(metrics.BATCH_SIZE, metrics.TARGET).observe(size)
     for stage, seconds in (("queue", 0.001), ("forward", 0.003)):
