@@ -13,6 +13,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.rpc.endpoint import Endpoint
 from tandem.tools.cli.display.terminal import err, tell
 from tandem.tools.load.generator import LoadGenerator
+from tandem.tools.load.http_generator import HttpLoadGenerator
 from tandem.tools.load.objective import Objective
 from tandem.tools.load.sweep import Level, OpenLoop, sweep
 from tandem.tools.load.timeline import Timeline
@@ -28,6 +29,22 @@ class BenchLoad:
     max_in_flight: int
     seed: int
     timeout_s: float
+    http: bool = False
+
+    def generator(self, endpoint: Endpoint) -> LoadGenerator:
+        """Requests texts by gRPC or HTTP."""
+        kind = HttpLoadGenerator if self.http else LoadGenerator
+        return kind(endpoint, self.timeout_s)
+
+    def check(self, endpoint: Endpoint) -> None:
+        """Ask whether it serves, before anything is loaded; an HTTP front is asked at the start.
+
+        Raises:
+            Failure: it does not.
+        """
+        if not self.http:
+            with Connection(endpoint) as client:
+                client.info()
 
     def __str__(self) -> str:
         if self.rate is not None:
@@ -55,7 +72,7 @@ def run(
             done.append(text)
             tick()
 
-        async with LoadGenerator(endpoint, load.timeout_s) as generator:
+        async with load.generator(endpoint) as generator:
             await generator.closed_loop(warm_up, load.concurrency)
             if load.rate is None:
                 return await generator.closed_loop(counted, load.concurrency, ended)
@@ -63,8 +80,7 @@ def run(
                 counted, load.rate, load.seed, ended, load.max_in_flight
             )
 
-    with Connection(endpoint) as client:
-        client.info()
+    load.check(endpoint)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task("texts", total=len(counted))
         try:
@@ -98,14 +114,13 @@ def run_sweep(
         tell(level)
 
     async def rates() -> list[Level]:
-        async with LoadGenerator(endpoint, load.timeout_s) as generator:
+        async with load.generator(endpoint) as generator:
             warm_up = [request(number) for number in range(load.warm_up)]
             await generator.closed_loop(warm_up, load.concurrency)
             loop = OpenLoop(generator, request, seconds, objective, load.seed, load.max_in_flight)
             return await sweep(loop.level, load.rate or 1.0, loop.lowest, loop.highest, ended)
 
-    with Connection(endpoint) as client:
-        client.info()
+    load.check(endpoint)
     try:
         return asyncio.run(rates()), False
     except KeyboardInterrupt:

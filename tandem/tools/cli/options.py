@@ -9,6 +9,7 @@ import typer
 from tandem.tools.cli.metrics_addresses import is_endpoint
 
 DEFAULT_ADDRESS = "127.0.0.1:50050"
+HTTP_ADDRESS = "127.0.0.1:8000"
 
 
 def _address(value: str) -> str:

@@ -81,7 +81,7 @@ class LoadGenerator:
                 else:
                     summary = event.summary
         except grpc.aio.AioRpcError as failed:
-            error = _cut(sentence(failed.code(), failed.details()))
+            error = cut(sentence(failed.code(), failed.details()))
             told = dict(failed.trailing_metadata() or ()).get(_PUSHBACK)
             retry = None if told is None else float(told) / 1e3
         finally:
@@ -163,5 +163,6 @@ class LoadGenerator:
         return list(await asyncio.gather(*texts))
 
 
-def _cut(error: str) -> str:
+def cut(error: str) -> str:
+    """An error as a timeline keeps it."""
     return error if len(error) <= _LONGEST_ERROR else f"{error[: _LONGEST_ERROR - 1]}…"

@@ -12,6 +12,7 @@ from tandem.failure import Misconfigured
 from tandem.tools.cli.exit_codes import reported, so_far
 from tandem.tools.cli.options import (
     DEFAULT_ADDRESS,
+    HTTP_ADDRESS,
     AddressOption,
     SloLatencyOption,
     SloShareOption,
@@ -148,6 +149,14 @@ _Gamma = Annotated[
         rich_help_panel=_TEXTS,
     ),
 ]
+_Http = Annotated[
+    bool,
+    typer.Option(
+        "--http",
+        help=f"Load OpenAI's HTTP API at the address, by default {HTTP_ADDRESS}, instead of gRPC.",
+        rich_help_panel=_LOAD,
+    ),
+]
 _Json = Annotated[
     bool, typer.Option("--json", help="Print JSON instead, with every text's timeline.")
 ]
@@ -157,6 +166,7 @@ _Json = Annotated[
 def bench(
     security: Security,
     address: AddressOption = DEFAULT_ADDRESS,
+    http: _Http = False,
     texts: _Texts = None,
     concurrency: _Concurrency = 1,
     rate: _Rate = None,
@@ -195,8 +205,9 @@ def bench(
     from tandem.tools.load.sweep import require_rate
 
     with reported():
-        place = security.at(address)
-        load = BenchLoad(warm_up, concurrency, rate, max_in_flight, seed, timeout)
+        front = HTTP_ADDRESS if http and address == DEFAULT_ADDRESS else address
+        place = security.at(front)
+        load = BenchLoad(warm_up, concurrency, rate, max_in_flight, seed, timeout, http)
         request = requests(
             data, prompt, max_new_tokens, temperature, seed, verifier=verifier, gamma=gamma
         )

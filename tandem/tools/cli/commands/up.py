@@ -17,7 +17,7 @@ from tandem.failure import Failure
 from tandem.tools.cli.display.terminal import err, out
 from tandem.tools.cli.exit_codes import reported
 from tandem.tools.cli.metrics_addresses import METRICS_ADDRESSES, variable_of_metrics
-from tandem.tools.cli.options import DEFAULT_ADDRESS
+from tandem.tools.cli.options import DEFAULT_ADDRESS, HTTP_ADDRESS
 
 if TYPE_CHECKING:
     from tandem.tools.local.stack import Stack
@@ -26,7 +26,6 @@ _MODELS = "Models"
 _SPECULATION = "Speculation"
 _RUNNING = "Running"
 _WATCH_SECONDS = 0.2
-HTTP_ADDRESS = "127.0.0.1:8000"
 _HTTP_VARIABLE = "TANDEM_ORCHESTRATOR_HTTP_LISTEN"
 
 _Target = Annotated[
