@@ -14,7 +14,7 @@ from weakref import WeakSet
 import grpc
 
 from tandem.client.connection import CONNECT_SECONDS, INFO_SECONDS
-from tandem.client.errors import CallFailed, Lost, Overloaded, failure_of, nobody_at
+from tandem.client.errors import CallFailed, Lost, Overloaded, failure_of, unconnected
 from tandem.client.options import Options, Prompt, generation_of
 from tandem.client.places import endpoints_of
 from tandem.client.results import GeneratedRound, GeneratedText, round_of, text_of
@@ -189,6 +189,7 @@ async def _connect(endpoint: Endpoint, seconds: float) -> grpc.aio.Channel:
 
     Raises:
         Lost: nobody does.
+        TimedOut: that was too short to know.
     """
     channel = endpoint.connect()
     try:
@@ -196,12 +197,12 @@ async def _connect(endpoint: Endpoint, seconds: float) -> grpc.aio.Channel:
             state = channel.get_state(try_to_connect=True)
             while state is not grpc.ChannelConnectivity.READY:
                 if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    raise nobody_at(endpoint.address)
+                    raise unconnected(endpoint.address, in_time=True)
                 await channel.wait_for_state_change(state)
                 state = channel.get_state(try_to_connect=True)
     except TimeoutError:
         await channel.close()
-        raise nobody_at(endpoint.address) from None
+        raise unconnected(endpoint.address, in_time=seconds >= CONNECT_SECONDS) from None
     except BaseException:
         await channel.close()
         raise

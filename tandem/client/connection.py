@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import grpc
 
-from tandem.client.errors import Lost, failure_of, nobody_at
+from tandem.client.errors import Lost, failure_of, unconnected
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.endpoint import Endpoint, endpoint_at
@@ -47,6 +47,7 @@ class Connection:
 
         Raises:
             Lost: no orchestrator answers at the address.
+            TimedOut: that was too short to know.
         """
         try:
             self._connect(seconds)
@@ -76,11 +77,11 @@ class Connection:
             while state not in settled:
                 state = states.get(timeout=seconds)
         except queue.Empty:
-            pass
+            raise unconnected(self._address, in_time=seconds >= CONNECT_SECONDS) from None
         finally:
             self._channel.unsubscribe(states.put)
         if state is not grpc.ChannelConnectivity.READY:
-            raise nobody_at(self._address)
+            raise unconnected(self._address, in_time=True)
 
     def info(self) -> pb.GetModelInfoResponse:
         """What is served.

@@ -80,8 +80,18 @@ def sentence(code: grpc.StatusCode, details: str | None) -> str:
     return f"{code.name}: {' '.join((details or 'no details given').split())}"
 
 
-def nobody_at(address: str) -> Lost:
-    """What a call fails with where nothing listens."""
+def unconnected(address: str, *, in_time: bool) -> CallFailed:
+    """What a call fails with that found nobody.
+
+    Args:
+        address: where it looked.
+        in_time: else the call's own time-out passed before anybody could have answered.
+    """
+    if not in_time:
+        return TimedOut(
+            f"DEADLINE_EXCEEDED: the time-out passed while {address} was connected to",
+            "DEADLINE_EXCEEDED",
+        )
     return Lost(
         f"no orchestrator answers at {address}: start one with `tandem up`, or name another with"
         " --address",

@@ -219,6 +219,12 @@ async def test_time_is_bounded(served: Served) -> None:
     async with tandem.AsyncClient(served.address) as client:
         with pytest.raises(tandem.TimedOut):
             await client.generate(PROMPT, max_new_tokens=400, timeout_s=0.05)
+    # Not even time to connect.
+    async with tandem.AsyncClient(served.address) as client:
+        with pytest.raises(tandem.TimedOut):
+            await client.generate(PROMPT, timeout_s=0.0)
+    with tandem.Client(served.address) as blocking, pytest.raises(tandem.TimedOut):
+        await asyncio.to_thread(blocking.generate, PROMPT, timeout_s=0.0)
 
 
 async def test_a_full_service_says_when_to_try_again(served: Served) -> None:
