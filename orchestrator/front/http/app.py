@@ -190,6 +190,8 @@ class HttpFront:
             spell = validator.codec.bytes_of
             made = form(call.request_id, int(time.time()), model, spell)
             await self._answer(call, body, texts, made, wanted)
+        except InvalidRequest as error:
+            raise body.named(error) from None
         finally:
             self._calls.leave()
 

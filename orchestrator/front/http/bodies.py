@@ -35,6 +35,8 @@ _UNIONS = {
     "stop": "a string, or a list of strings",
     "tool_choice": 'a string: "auto" or "none"',
 }
+# As texts name it.
+_LIMIT = "max_new_tokens"
 # Of a token id.
 _DIGITS = 10
 _MOST_TOOLS, _MOST_STOPS = 256, 64
@@ -186,6 +188,10 @@ class Generating(Body):
         if not 0 <= top <= MOST_TOP:
             raise InvalidRequest(f"{name} must be 0..{MOST_TOP}, got {top}")
         return LogProbsWanted(top, self.tandem.processed_logprobs, prompt)
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """An error with the names that the caller used."""
+        return error
 
     @property
     def limit(self) -> int | None:
@@ -399,6 +405,13 @@ class ChatBody(Generating):
                 raise InvalidRequest("top_logprobs needs logprobs")
             return None
         return self._log_probs("top_logprobs", self.top_logprobs or 0)
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """See `Generating`."""
+        sentence = str(error)
+        if self.max_completion_tokens is None or not sentence.startswith(_LIMIT):
+            return error
+        return InvalidRequest("max_completion_tokens" + sentence.removeprefix(_LIMIT))
 
     @property
     def limit(self) -> int | None:

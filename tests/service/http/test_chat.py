@@ -131,7 +131,8 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "a"}] * 4097}, "messages"),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "messages.0.tool_calls"),
     ({"logprobs": 1}, "logprobs"),
-    ({"max_completion_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
 ]
 
