@@ -70,7 +70,8 @@ def round_to(round_: Round) -> pb.Round:
         for token in round_.tokens
     ]
     message = pb.Round(round=round_.number, tokens=tokens, gamma=round_.gamma, nodes=round_.nodes)
-    message.prompt_log_probs.extend(_log_prob_to(*each) for each in round_.prompt_log_probs)
+    if round_.prompt_log_probs:
+        message.prompt_log_probs.extend(_log_prob_to(*each) for each in round_.prompt_log_probs)
     if round_.expected is not None:
         message.expected_tokens = round_.expected.tokens
         message.expected_wall_ns = int(round_.expected.wall_ns)
