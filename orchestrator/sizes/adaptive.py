@@ -14,9 +14,6 @@ from tandem.profile import Profile
 # Ranking takes far longer than the rest of a choice, and little changes from round to round. Of
 # several texts, fewer rounds say as much.
 _RANK_EVERY, _TELL_EVERY = 8, 4
-# Plain rounds that are asked for ahead: as many as a target takes by default, or it would be asked
-# more often than by texts that never draft. A turn to drafts waits for them.
-_PLAIN_AHEAD = 16
 # While nothing is drafted, one text at a time drafts for so many rounds, which shows whether the
 # drafter is good again. Such samples may cost as large a share of the time.
 _SAMPLE, _SHARE = 4, 0.01
@@ -230,6 +227,5 @@ class AdaptiveSize:
             self._chances = self._acceptance.chances(self._deepest)
             best, self._left = self._sizes[1], _SAMPLE
         self._best = best
-        rounds = _RANK_EVERY if best.gamma else _PLAIN_AHEAD
-        self._chosen = SizeChoice(best, everyone.expected(best, self._chances), rounds)
+        self._chosen = SizeChoice(best, everyone.expected(best, self._chances), _RANK_EVERY)
         self._turns, self._tell_every = everyone.turns, min(_TELL_EVERY, texts)
