@@ -18,14 +18,10 @@ from orchestrator.front.calls import OpenCalls
 from orchestrator.front.client import ReadingClient
 from orchestrator.front.http.access import Access
 from orchestrator.front.http.answer import HttpAnswer, Telling, Wanted
-from orchestrator.front.http.bodies import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    Generating,
-    StreamOptions,
-    TokenizeBody,
-)
+from orchestrator.front.http.bodies.chat import ChatBody
+from orchestrator.front.http.bodies.completion import CompletionBody
+from orchestrator.front.http.bodies.generating import Generating, StreamOptions
+from orchestrator.front.http.bodies.tokens import DetokenizeBody, TokenizeBody
 from orchestrator.front.http.call import B, Handler, HttpCall, HttpEndpoint
 from orchestrator.front.http.errors import WrongMethod
 from orchestrator.front.http.page import page

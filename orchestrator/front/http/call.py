@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 import structlog
 from starlette.requests import ClientDisconnect, Request
 
-from orchestrator.front.http import bodies, errors, replies
+from orchestrator.front.http import errors, replies
 from orchestrator.front.http.access import Access
 from orchestrator.front.http.answer import Gone
+from orchestrator.front.http.bodies import reading
+from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.replies import Json
 from tandem.errors import IdleTimeout, TandemError
 from tandem.rpc import messages
@@ -23,7 +25,7 @@ _log = structlog.get_logger(__name__)
 _ID = "x-request-id"
 # Bytes of a body that is read beside the event loop.
 _LARGE = 64 << 10
-B = TypeVar("B", bound=bodies.Body)
+B = TypeVar("B", bound=Body)
 
 
 class HttpCall:
@@ -94,8 +96,8 @@ class HttpCall:
             raise Gone from None
         body = b"".join(parts)
         if size > _LARGE:
-            return await asyncio.to_thread(bodies.read, kind, body)
-        return bodies.read(kind, body)
+            return await asyncio.to_thread(reading.read, kind, body)
+        return reading.read(kind, body)
 
     def begin(self, status: int, headers: Mapping[str, str]) -> Any:
         """The message that starts a reply."""

@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from orchestrator.front.chat_template import ChatTemplate
-from orchestrator.front.http import bodies, errors
-from orchestrator.front.http.bodies import Body, ChatBody, CompletionBody
+from orchestrator.front.http import errors
+from orchestrator.front.http.bodies import reading
+from orchestrator.front.http.bodies.chat import ChatBody
+from orchestrator.front.http.bodies.completion import CompletionBody
+from orchestrator.front.http.bodies.fields import Body
 from orchestrator.front.http.tools import names_of
 from orchestrator.text.values import Request
 from tandem.errors import InvalidRequest
@@ -64,7 +67,7 @@ class _Bodies(Surface):
     async def check(self, data: bytes) -> str:
         self.sentence = ""
         try:
-            for request in self.requests(bodies.read(self.kind, data)):
+            for request in self.requests(reading.read(self.kind, data)):
                 assert request.sampling.seed >= 0
                 assert request.prompt is not None or request.prompt_ids
         except InvalidRequest as error:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.front.chat_template import ChatTemplate
-from orchestrator.front.http.bodies import ChatMessage
+from orchestrator.front.http.bodies.chat import ChatMessage
 from tandem.errors import InvalidRequest, StartupError
 from tests.support.models.chat_templates import CHATS, SPECIAL_TOKENS, TEMPLATES, TOOLS
 

