@@ -52,6 +52,12 @@ class OrchestratorSettings(ServiceSettings):
         description="origins whose pages may call by HTTP (CORS), comma separated, as"
         " https://chat.example.com; * permits all. Pages of the service itself always may",
     )
+    trace_url: Annotated[str, Field(pattern=r"^https?://\S*\{request\}")] | None = Field(
+        None,
+        description="address of a text's trace, to which the page at / links; {request} in it is"
+        " the text's id, as in http://jaeger:16686/search?service=orchestrator&tags="
+        '{"tandem.request_id":"{request}"}. Unset, the page shows the command that reads it',
+    )
     http_connections: int = Field(
         1024, ge=1, description="HTTP connections at once; one more is closed"
     )

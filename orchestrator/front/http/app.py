@@ -325,5 +325,6 @@ class HttpFront:
                 "verifier": validator.verifier,
                 "max_gamma": capabilities.max_gamma,
                 "max_nodes": capabilities.max_nodes,
+                "trace_url": self._settings.trace_url,
             },
         }

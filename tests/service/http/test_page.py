@@ -98,6 +98,13 @@ async def test_texts_in_a_browser(fronts: Fronts, tmp_path: Path) -> None:
             assert plain[0] == "none: plain decoding"
             assert (plain[4], plain[5]) == ("1.00", "–")
             assert (drafted[1], drafted[5][-1]) == (str(TOKENS), "%")
+            assert plain[6] != drafted[6]
+            assert page.texts("#reading code")[1].endswith(f" --request {plain[6]}")
+            page.js("traces = 'http://jaeger:16686/?id={request}'")
+            start(page, "0")
+            wait_until(lambda: len(lines(page)) == 3)
+            link = page.js("at('runs').rows[0].querySelector('a').href")
+            assert link.startswith(f"http://jaeger:16686/?id={lines(page)[0][6]}")
             for width in (320, 1400):
                 page.call(
                     "Emulation.setDeviceMetricsOverride",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -126,6 +127,8 @@ def test_a_page(trace: Path, tmp_path: Path) -> None:
     assert run.exit_code == 0, run.stderr
     assert run.stdout == f"{page}\n"
     assert "request-12" in page.read_text()
+    assert invoke("trace", "view", str(trace), "-o", str(page), "--request", "request-12").stdout
+    assert re.findall(r'"id":"(request-\d+)"', page.read_text()) == ["request-12"]
     nowhere = invoke("trace", "view", str(trace), "-o", str(tmp_path / "a" / "b"))
     assert nowhere.exit_code == 2
     assert "cannot write" in one_line(nowhere)

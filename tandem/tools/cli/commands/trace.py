@@ -231,6 +231,7 @@ def view(
     file: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="File of the page.")
     ] = Path("trace.html"),
+    request: _Request = None,
 ) -> None:
     """Write one self-contained HTML page: the waterfall of each request."""
     from tandem.tools.traces.show.view import MAX_REQUESTS, write
@@ -238,7 +239,8 @@ def view(
     with reported():
         recording = recording_of(paths)
         with err.status(_LOOKING):
-            further = _into(file, lambda put: write(recording, put))
+            only = recording.request(request) if request is not None else None
+            further = _into(file, lambda put: write(recording, put, only))
         out.out(f"{file}", highlight=False)
         if further:
             out.out(f"left out: {further} x request after the first {MAX_REQUESTS}")

@@ -23,12 +23,15 @@ _MARK = "/*DATA*/"
 _TEXT = "tandem.text."
 
 
-def write(recording: Recording, put: Callable[[str], object]) -> int:
+def write(
+    recording: Recording, put: Callable[[str], object], only: TracedRequest | None = None
+) -> int:
     """Write the page, with the first `MAX_REQUESTS` requests, including failed ones.
 
     Args:
         recording: to show.
         put: is called with each piece of the page.
+        only: the one request to show; None for all.
 
     Returns:
         Number of requests that were left out.
@@ -40,7 +43,7 @@ def write(recording: Recording, put: Callable[[str], object]) -> int:
     names = _Names()
     put('{"requests": [\n')
     seen = 0
-    for request in recording.requests():
+    for request in (only,) if only else recording.requests():
         seen += 1
         if seen <= MAX_REQUESTS:
             put((",\n" if seen > 1 else "") + _safe(_request(request, names)))
