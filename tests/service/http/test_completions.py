@@ -42,6 +42,20 @@ async def test_a_text_is_that_of_grpc(fronts: Fronts) -> None:
         assert own["accepted_tokens"] == wanted.summary.accepted_tokens
 
 
+async def test_the_blocking_client_has_the_same_text(fronts: Fronts) -> None:
+    asked: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "seed": 3}
+    wanted = (await fronts.openai.completions.create(**asked)).choices[0].text
+
+    def call() -> tuple[str, str, list[str]]:
+        with openai.OpenAI(base_url=f"http://{fronts.address}/v1", api_key="none") as client:
+            whole = client.completions.create(**asked).choices[0].text
+            stream = client.completions.create(**asked, stream=True)
+            parts = [choice.text for chunk in stream for choice in chunk.choices]
+            return whole, "".join(parts), [model.id for model in client.models.list()]
+
+    assert await asyncio.to_thread(call) == (wanted, wanted, ["target"])
+
+
 async def test_a_stream_has_the_text_in_parts(fronts: Fronts) -> None:
     asked: dict[str, Any] = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "seed": 3}
     whole = await fronts.openai.completions.create(**asked)
