@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 _SERVICES = ("orchestrator", "drafter", "target")
 _MERGED = "trace.jsonl"
 _SHOWN_PROMPT = "def "
+# The addresses are the defaults of `up`, which prints others if these are taken.
+_NEXT = """
+next: `make up` (or `tandem up`) keeps the same pair running; then, in another terminal,
+  open http://127.0.0.1:8000 in a browser, or
+  curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 40}'"""
 
 _Out = Annotated[
     Path, typer.Option("--out", metavar="DIR", file_okay=False, help="Folder for the trace.")
@@ -87,6 +92,7 @@ def demo(
         if difference := first_difference(samples):
             raise Failure(f"the greedy texts differ: {difference}")
         out.print("[green]the greedy texts of gamma 0, token and block are equal, id by id[/]")
+        out.out(_NEXT, highlight=False)
 
 
 def _show(client: Connection, new_tokens: int) -> None:
