@@ -1,22 +1,79 @@
-"""How the drafts that a target makes itself are loaded: their recipe, its models, its drafter."""
+"""How a target is loaded: its model, and the drafts that it makes itself."""
 
 from __future__ import annotations
+
+import tomllib
+from typing import Any
 
 from tandem.common.v1 import common_pb2
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import StatesWanted
+from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
-from tandem.errors import StartupError
+from tandem.errors import StartupError, first_line
+from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.serving.drafting import law_of, load_models
 from tandem.serving.fingerprint import fingerprint_of
-from tandem.serving.model import passes_of
+from tandem.serving.model import load_decoder, passes_of, prepare
 from tandem.settings import read_settings
 from tandem.target.v1 import target_pb2
 from target_svc.drafts import OwnDrafts
-from target_svc.settings import TargetSettings
+from target_svc.settings import TargetSettings, VllmSettings
+
+
+def load_target(settings: TargetSettings) -> Model:
+    """The target's model.
+
+    Raises:
+        StartupError: one sentence on what is missing, broken or too large.
+    """
+    if settings.engine != "vllm":
+        return load_decoder(settings, trees=settings.max_nodes > 0, states_of=settings.feedback)
+    if settings.feedback != "none":
+        raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
+    from tandem.inference.vllm.model import VllmModel
+
+    model = VllmModel.load(_vllm_options(settings, read_settings(VllmSettings)))
+    prepare(model, settings)
+    return model
+
+
+def _vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
+    """What is asked of vLLM.
+
+    Raises:
+        StartupError: the file of further arguments cannot be read.
+    """
+    further: dict[str, Any] = {}
+    if own.arguments is not None:
+        try:
+            further = tomllib.loads(own.arguments.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise StartupError(
+                f"TANDEM_TARGET_VLLM_ARGUMENTS: cannot read {own.arguments}: {first_line(error)}"
+            ) from error
+    limits = BatchLimits(settings.token_budget, settings.prefill_chunk)
+    return VllmOptions(
+        model=settings.model,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        max_sequences=settings.max_sequences,
+        max_length=settings.max_length,
+        cache_tokens=settings.cache_tokens,
+        largest_pass=limits.largest + settings.max_gamma + 1,
+        max_gamma=settings.max_gamma,
+        tensor_parallel=own.tensor_parallel,
+        quantization=own.quantization,
+        memory_share=own.memory_share,
+        prefix_cache=own.prefix_cache,
+        eager=own.eager,
+        checked=own.checked,
+        further=further,
+    )
 
 
 def own_recipe(settings: TargetSettings) -> tuple[Recipe, RecipeSettings] | None:
@@ -56,7 +113,11 @@ def own_drafts(
             " alone; raise MAX_NODES, or use the recipe model"
         )
     own = settings.model_copy(
-        update={"device": settings.draft_device or settings.device, "dtype": keys.dtype}
+        update={
+            "device": settings.draft_device or settings.device,
+            "dtype": keys.dtype,
+            "engine": "auto" if settings.engine == "vllm" else settings.engine,
+        }
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)

@@ -114,13 +114,15 @@ def open_(scorer: Scorer, sequence: TargetSequence, round_: int) -> Steps[Decisi
         *before, sequence.last_token = prompt
         sequence.length, sequence.token_ids = len(prompt), []
         if before:
-            yield Take(scorer, Feed(cache, before, 0))
+            yield Take(scorer, Feed(cache, before[cache.adopt(before) :], 0))
         return None
     states = sequence.prompt_states
     rest = prompt
     if sequence.log_probs is not None and sequence.log_probs.prompt:
         yield from _read_prompt(scorer, sequence, sequence.log_probs)
         rest, states = prompt[-1:], min(states, 1)
+    elif not states:
+        rest = prompt[cache.adopt(prompt) :]
     scored = yield Take(scorer, Feed(cache, rest, 1, states=states))
     sequence.length, sequence.token_ids = len(prompt), []
     wanted = (sequence.wanted or sequence.own_wanted) if states else None

@@ -13,12 +13,12 @@ from tandem.rpc.server import GrpcService, Service
 from tandem.rpc.status import status_boundary
 from tandem.rpc.streams.server import Streams
 from tandem.serving.loaded import Loaded
-from tandem.serving.model import engine_over, info_of, load_decoder
+from tandem.serving.model import engine_over, info_of
 from tandem.serving.servicer import EngineServicer, stream_limits
 from tandem.settings import MIB
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.drafts import OwnDrafts
-from target_svc.loading import own_drafts, own_recipe
+from target_svc.loading import load_target, own_drafts, own_recipe
 from target_svc.messages import verifier_infos
 from target_svc.sequence import VerifiedSequence
 from target_svc.settings import TargetSettings
@@ -61,7 +61,7 @@ class TargetServicer(
     def _load(self) -> LoadedTarget:
         settings = self.settings
         recipe = own_recipe(settings)  # what is wrong with it is said before a model is loaded
-        decoder = load_decoder(settings, trees=settings.max_nodes > 0, states_of=settings.feedback)
+        decoder = load_target(settings)
         info = info_of(decoder, settings, decoder.dtype)
         info.max_nodes = settings.max_nodes if decoder.takes_trees else 0
         drafts: OwnDrafts | None = None

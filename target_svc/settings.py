@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 from pydantic import Field
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from tandem.settings import MOST_NODES, ModelSettings
 
@@ -13,6 +16,12 @@ class TargetSettings(ModelSettings):
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_")
 
+    engine: Literal["auto", "torch", "openvino", "vllm"] = Field(  # type: ignore[assignment]
+        "auto",
+        description="what computes the model: vllm runs it by vLLM, on one or several devices (see"
+        " TANDEM_TARGET_VLLM_*). On a CPU auto begins with torch and changes to OpenVINO's runtime"
+        " if that gives the same logits and is faster; the next start begins with the faster one",
+    )
     model: str = Field("models/target", description="directory or hub id of the checkpoint")
     max_nodes: int = Field(
         64,
@@ -40,3 +49,36 @@ class TargetSettings(ModelSettings):
         " embedding, i the output of layer i, `last` what the head reads; at most four",
     )
     draft_device: str = Field("", description="device of the models of DRAFTS; empty takes DEVICE")
+
+
+class VllmSettings(BaseSettings):
+    """Everything that can be set about vLLM beside the target's own settings."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_VLLM_", frozen=True, extra="ignore")
+
+    tensor_parallel: int = Field(
+        1, ge=1, description="devices that share each layer; on a CPU processes"
+    )
+    quantization: str = Field(
+        "", description="vLLM's name of a quantisation; empty takes the checkpoint's own, if any"
+    )
+    memory_share: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights and KV cache, unless CACHE_TOKENS is set",
+    )
+    prefix_cache: bool = Field(
+        True, description="whether prompts that begin alike are computed once"
+    )
+    eager: bool = Field(False, description="whether passes run without compilation and CUDA graphs")
+    arguments: Path | None = Field(
+        None,
+        description="TOML file of further arguments of vLLM's engine, by their names in its"
+        " `EngineArgs`",
+    )
+    checked: bool = Field(
+        True,
+        description="whether the start compares rows of logits with transformers' (plain weights"
+        " only); the host then computes one pass of the model",
+    )

@@ -36,6 +36,12 @@ class BatchLimits:
     gather: float = 0.0
     profile: Profile = field(default_factory=Profile)
 
+    @property
+    def largest(self) -> int:
+        """New tokens of the largest step; one round that exceeds the budget takes part all the
+        same."""
+        return self.token_budget + (self.prefill_chunk or _LARGEST_ALONE)
+
     def chunk_beside(self, running: Sequence[Job[Any]]) -> int:
         """Prompt tokens in the step of running sequences, in the mean of several steps."""
         if self.prefill_chunk:

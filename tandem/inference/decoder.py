@@ -14,7 +14,8 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
-from tandem.inference.compatibility import check_support, max_positions
+from tandem.inference.compatibility import check_support
+from tandem.inference.description import NO_HASHES, Description
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
@@ -29,26 +30,14 @@ from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
 
-_NO_HASHES = Fingerprints()
 
-
-class Decoder:
+class Decoder(Description):
     """A causal language model, its KV pool, and counts of its calls.
 
     Attributes:
-        name: the checkpoint's name, for people.
-        vocab_size: width of the logits.
-        max_length: the most positions that the model was made for.
-        eos_token_ids: ids that end a text.
+        device: that computes it.
         improving: whether `improve` may still find something faster.
         pass_times: passes of the first back end as `measure` found them; before it, none.
-        forward_passes: model calls so far.
-        fed_tokens: positions computed by those calls.
-        tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
-        fingerprint: of a loaded checkpoint, see `Fingerprints.model`; else empty.
-        weights_fingerprint: likewise, see `Fingerprints.weights`.
-        hidden_size: width of hidden states.
-        layers: of the model.
         of_layers: whose hidden states passes can give, see `Layers`.
     """
 
@@ -66,23 +55,11 @@ class Decoder:
         graph_rows: int = 0,
         longest: int = 0,
         states_of: str = NONE,
-        hashes: Fingerprints = _NO_HASHES,
+        hashes: Fingerprints = NO_HASHES,
     ) -> None:
-        self.name = name
-        self.tokenizer = tokenizer
-        config = model.config.get_text_config()
-        self.vocab_size = int(config.vocab_size)
-        self.max_length = max_positions(config)
+        super().__init__(model, name, tokenizer, hashes)
         self.device = next(model.parameters()).device
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.eos_token_ids = _eos_token_ids(model)
-        self.forward_passes = 0
-        self.fed_tokens = 0
         self.pass_times: Sequence[PassTime] = ()
-        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
-        self.fingerprint, self.weights_fingerprint = hashes
-        self.hidden_size = int(config.hidden_size)
-        self.layers = int(config.num_hidden_layers)
         self.of_layers = layers_from(states_of, model)
         self._start(model.eval(), cache_tokens, at_most, engine, drafts, trees)
         if graph_rows and self._backends.current.in_one_call:
@@ -295,30 +272,3 @@ class Decoder:
         self.forward_passes += 1
         self.fed_tokens += sum(len(feed.token_ids) for feed in feeds)
         return output
-
-    def tokenizer_json(self) -> bytes:
-        """The serialised fast tokenizer; empty if the checkpoint has none."""
-        if self.tokenizer is None:
-            return b""
-        return bytes(self.tokenizer.backend_tokenizer.to_str(), "utf-8")
-
-    def chat_template(self) -> str:
-        """The checkpoint's Jinja template; empty if it has none."""
-        template = getattr(self.tokenizer, "chat_template", None)
-        if isinstance(template, dict):  # one for each purpose
-            template = template.get("default")
-        return template if isinstance(template, str) else ""
-
-    def special_tokens(self) -> dict[str, str]:
-        """The texts of tokens by the names that the template has for them."""
-        named = {} if self.tokenizer is None else self.tokenizer.special_tokens_map
-        return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
-
-
-def _eos_token_ids(model: PreTrainedModel) -> list[int]:
-    """Ids that end a text, from the generation config or else the model's."""
-    for config in (model.generation_config, model.config):
-        eos = getattr(config, "eos_token_id", None)
-        if eos is not None:
-            return sorted({eos} if isinstance(eos, int) else set(eos))
-    return []

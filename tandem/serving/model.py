@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 
@@ -21,6 +22,14 @@ from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB, ModelSettings
 
 _log = structlog.get_logger(__name__)
+
+
+class Measured(Model, Protocol):
+    """A model that can time its passes."""
+
+    def measure(self, longest: int) -> None:
+        """Find out what passes take, for sequences of at most so many positions; only before the
+        first sequence."""
 
 
 def load_decoder(
@@ -57,17 +66,30 @@ def load_decoder(
         trees=trees,
         states_of=states_of,
     )
-    positions, longest = decoder.positions, max_length(decoder, settings)
+    _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
+    prepare(decoder, settings, f"{decoder.name}: " if beside else "")
+    return decoder
+
+
+def prepare(model: Measured, settings: ModelSettings, name: str = "") -> None:
+    """Check that a model has room for a sequence of the greatest length, and measure its passes.
+
+    Args:
+        model: loaded.
+        settings: of the service.
+        name: begins the sentence, where there are several models.
+
+    Raises:
+        StartupError: it has not.
+    """
+    positions, longest = model.positions, max_length(model, settings)
     if positions < longest:
-        of = f"{decoder.name}: " if beside else ""
         raise StartupError(
-            f"{of}a KV cache of {positions} tokens does not hold a sequence of {longest};"
+            f"{name}a KV cache of {positions} tokens does not hold a sequence of {longest};"
             " raise CACHE_TOKENS or lower MAX_LENGTH"
         )
-    _log.info("pass", engine=decoder.engine, dtype=decoder.dtype)
-    decoder.measure(longest)
-    _log.info("KV cache", tokens=positions, bytes=positions * decoder.pool.bytes_per_position)
-    return decoder
+    _log.info("pass", engine=model.engine, dtype=model.dtype, cache_tokens=positions)
+    model.measure(longest)
 
 
 def max_length(decoder: Model, settings: ModelSettings) -> int:

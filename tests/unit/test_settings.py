@@ -7,21 +7,27 @@ import subprocess
 import sys
 
 import pytest
+from pydantic_settings import BaseSettings
 
 from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError
-from tandem.settings import ServiceSettings, read_settings
-from target_svc.settings import TargetSettings
+from tandem.settings import read_settings
+from target_svc.settings import TargetSettings, VllmSettings
 from tests.support.repository import ROOT
 
-KINDS: list[type[ServiceSettings]] = [DrafterSettings, TargetSettings, OrchestratorSettings]
+KINDS: list[type[BaseSettings]] = [
+    DrafterSettings,
+    TargetSettings,
+    VllmSettings,
+    OrchestratorSettings,
+]
 DOCS = ROOT / "docs" / "settings.md"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_has_a_default_and_a_line_in_the_docs(
-    kind: type[ServiceSettings], monkeypatch: pytest.MonkeyPatch
+    kind: type[BaseSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in [name for name in os.environ if name.startswith("TANDEM_")]:
         monkeypatch.delenv(variable)
@@ -60,7 +66,7 @@ def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_bad_value_names_its_variable(
-    kind: type[ServiceSettings], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+    kind: type[BaseSettings], variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartupError, match=variable):

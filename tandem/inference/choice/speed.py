@@ -12,7 +12,7 @@ import structlog
 
 from tandem.inference.choice.candidates import SPARE
 from tandem.inference.feed import Feed
-from tandem.inference.passes.backend import Backend, some_tokens
+from tandem.inference.passes.backend import Backend, Computes, some_tokens
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ def speeds_of(backends: Sequence[Backend], shapes: Sequence[PassShape]) -> list[
     return speeds
 
 
-def profile_of(backend: Backend, longest: int) -> list[PassTime]:
+def profile_of(backend: Computes, longest: int) -> list[PassTime]:
     """What passes of an idle back end take, each with a short text before it.
 
     Args:
@@ -121,7 +121,7 @@ def _begun(backend: Backend, count: int) -> list[Any]:
 
 
 def _timed(
-    backend: Backend, caches: Sequence[Any], rows: Sequence[int], context: int = _CONTEXT
+    backend: Computes, caches: Sequence[Any], rows: Sequence[int], context: int = _CONTEXT
 ) -> float:
     """Seconds of passes of some rows of each sequence, which are then forgotten."""
     with backend.busy:  # not timed: waiting for a pass that serves

@@ -85,6 +85,12 @@ class SequenceCache:
         self.length += len(path)
         self._forget_branches()
 
+    def adopt(self, token_ids: Sequence[int]) -> int:
+        """Positions of a prompt's beginning that are there already, computed for other sequences;
+        only before the first feed. The prompt's last token is never one. Extents are not shared.
+        """
+        return 0
+
     def _forget_branches(self) -> None:
         self.branches, self.branch_tokens = NO_BRANCHES, ()
 

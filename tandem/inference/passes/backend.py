@@ -47,6 +47,23 @@ class CachePool(Protocol):
         """An empty pool with the same layers."""
 
 
+class Computes(Protocol):
+    """Whatever computes passes, to be probed and timed.
+
+    Attributes:
+        pool: reserves room, and takes it back.
+        of_layers: whose hidden states it gives.
+        busy: held during a pass by a thread that serves.
+    """
+
+    pool: Any
+    of_layers: Layers
+    busy: Any
+
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        """See `tandem.engine.scorer.Scorer`."""
+
+
 class Pass(Protocol):
     """Computes a batch."""
 
@@ -170,7 +187,7 @@ def name_of(engine: str, dtype: torch.dtype) -> str:
     return f"{engine} {str(dtype).removeprefix('torch.')}"
 
 
-def probe(backend: Backend, text: Sequence[int]) -> PassOutput:
+def probe(backend: Computes, text: Sequence[int]) -> PassOutput:
     """The rows of a text, fed in pieces together with another sequence, with a rollback: logits
     [n, V], and hidden states if the back end gives any.
 

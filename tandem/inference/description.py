@@ -1,0 +1,79 @@
+"""What is told of a loaded model, whatever computes its passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from tandem.inference.compatibility import max_positions
+from tandem.inference.fingerprint import Fingerprints, tokenizer_fingerprint
+
+NO_HASHES = Fingerprints()
+
+
+class Description:
+    """A model by its configuration, its tokenizer and its hashes; see `tandem.engine.scorer.Model`.
+
+    Attributes:
+        name: the checkpoint's name, for people.
+        tokenizer: of the checkpoint; None without one.
+        vocab_size: width of the logits.
+        max_length: the most positions that the model was made for.
+        parameters: how many it has.
+        eos_token_ids: ids that end a text.
+        forward_passes: model calls so far.
+        fed_tokens: positions computed by those calls.
+        tokenizer_fingerprint: of its token-to-id table; empty without a tokenizer.
+        fingerprint: of a loaded checkpoint, see `Fingerprints.model`; else empty.
+        weights_fingerprint: likewise, see `Fingerprints.weights`.
+        hidden_size: width of hidden states.
+        layers: of the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        name: str,
+        tokenizer: Any = None,
+        hashes: Fingerprints = NO_HASHES,
+    ) -> None:
+        config = model.config.get_text_config()
+        self.name, self.tokenizer = name, tokenizer
+        self.vocab_size = int(config.vocab_size)
+        self.max_length = max_positions(config)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.eos_token_ids = _eos_token_ids(model)
+        self.forward_passes = 0
+        self.fed_tokens = 0
+        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer)
+        self.fingerprint, self.weights_fingerprint = hashes
+        self.hidden_size = int(config.hidden_size)
+        self.layers = int(config.num_hidden_layers)
+
+    def tokenizer_json(self) -> bytes:
+        """The serialised fast tokenizer; empty if the checkpoint has none."""
+        if self.tokenizer is None:
+            return b""
+        return bytes(self.tokenizer.backend_tokenizer.to_str(), "utf-8")
+
+    def chat_template(self) -> str:
+        """The checkpoint's Jinja template; empty if it has none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        if isinstance(template, dict):  # one for each purpose
+            template = template.get("default")
+        return template if isinstance(template, str) else ""
+
+    def special_tokens(self) -> dict[str, str]:
+        """The texts of tokens by the names that the template has for them."""
+        named = {} if self.tokenizer is None else self.tokenizer.special_tokens_map
+        return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
+
+
+def _eos_token_ids(model: PreTrainedModel) -> list[int]:
+    """Ids that end a text, from the generation config or else the model's."""
+    for config in (model.generation_config, model.config):
+        eos = getattr(config, "eos_token_id", None)
+        if eos is not None:
+            return sorted({eos} if isinstance(eos, int) else set(eos))
+    return []

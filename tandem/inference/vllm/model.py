@@ -1,0 +1,218 @@
+"""A target's model, computed by vLLM; see `tandem.engine.scorer.Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+import torch
+from torch import Tensor
+
+from tandem.errors import StartupError, first_line
+from tandem.inference.choice.speed import profile_of
+from tandem.inference.compatibility import agrees
+from tandem.inference.description import Description
+from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.output import PassOutput
+from tandem.inference.passes.backend import probe
+from tandem.inference.threads import use_threads
+from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
+from tandem.inference.vllm.other_ranks import OtherRanks, end_process, free_address
+from tandem.inference.vllm.rank import Rank, RankPlan
+from tandem.inference.vllm.reference import Reference, dtype_of, reference_of
+from tandem.profile import PassTime
+
+_log = structlog.get_logger(__name__)
+
+
+class VllmModel(Description):
+    """A model whose passes vLLM computes, by a pass of ragged chains over its paged KV cache.
+
+    Attributes:
+        device: of rank 0.
+        pass_times: as `measure` found them; before it, none.
+        of_layers: hidden states are not given.
+        improving: nothing else is tried.
+        takes_trees: rows of a sequence are a chain.
+        busy: nothing else uses it while it is measured.
+    """
+
+    of_layers: tuple[int, ...] = ()
+    improving = False
+    takes_trees = False
+    engine = "vllm"
+
+    def __init__(
+        self, reference: Reference, name: str, dtype: str, rank: Rank, others: OtherRanks
+    ) -> None:
+        from tandem.inference.vllm.memory import BlockMemory
+
+        super().__init__(reference.model, name, reference.tokenizer, reference.hashes)
+        self.dtype, self._rank, self._others = dtype, rank, others
+        self.device = rank.device
+        self.max_length = min(self.max_length, rank.max_length)
+        self.pass_times: Sequence[PassTime] = ()
+        self.busy: Any = nullcontext()
+        self._memory = BlockMemory(rank.core)
+        self.pool: Any = self._memory
+
+    @classmethod
+    def load(cls, options: VllmOptions) -> VllmModel:
+        """Load a checkpoint.
+
+        Raises:
+            StartupError: one sentence on what is missing, broken or too large.
+        """
+        check_version()
+        dtype = dtype_of(options.model, options.device, options.dtype)
+        reference = reference_of(options.model, dtype, options.quantization, options.checked)
+        arguments = engine_arguments(options, dtype, reference.model.config)
+        use_threads(options.threads, reference.model.num_parameters())
+        threads = max(torch.get_num_threads() // options.tensor_parallel, 1)
+        torch.set_num_threads(threads)
+        # Its configuration is all that is needed from here on.
+        reference.model.to("meta")
+        plan = RankPlan(arguments, 0, 0, free_address(), threads)
+        others = OtherRanks(plan, end_process)
+        try:
+            rank = Rank(plan)
+            device = torch.device(options.device)
+            if rank.device.type != device.type:
+                raise StartupError(
+                    f"ENGINE=vllm: this vLLM computes on {rank.device.type}, and DEVICE is {device}"
+                )
+            model = cls(reference, Path(options.model).name, dtype, rank, others)
+            model._compare(reference)
+        except BaseException:
+            others.close()
+            raise
+        return model
+
+    def _compare(self, reference: Reference) -> None:
+        """Raises StartupError if rows differ from the plain ones."""
+        if reference.expected is None:
+            return
+        with torch.inference_mode():
+            found = probe(self, reference.text)
+        found = PassOutput(found.logits.to("cpu"))
+        if not agrees(reference.expected, found):
+            raise StartupError(
+                f"vLLM computes other logits for {self.name} than transformers;"
+                " TANDEM_TARGET_VLLM_CHECKED=false serves it all the same"
+            )
+
+    @property
+    def positions(self) -> int:
+        """Positions that all sequences may hold together."""
+        return self._memory.positions
+
+    @property
+    def free_positions(self) -> int:
+        """Positions that no sequence has reserved."""
+        return self._memory.free_positions
+
+    def reserve(self, capacity: int, nodes: int = 0) -> Any:
+        """See `tandem.engine.scorer.Memory`."""
+        return self._memory.reserve(capacity, nodes)
+
+    def release(self, cache: Any) -> None:
+        """See `tandem.engine.scorer.Memory`."""
+        self._memory.release(cache)
+
+    def forward(self, feeds: Sequence[Feed]) -> PassOutput:
+        """See `tandem.engine.scorer.Scorer`."""
+        tokens = [_ids(feed) for feed in feeds]
+        names, logits = self._rank.score(self._pass(feeds, tokens))
+        for feed, fed in zip(feeds, tokens, strict=True):
+            cache = cast("Any", feed.cache)
+            cache.grow(fed)
+            cache.known = True
+        self.forward_passes += 1
+        self.fed_tokens += sum(map(len, tokens))
+        return PassOutput(_in_order(feeds, names, logits))
+
+    def _pass(self, feeds: Sequence[Feed], tokens: Sequence[list[int]]) -> Any:
+        """The pass for vLLM."""
+        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData
+
+        from tandem.inference.vllm.worker import RaggedPass
+
+        begun, going = [], CachedRequestData.make_empty()
+        fed: dict[str, list[int]] = {}
+        drafted: dict[str, list[int]] = {}
+        for feed, ids in zip(feeds, tokens, strict=True):
+            cache: Any = feed.cache
+            fed[cache.name] = ids
+            if feed.rows > 1:
+                drafted[cache.name] = ids[1 - feed.rows :]
+            if not cache.known:
+                begun.append(
+                    NewRequestData(
+                        req_id=cache.name,
+                        prompt_token_ids=[*cache.tokens, *ids],
+                        mm_features=[],
+                        sampling_params=cache.request.sampling_params,
+                        pooling_params=None,
+                        block_ids=self._memory.blocks_of(cache),
+                        num_computed_tokens=cache.length,
+                        lora_request=None,
+                    )
+                )
+                continue
+            self._memory.share(cache)
+            going.req_ids.append(cache.name)
+            going.new_block_ids.append(None)
+            going.num_computed_tokens.append(cache.length)
+            going.num_output_tokens.append(0)
+        return RaggedPass(
+            scheduled_new_reqs=begun,
+            scheduled_cached_reqs=going,
+            num_scheduled_tokens={name: len(ids) for name, ids in fed.items()},
+            total_num_scheduled_tokens=sum(map(len, fed.values())),
+            scheduled_spec_decode_tokens=drafted,
+            scheduled_encoder_inputs={},
+            finished_req_ids=self._memory.gone(),
+            free_encoder_mm_hashes=[],
+            tokens=fed,
+        )
+
+    def measure(self, longest: int) -> None:
+        """Find out what passes take; only before the first sequence."""
+        try:
+            with torch.inference_mode():
+                self.pass_times = profile_of(self, min(longest, self.max_length))
+        except Exception as error:
+            _log.warning("passes are not measured", reason=first_line(error))
+
+    def improve(self) -> None:
+        """Nothing else is tried."""
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self._others.close()
+
+
+def _ids(feed: Feed) -> list[int]:
+    """A feed's tokens on the host."""
+    return [
+        int(token.draws.tokens[token.index]) if isinstance(token, Drawn) else token
+        for token in listed(feed.token_ids)
+    ]
+
+
+def _in_order(feeds: Sequence[Feed], names: Sequence[str], logits: Tensor) -> Tensor:
+    """The rows asked for, feed by feed: vLLM has its own order, and a row of each sequence."""
+    rows = {cast("Any", feed.cache).name: max(feed.rows, 1) for feed in feeds}
+    first, firsts = 0, {}
+    for name in names:
+        firsts[name] = first
+        first += rows[name]
+    wanted = [
+        firsts[cast("Any", feed.cache).name] + row for feed in feeds for row in range(feed.rows)
+    ]
+    if wanted == list(range(first)):
+        return logits
+    return logits[torch.tensor(wanted, dtype=torch.int64, device=logits.device)]

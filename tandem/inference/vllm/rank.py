@@ -1,0 +1,184 @@
+"""One rank of a model: vLLM's engine core in this process, without its scheduler's decisions.
+
+    python -m tandem.inference.vllm.rank < plan.json
+
+runs a rank that is not the first: it computes the passes that rank 0 sends, until rank 0 ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tandem.errors import StartupError, first_line
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+    from tandem.inference.vllm.worker import RaggedPass, Worker
+
+# vLLM reads them when it is imported. Users may set its other ones.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # The other runner has no proposers of others' classes.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_CONFIGURE_LOGGING": "0",
+}
+_DEFAULTS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    # Other services share the cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """What a rank has to know.
+
+    Attributes:
+        arguments: of vLLM's engine.
+        rank: its number.
+        local_rank: its device.
+        address: HOST:PORT where the ranks meet.
+        threads: of a CPU.
+    """
+
+    arguments: dict[str, Any]
+    rank: int
+    local_rank: int
+    address: str
+    threads: int = 1
+
+
+class Rank:
+    """A rank with its part of the weights and of the KV cache.
+
+    Attributes:
+        core: vLLM's.
+        device: that it computes on.
+        max_length: positions of the longest sequence.
+    """
+
+    def __init__(self, plan: RankPlan) -> None:
+        """Load the model.
+
+        Raises:
+            StartupError: vLLM's own sentence.
+        """
+        _prepare()
+        # OpenMP has a number for each thread that begins passes; vLLM replaces the function.
+        self._use_threads = torch.set_num_threads
+        self._threads, self._prepared = plan.threads, threading.local()
+        try:
+            self.core = _start(plan)
+        except Exception as error:  # vLLM's readers and checks raise anything
+            raise StartupError(f"vLLM: {type(error).__name__}: {first_line(error)}") from error
+        executor: Any = self.core.model_executor
+        self._worker: Worker = executor.driver_worker.worker
+        self.device: torch.device = self._worker.device
+        self.max_length: int = self.core.vllm_config.model_config.max_model_len
+        self._alone = plan.arguments["tensor_parallel_size"] == 1
+
+    def score(self, step: RaggedPass) -> tuple[list[str], torch.Tensor]:
+        """Compute a pass on all ranks; only on rank 0.
+
+        Returns:
+            See `Worker.score`.
+        """
+        if not self._alone:
+            self._send(step)
+        return self._score(step)
+
+    def end(self) -> None:
+        """Let the other ranks end; only on rank 0."""
+        if not self._alone:
+            self._send(None)
+
+    def follow(self) -> None:
+        """Compute what rank 0 sends, until it ends; only on other ranks."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        while (step := get_tp_group().broadcast_object()) is not None:
+            self._score(step)
+
+    def _score(self, step: RaggedPass) -> tuple[list[str], torch.Tensor]:
+        if not hasattr(self._prepared, "here"):
+            self._use_threads(self._threads)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            self._prepared.here = True
+        return self._worker.score(step)
+
+    def _send(self, step: RaggedPass | None) -> None:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        get_tp_group().broadcast_object(step)
+
+
+def _prepare() -> None:
+    """Set what vLLM reads when it is imported."""
+    os.environ.update(_ENVIRONMENT)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    # Its lines speak of its own server's options.
+    quiet = logging.getLogger().level > logging.DEBUG
+    logging.getLogger("vllm").setLevel(logging.ERROR if quiet else logging.DEBUG)
+
+
+def _start(plan: RankPlan) -> EngineCore:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.triton_utils import dispatcher
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    class Executor(ExecutorWithExternalLauncher):  # type: ignore[misc]
+        """Has its place from the plan, not from the environment."""
+
+        def _distributed_args(self) -> tuple[str, int, int]:
+            return f"tcp://{plan.address}", plan.rank, plan.local_rank
+
+    # It looks at the objects of all modules, and llvmlite's library has a __dict__ of its own kind.
+    dispatcher.vars = _variables
+    config = EngineArgs(**plan.arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    return EngineCore(config, Executor, log_stats=False)
+
+
+def _variables(value: object) -> Mapping[str, Any]:
+    """`vars`, of any object."""
+    found: Any = vars(value)
+    return found if isinstance(found, Mapping) else {}
+
+
+def written(plan: RankPlan) -> str:
+    """A plan as `main` reads it."""
+    return json.dumps(asdict(plan))
+
+
+def main() -> None:
+    """Run a rank that is not the first; ends when standard input does."""
+    plan = RankPlan(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        rank = Rank(plan)
+    except StartupError as error:
+        sys.exit(f"rank {plan.rank}: {error}")
+    rank.follow()
+
+
+def _end_with_parent() -> None:
+    """A rank whose first one is gone would wait for it for ever, in the middle of a pass."""
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

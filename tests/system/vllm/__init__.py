@@ -1,0 +1,1 @@
+"""vLLM under the target; `make vllm-check` has an environment of its own for these tests."""
