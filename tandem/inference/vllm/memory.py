@@ -77,8 +77,8 @@ class BlockMemory:
         self._lock = threading.Lock()
         self._numbers = count()
         self._gone: set[str] = set()
+        self._open, self._most = 0, core.vllm_config.scheduler_config.max_num_seqs
         self.positions = self.free_positions
-        self.prefix_tokens = 0
 
     @property
     def free_positions(self) -> int:
@@ -93,8 +93,11 @@ class BlockMemory:
         name = str(next(self._numbers))
         request = Request(name, [0], _NOTHING, None)
         with self._lock:
+            if self._open == self._most:
+                return None
             if self._manager.allocate_slots(request, capacity, delay_cache_blocks=True) is None:
                 return None
+            self._open += 1
         return BlockCache(name, capacity, self, request)
 
     def release(self, cache: BlockCache) -> None:
@@ -102,6 +105,7 @@ class BlockMemory:
         self.share(cache)
         with self._lock:
             self._manager.free(cache.request)
+            self._open -= 1
             if cache.known:
                 self._gone.add(cache.name)
 
@@ -140,7 +144,6 @@ class BlockMemory:
                 delay_cache_blocks=True,
             )
             request.num_computed_tokens = found
-            self.prefix_tokens += found
         cache.request, cache.length, cache.tokens = request, found, list(token_ids[:found])
         return found
 

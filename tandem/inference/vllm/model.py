@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.checkpoint import device_of
 from tandem.inference.choice.speed import profile_of
 from tandem.inference.compatibility import agrees
 from tandem.inference.description import Description
@@ -67,6 +68,7 @@ class VllmModel(Description):
             StartupError: one sentence on what is missing, broken or too large.
         """
         check_version()
+        device = device_of(options.device)
         dtype = dtype_of(options.model, options.device, options.dtype)
         reference = reference_of(options.model, dtype, options.quantization, options.checked)
         arguments = engine_arguments(options, dtype, reference.model.config)
@@ -75,15 +77,10 @@ class VllmModel(Description):
         torch.set_num_threads(threads)
         # Its configuration is all that is needed from here on.
         reference.model.to("meta")
-        plan = RankPlan(arguments, 0, 0, free_address(), threads)
+        plan = RankPlan(arguments, 0, 0, device.type, free_address(), threads)
         others = OtherRanks(plan, end_process)
         try:
             rank = Rank(plan)
-            device = torch.device(options.device)
-            if rank.device.type != device.type:
-                raise StartupError(
-                    f"ENGINE=vllm: this vLLM computes on {rank.device.type}, and DEVICE is {device}"
-                )
             model = cls(reference, Path(options.model).name, dtype, rank, others)
             model._compare(reference)
         except BaseException:

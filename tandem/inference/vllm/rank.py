@@ -12,11 +12,13 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from tandem.errors import StartupError, first_line
 
@@ -47,6 +49,7 @@ class RankPlan:
         arguments: of vLLM's engine.
         rank: its number.
         local_rank: its device.
+        device: kind of device that is wanted.
         address: HOST:PORT where the ranks meet.
         threads: of a CPU.
     """
@@ -54,6 +57,7 @@ class RankPlan:
     arguments: dict[str, Any]
     rank: int
     local_rank: int
+    device: str
     address: str
     threads: int = 1
 
@@ -80,7 +84,7 @@ class Rank:
         try:
             self.core = _start(plan)
         except Exception as error:  # vLLM's readers and checks raise anything
-            raise StartupError(f"vLLM: {type(error).__name__}: {first_line(error)}") from error
+            raise StartupError(f"vLLM: {_sentence(error)}") from error
         executor: Any = self.core.model_executor
         self._worker: Worker = executor.driver_worker.worker
         self.device: torch.device = self._worker.device
@@ -135,10 +139,16 @@ def _prepare() -> None:
 
 def _start(plan: RankPlan) -> EngineCore:
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.triton_utils import dispatcher
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    if current_platform.device_type != plan.device:
+        raise ValueError(
+            f"this build computes on {current_platform.device_type}, and DEVICE is {plan.device}"
+        )
 
     class Executor(ExecutorWithExternalLauncher):  # type: ignore[misc]
         """Has its place from the plan, not from the environment."""
@@ -149,7 +159,15 @@ def _start(plan: RankPlan) -> EngineCore:
     # It looks at the objects of all modules, and llvmlite's library has a __dict__ of its own kind.
     dispatcher.vars = _variables
     config = EngineArgs(**plan.arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-    return EngineCore(config, Executor, log_stats=False)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        return EngineCore(config, Executor, log_stats=False)
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says. A fault of a setting has its sentence behind its first line."""
+    if isinstance(error, ValidationError):
+        return "; ".join(str(fault["msg"]) for fault in error.errors(include_url=False))
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _variables(value: object) -> Mapping[str, Any]:
