@@ -25,10 +25,19 @@ def check_support(model: PreTrainedModel) -> None:
     Raises:
         StartupError: the model is refused; names the architecture and the reason.
     """
-    if getattr(model, "_is_stateful", False):
-        raise cannot_serve(model, "its recurrent state cannot be rewound after a rejection")
+    check_rewind(model)
     if not getattr(model, "_supports_attention_backend", False):
         raise cannot_serve(model, "its attention cannot be replaced by a batched one")
+
+
+def check_rewind(model: PreTrainedModel) -> None:
+    """Refuse a model that cannot be rewound after a rejection.
+
+    Raises:
+        StartupError: the model is refused; names the architecture and the reason.
+    """
+    if getattr(model, "_is_stateful", False):
+        raise cannot_serve(model, "its recurrent state cannot be rewound after a rejection")
     for kind in getattr(model.config.get_text_config(), "layer_types", None) or ():
         if kind not in _LAYER_KINDS:
             raise cannot_serve(model, f"it has layers of the kind {kind!r}")

@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
-from tandem.inference.compatibility import max_positions, plain_pass
+from tandem.inference.compatibility import check_rewind, max_positions, plain_pass
 from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import PROBE
@@ -72,6 +72,7 @@ def reference_of(model: str, dtype: str, quantization: str, checked: bool) -> Re
         StartupError: one sentence on what is missing or broken.
     """
     plain = read_model(model, "cpu", dtype).eval()
+    check_rewind(plain)
     tokenizer = read_tokenizer(model)
     hashes = fingerprints(plain, tokenizer_fingerprint(tokenizer))
     text = (PROBE * _LONGER)[: max_positions(plain.config.get_text_config())]
