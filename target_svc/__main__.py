@@ -15,17 +15,31 @@ spin_less()
 
 
 def main() -> None:
-    """Serve a target until SIGTERM."""
+    """Serve a target until SIGTERM; or compute a part of another machine's."""
     from tandem.rpc.process import run
     from target_svc.settings import TargetSettings
 
-    run("target", TargetSettings, _service)
+    run("target", TargetSettings, _service, instead=_ranks)
 
 
 def _service() -> Callable[[TargetSettings], Service]:
     from target_svc.servicer import make_service
 
     return make_service
+
+
+def _ranks(settings: TargetSettings) -> bool:
+    """Compute for another machine's target, if this one is to; whether it was."""
+    from tandem.settings import read_settings
+    from target_svc.settings import VllmSettings
+
+    if settings.engine != "vllm" or not (own := read_settings(VllmSettings)).node:
+        return False
+    from tandem.inference.vllm.node import serve_ranks
+    from target_svc.loading import vllm_options
+
+    serve_ranks(vllm_options(settings, own))
+    return True
 
 
 if __name__ == "__main__":

@@ -36,12 +36,12 @@ def load_target(settings: TargetSettings) -> Model:
         raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
     from tandem.inference.vllm.model import VllmModel
 
-    model = VllmModel.load(_vllm_options(settings, read_settings(VllmSettings)))
+    model = VllmModel.load(vllm_options(settings, read_settings(VllmSettings)))
     prepare(model, settings)
     return model
 
 
-def _vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
+def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
     """What is asked of vLLM.
 
     Raises:
@@ -67,6 +67,9 @@ def _vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
         largest_pass=limits.largest + settings.max_gamma + 1,
         max_gamma=settings.max_gamma,
         tensor_parallel=own.tensor_parallel,
+        nodes=own.nodes,
+        node=own.node,
+        leader=own.leader,
         quantization=own.quantization,
         memory_share=own.memory_share,
         prefix_cache=own.prefix_cache,

@@ -59,6 +59,17 @@ class VllmSettings(BaseSettings):
     tensor_parallel: int = Field(
         1, ge=1, description="devices that share each layer; on a CPU processes"
     )
+    nodes: int = Field(
+        1, ge=1, description="machines among which the devices of TENSOR_PARALLEL are divided"
+    )
+    node: int = Field(
+        0, ge=0, description="number of this machine; 0 serves, the others compute for it"
+    )
+    leader: str = Field(
+        "",
+        description="host:port of machine 0, reachable from the others, where they meet; only with"
+        " several NODES",
+    )
     quantization: str = Field(
         "", description="vLLM's name of a quantisation; empty takes the checkpoint's own, if any"
     )

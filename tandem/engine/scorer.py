@@ -133,6 +133,9 @@ class Model(Scorer, Memory, Protocol):
     def improve(self) -> None:
         """Look for a faster pass. Slow; from any thread, once."""
 
+    def close(self) -> None:
+        """End what it has outside of this process; behind its last pass."""
+
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty where there is none."""
 

@@ -69,6 +69,9 @@ class Description:
         named = {} if self.tokenizer is None else self.tokenizer.special_tokens_map
         return {name: str(token) for name, token in named.items() if not isinstance(token, list)}
 
+    def close(self) -> None:
+        """See `tandem.engine.scorer.Model`. Most models are in this process alone."""
+
 
 def _eos_token_ids(model: PreTrainedModel) -> list[int]:
     """Ids that end a text, from the generation config or else the model's."""

@@ -26,7 +26,12 @@ S = TypeVar("S", bound=ServiceSettings)
 T = TypeVar("T")
 
 
-def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) -> NoReturn:
+def run(
+    name: str,
+    kind: type[S],
+    find: Callable[[], Callable[[S], Service]],
+    instead: Callable[[S], bool] = lambda _: False,
+) -> NoReturn:
     """Run a service as a process, from its environment to its exit code.
 
     0 after SIGTERM or SIGINT, in a hurry too; 2 and one line where it cannot start as configured.
@@ -36,13 +41,15 @@ def run(name: str, kind: type[S], find: Callable[[], Callable[[S], Service]]) ->
         kind: of its settings.
         find: gives what makes the service. Called when the settings are known to be good, for
             it may import what takes seconds.
+        instead: does what this process is for in place of serving, and tells whether it did.
     """
     try:
         settings = read_settings(kind)
         logs.configure(name, settings.log_level, settings.log_format)
         writer = tracing.configure(name, settings.trace_file)
         try:
-            uvloop.run(serve(settings, _imported(find)))
+            if not instead(settings):
+                uvloop.run(serve(settings, _imported(find)))
         finally:
             if writer is not None:
                 writer.close()

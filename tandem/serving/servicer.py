@@ -82,6 +82,8 @@ class EngineServicer(ABC, Generic[M, L]):
             self._improving.cancel()  # nobody waits for it; its thread ends with the process
         if self._loaded is not None:
             await asyncio.to_thread(self._loaded.engine.stop)
+            for model in self._loaded.models:
+                await asyncio.to_thread(model.close)
 
 
 def admission_limits(settings: ModelSettings) -> AdmissionLimits:

@@ -209,6 +209,9 @@ class Head(ABC):
     def improve(self) -> None:  # noqa: B027
         """There is no faster pass."""
 
+    def close(self) -> None:  # noqa: B027
+        """It is in this process alone."""
+
     def tokenizer_json(self) -> bytes:
         """None: the target has it."""
         return b""

@@ -50,6 +50,9 @@ class VllmOptions:
         max_gamma: longest draft.
         tensor_parallel: devices that share each layer.
         quantization: vLLM's name of one; empty for the checkpoint's own, if any.
+        nodes: machines among which these devices are divided.
+        node: number of this one; the first one serves.
+        leader: HOST:PORT on node 0 where the nodes meet; unused with one node.
         memory_share: of a GPU's memory, for weights and KV cache.
         prefix_cache: whether prompts that begin alike are computed once.
         eager: whether passes run without compilation and CUDA graphs.
@@ -67,12 +70,33 @@ class VllmOptions:
     largest_pass: int = 4096
     max_gamma: int = 16
     tensor_parallel: int = 1
+    nodes: int = 1
+    node: int = 0
+    leader: str = ""
     quantization: str = ""
     memory_share: float = 0.9
     prefix_cache: bool = True
     eager: bool = False
     checked: bool = True
     further: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> range:
+        """Of this node.
+
+        Raises:
+            StartupError: the devices are not the same number on each node, or the nodes cannot
+                meet.
+        """
+        if self.tensor_parallel % self.nodes or not 0 <= self.node < self.nodes:
+            raise StartupError(
+                f"TANDEM_TARGET_VLLM_NODES: {self.tensor_parallel} devices are not divided among"
+                f" {self.nodes} nodes of the numbers 0 to {self.nodes - 1}, and this is {self.node}"
+            )
+        if self.nodes > 1 and not self.leader:
+            raise StartupError("TANDEM_TARGET_VLLM_LEADER: several nodes need HOST:PORT of node 0")
+        each = self.tensor_parallel // self.nodes
+        return range(self.node * each, (self.node + 1) * each)
 
 
 def check_version() -> None:

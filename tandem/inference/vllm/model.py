@@ -71,14 +71,16 @@ class VllmModel(Description):
         device = device_of(options.device)
         dtype = dtype_of(options.model, options.device, options.dtype)
         reference = reference_of(options.model, dtype, options.quantization, options.checked)
+        ranks = options.ranks
         arguments = engine_arguments(options, dtype, reference.model.config)
         use_threads(options.threads, reference.model.num_parameters())
         threads = max(torch.get_num_threads() // options.tensor_parallel, 1)
         torch.set_num_threads(threads)
         # Its configuration is all that is needed from here on.
         reference.model.to("meta")
-        plan = RankPlan(arguments, 0, 0, device.type, free_address(), threads)
-        others = OtherRanks(plan, end_process)
+        address = options.leader if options.nodes > 1 else free_address()
+        plan = RankPlan(arguments, 0, 0, device.type, address, threads)
+        others = OtherRanks(plan, ranks[1:], 0, end_process)
         try:
             rank = Rank(plan)
             model = cls(reference, Path(options.model).name, dtype, rank, others)
@@ -189,6 +191,7 @@ class VllmModel(Description):
 
     def close(self) -> None:
         """End the other ranks."""
+        self._rank.end()
         self._others.close()
 
 

@@ -1,4 +1,4 @@
-"""The ranks of a model beside the first: processes of this machine, one for each device."""
+"""Ranks of a model in processes of their own, one for each device of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -18,27 +18,36 @@ _log = structlog.get_logger(__name__)
 
 
 class OtherRanks:
-    """Starts the other ranks, and watches them.
+    """Starts ranks, and watches them.
 
-    A pass needs all ranks: a rank that ends leaves the others waiting in the middle of one.
+    A pass needs all ranks: where one ends, the others would wait for it for ever.
 
     Args:
         plan: of rank 0.
+        numbers: of the ranks.
+        first: number of this machine's first rank.
         lost: is called in a thread when a rank has ended by itself.
     """
 
-    def __init__(self, plan: RankPlan, lost: Callable[[str], None]) -> None:
+    def __init__(
+        self, plan: RankPlan, numbers: Sequence[int], first: int, lost: Callable[[str], None]
+    ) -> None:
         self._lost, self._closing = lost, False
         self._processes: list[subprocess.Popen[bytes]] = []
-        for number in range(1, plan.arguments["tensor_parallel_size"]):
+        for number in numbers:
             command = [sys.executable, "-m", "tandem.inference.vllm.rank"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE)
             self._processes.append(process)
             assert process.stdin is not None
-            process.stdin.write(written(replace(plan, rank=number, local_rank=number)).encode())
-            process.stdin.write(b"\n")
+            own = replace(plan, rank=number, local_rank=number - first)
+            process.stdin.write(written(own).encode() + b"\n")
             process.stdin.flush()
             threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
+
+    def wait(self) -> None:
+        """Until rank 0 has ended them."""
+        for process in self._processes:
+            process.wait()
 
     def close(self) -> None:
         """End them."""
@@ -46,12 +55,11 @@ class OtherRanks:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()
-        for process in self._processes:
-            process.wait()
+        self.wait()
 
     def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
-        if not self._closing:
+        if code and not self._closing:
             self._lost(f"rank {number} ended with exit code {code}")
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
+from tandem.inference.vllm.other_ranks import free_address
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from target_svc.servicer import make_service as make_target
@@ -24,7 +25,7 @@ from tests.service.conftest import address_of, connect, start
 from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
 from tests.support.waiting import until
-from tests.system.vllm.test_target import DRAFTER, LONG, MISSING, VLLM
+from tests.system.vllm.test_target import DRAFTER, LONG, MISSING, VLLM, texts_of
 
 pytestmark = [
     pytest.mark.campaign,
@@ -99,6 +100,37 @@ async def test_texts_of_a_replica_that_loses_a_rank_go_on_elsewhere(
                 assert tokens == list(reply.token_ids), seed
 
 
+def test_a_model_of_two_nodes(vllm_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    drafter, target = vllm_pair
+    nodes = {
+        "MODEL": str(target),
+        **VLLM,
+        "VLLM_TENSOR_PARALLEL": "2",
+        "VLLM_NODES": "2",
+        "VLLM_LEADER": free_address(),
+    }
+    environment = {f"TANDEM_TARGET_{name}": value for name, value in nodes.items()}
+    second = subprocess.Popen(
+        [sys.executable, "-m", "target_svc"],
+        cwd=ROOT,
+        env={**os.environ, **environment, "TANDEM_TARGET_VLLM_NODE": "1"},
+    )
+    try:
+        with trio(tmp_path, drafter={"MODEL": str(drafter), **DRAFTER}, target=nodes) as services:
+            assert ranks_of(services.target.id) == []
+            found = texts_of(services, range(4), LONG)
+            services.wait_idle()
+        # Node 0 has ended in order, and with it the others.
+        assert second.wait(60) == 0
+    finally:
+        second.kill()
+        second.wait()
+    with trio(
+        tmp_path, drafter={"MODEL": str(drafter), **DRAFTER}, target={"MODEL": str(target)}
+    ) as services:
+        assert texts_of(services, range(4), LONG) == found
+
+
 def refused(**variables: str) -> str:
     """The line with which a target ends that cannot start."""
     environment = {
@@ -129,6 +161,13 @@ def test_heads_that_ranks_cannot_share() -> None:
 def test_a_device_that_this_vllm_has_not(vllm_pair: tuple[Path, Path]) -> None:
     said = refused(MODEL=str(vllm_pair[1]), DEVICE="cuda")
     assert "cannot use the device 'cuda'" in said
+
+
+def test_nodes_that_do_not_fit(vllm_pair: tuple[Path, Path]) -> None:
+    said = refused(MODEL=str(vllm_pair[1]), VLLM_TENSOR_PARALLEL="3", VLLM_NODES="2")
+    assert "TANDEM_TARGET_VLLM_NODES: 3 devices are not divided among 2 nodes" in said
+    said = refused(MODEL=str(vllm_pair[1]), VLLM_TENSOR_PARALLEL="2", VLLM_NODES="2")
+    assert "TANDEM_TARGET_VLLM_LEADER: several nodes need HOST:PORT" in said
 
 
 def test_a_recipe_with_branches(vllm_pair: tuple[Path, Path]) -> None:
