@@ -84,6 +84,9 @@ requirements: setup ## Pin all dependencies anew, with hashes and without addres
 	echo 'torch==2.13.0' | $(BIN)/uv pip compile pyproject.toml --extra inference --group dev \
 	  --constraint - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --quiet --output-file requirements.txt
+	$(BIN)/uv pip compile pyproject.toml --extra vllm --python-version 3.12 \
+	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate --no-header --quiet \
+	  --output-file deploy/vllm.txt
 
 ##@ Prove it
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic_settings import BaseSettings
 
 from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
 from tandem.settings import ServiceSettings
-from target_svc.settings import TargetSettings
+from target_svc.settings import TargetSettings, VllmSettings
 from tests.support.repository import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -37,6 +38,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu-demo": ("cpu-demo", ()),
     "single-gpu": ("single-gpu", ()),
     "two-tier": ("two-tier", ()),
+    "large-target": ("large-target", ()),
     "cpu-demo, otel, monitoring, hpa": ("cpu-demo", ("otel", "monitoring", "autoscaling-hpa")),
     "single-gpu, sidecar": ("single-gpu", ("sidecar-orchestrator",)),
     "two-tier, otel, monitoring, keda": ("two-tier", ("otel", "monitoring", "autoscaling-keda")),
@@ -130,10 +132,13 @@ def _expand(value: str, variables: Mapping[str, str]) -> str:
 
 def known_variables(services: Sequence[str] = SERVICES) -> set[str]:
     """Names of the variables that services read."""
+    kinds: list[type[BaseSettings]] = [SETTINGS[service] for service in services]
+    if "target" in services:
+        kinds.append(VllmSettings)
     return {
-        f"{SETTINGS[service].model_config['env_prefix']}{field.upper()}"
-        for service in services
-        for field in SETTINGS[service].model_fields
+        f"{kind.model_config['env_prefix']}{field.upper()}"
+        for kind in kinds
+        for field in kind.model_fields
     }
 
 

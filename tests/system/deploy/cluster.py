@@ -24,7 +24,7 @@ TIMEOUT = "--timeout=60s"
 def node(name: str, zone: str, **capacity: str) -> Document:
     """A node, which KWOK keeps alive; one with a GPU has the label and the taint for it."""
     gpu = {"nvidia.com/gpu": capacity["gpu"]} if "gpu" in capacity else {}
-    resources = {"cpu": "16", "memory": "128Gi", "pods": "50", **gpu}
+    resources = {"cpu": "32", "memory": "256Gi", "pods": "50", **gpu}
     labels = {"kubernetes.io/hostname": name, ZONE: zone, "tandem-tier": name.partition("-")[0]}
     if gpu:
         labels["nvidia.com/gpu.present"] = "true"
@@ -51,6 +51,9 @@ NODES = [
     node("small-a", "a", gpu="1"),
     node("small-b", "b", gpu="1"),
     node("small-c", "c", gpu="1"),
+    # For `large-target`.
+    node("multi-a", "a", gpu="4"),
+    node("multi-b", "b", gpu="4"),
 ]
 # What `components/model-cache` claims.
 VOLUME: Document = {

@@ -12,7 +12,13 @@ from tests.support.cluster.manifests import known_variables
 from tests.support.repository import ROOT
 
 DEPLOY = ROOT / "deploy"
-MODULES = {"drafter": "drafter_svc", "target": "target_svc", "orchestrator": "orchestrator"}
+MODULES = {
+    "drafter": "drafter_svc",
+    "target": "target_svc",
+    "target-vllm": "target_svc",
+    "orchestrator": "orchestrator",
+}
+BUILDS = {"orchestrator": "build-base", "target-vllm": "build-vllm"}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -23,8 +29,7 @@ def test_an_image_holds_what_it_runs_and_no_more(name: str) -> None:
     assert "COPY --from=code /app/tandem/ tandem/" in stage
     for other in set(MODULES.values()) - {module}:
         assert other not in stage
-    base = "build-base" if name == "orchestrator" else "build-inference"
-    assert f"COPY --from={base} " in stage
+    assert f"COPY --from={BUILDS.get(name, 'build-inference')} " in stage
     assert "inference" not in STAGES["build-base"]
 
 
@@ -46,7 +51,7 @@ def test_nothing_runs_as_root_or_installs_in_the_last_stage(name: str) -> None:
 
 
 def test_what_is_installed_is_pinned_by_its_hash() -> None:
-    for build in ("build", "build-base", "build-inference"):
+    for build in ("build", "build-base", "build-inference", "build-vllm"):
         assert "--require-hashes" in STAGES[build]
 
 
