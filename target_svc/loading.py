@@ -15,6 +15,7 @@ from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
+from tandem.rpc.security.plaintext import stays_here
 from tandem.serving.drafting import law_of, load_models
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.model import load_decoder, passes_of, prepare
@@ -55,6 +56,11 @@ def vllm_options(settings: TargetSettings, own: VllmSettings) -> VllmOptions:
             raise StartupError(
                 f"TANDEM_TARGET_VLLM_ARGUMENTS: cannot read {own.arguments}: {first_line(error)}"
             ) from error
+    if own.leader and settings.plaintext != "allow" and not stays_here(own.leader):
+        raise StartupError(
+            "TANDEM_TARGET_VLLM_NODES: the machines of one model talk in plaintext, without a"
+            " password; set PLAINTEXT=allow, and let nobody else into their network"
+        )
     limits = BatchLimits(settings.token_budget, settings.prefill_chunk)
     return VllmOptions(
         model=settings.model,

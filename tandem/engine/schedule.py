@@ -40,7 +40,7 @@ class BatchLimits:
     def largest(self) -> int:
         """New tokens of the largest step; one round that exceeds the budget takes part all the
         same."""
-        return self.token_budget + (self.prefill_chunk or _LARGEST_ALONE)
+        return self.token_budget + (self.prefill_chunk or max(_LARGEST_ALONE, self.token_budget))
 
     def chunk_beside(self, running: Sequence[Job[Any]]) -> int:
         """Prompt tokens in the step of running sequences, in the mean of several steps."""

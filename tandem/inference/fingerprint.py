@@ -55,7 +55,7 @@ def fingerprints(model: PreTrainedModel, tokenizer: str) -> Fingerprints:
 
 def tensors_fingerprint(tensors: Mapping[str, Tensor], others: object) -> str:
     """SHA-256 over tensors with their names, and what else decides what they compute."""
-    return _sha256([[(name, _digest(tensors[name])) for name in sorted(tensors)], others])
+    return _sha256([[(name, digest(tensors[name])) for name in sorted(tensors)], others])
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
@@ -67,13 +67,13 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 def _digests(tensor: Tensor) -> tuple[str, str]:
     """Of a tensor as it is, and rounded to bfloat16."""
-    own = _digest(tensor)
+    own = digest(tensor)
     if not tensor.is_floating_point() or tensor.dtype == torch.bfloat16:
         return own, own
-    return own, _digest(tensor.to(torch.bfloat16))
+    return own, digest(tensor.to(torch.bfloat16))
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
     """Hash of a tensor's dtype, shape and bytes."""
     head = f"{tensor.dtype} {list(tensor.shape)} "
     raw: Any = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()

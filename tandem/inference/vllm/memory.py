@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from tandem.errors import Unsupported
+from tandem.errors import EngineFailure, Unsupported
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 
 if TYPE_CHECKING:
@@ -74,6 +74,10 @@ class BlockMemory:
         self._pool = self._manager.block_pool
         self._hasher = core.request_block_hasher
         self._block: int = scheduler.block_size
+        self._zeroes: bool = scheduler.needs_kv_cache_zeroing
+        # A model with several kinds of layers takes blocks for each kind.
+        kinds = self._manager.coordinator.single_type_managers
+        self._blocks_each = sum(-(-self._block // kind.block_size) for kind in kinds)
         self._lock = threading.Lock()
         self._numbers = count()
         self._gone: set[str] = set()
@@ -83,7 +87,7 @@ class BlockMemory:
     @property
     def free_positions(self) -> int:
         """Positions that no sequence has reserved."""
-        free: int = self._pool.get_num_free_blocks() * self._block
+        free: int = self._pool.get_num_free_blocks() // self._blocks_each * self._block
         return free
 
     def reserve(self, capacity: int, nodes: int = 0) -> BlockCache | None:
@@ -115,6 +119,12 @@ class BlockMemory:
             gone, self._gone = self._gone, set()
             return gone
 
+    def to_zero(self) -> list[int] | None:
+        """Blocks that have to be zeroed before they are filled; told once. None where none has."""
+        with self._lock:
+            taken: list[int] = self._manager.take_new_block_ids()
+        return taken if self._zeroes else None
+
     def blocks_of(self, cache: BlockCache) -> tuple[list[int], ...]:
         """Numbers of its blocks, for each kind of layer."""
         blocks: tuple[list[int], ...] = self._manager.get_block_ids(cache.name)
@@ -128,21 +138,22 @@ class BlockMemory:
         """
         if self._hasher is None or cache.known:
             return 0
+        # Hashes the prompt, which takes a while.
+        request = Request(cache.name, list(token_ids), _NOTHING, None, block_hasher=self._hasher)
         with self._lock:
             self._manager.free(cache.request)
-            request = Request(
-                cache.name, list(token_ids), _NOTHING, None, block_hasher=self._hasher
-            )
             found: int
             blocks, found, _ = self._manager.get_computed_blocks(request)
             # As many blocks as were just freed, or fewer: there is room.
-            self._manager.allocate_slots(
+            had = self._manager.allocate_slots(
                 request,
                 cache.capacity - found,
                 num_new_computed_tokens=found,
                 new_computed_blocks=blocks,
                 delay_cache_blocks=True,
             )
+            if had is None:
+                raise EngineFailure("a sequence's blocks are gone")
             request.num_computed_tokens = found
         cache.request, cache.length, cache.tokens = request, found, list(token_ids[:found])
         return found

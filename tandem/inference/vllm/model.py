@@ -21,9 +21,10 @@ from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import probe
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
-from tandem.inference.vllm.other_ranks import OtherRanks, end_process, free_address
-from tandem.inference.vllm.rank import Rank, RankPlan
+from tandem.inference.vllm.other_ranks import OtherRanks, free_address
+from tandem.inference.vllm.rank import Rank, RankPlan, end_process
 from tandem.inference.vllm.reference import Reference, dtype_of, reference_of
+from tandem.inference.vllm.tether import Tether
 from tandem.profile import PassTime
 
 _log = structlog.get_logger(__name__)
@@ -47,12 +48,18 @@ class VllmModel(Description):
     engine = "vllm"
 
     def __init__(
-        self, reference: Reference, name: str, dtype: str, rank: Rank, others: OtherRanks
+        self,
+        reference: Reference,
+        name: str,
+        dtype: str,
+        rank: Rank,
+        others: OtherRanks,
+        tether: Tether,
     ) -> None:
         from tandem.inference.vllm.memory import BlockMemory
 
         super().__init__(reference.model, name, reference.tokenizer, reference.hashes)
-        self.dtype, self._rank, self._others = dtype, rank, others
+        self.dtype, self._rank, self._others, self._tether = dtype, rank, others, tether
         self.device = rank.device
         self.max_length = min(self.max_length, rank.max_length)
         self.pass_times: Sequence[PassTime] = ()
@@ -68,10 +75,15 @@ class VllmModel(Description):
             StartupError: one sentence on what is missing, broken or too large.
         """
         check_version()
-        device = device_of(options.device)
-        dtype = dtype_of(options.model, options.device, options.dtype)
-        reference = reference_of(options.model, dtype, options.quantization, options.checked)
         ranks = options.ranks
+        device = device_of(options.device)
+        if device.index:
+            raise StartupError(
+                f"DEVICE={options.device}: vLLM takes the first devices; set"
+                f" DEVICE=cuda and CUDA_VISIBLE_DEVICES={device.index}"
+            )
+        dtype = dtype_of(options.model, options.device, options.dtype)
+        reference = reference_of(options, dtype)
         arguments = engine_arguments(options, dtype, reference.model.config)
         use_threads(options.threads, reference.model.num_parameters())
         threads = max(torch.get_num_threads() // options.tensor_parallel, 1)
@@ -81,11 +93,15 @@ class VllmModel(Description):
         address = options.leader if options.nodes > 1 else free_address()
         plan = RankPlan(arguments, 0, 0, device.type, address, threads)
         others = OtherRanks(plan, ranks[1:], 0, end_process)
+        tether = Tether(end_process)
+        if options.nodes > 1:
+            tether.listen(options.tether[1])
         try:
             rank = Rank(plan)
-            model = cls(reference, Path(options.model).name, dtype, rank, others)
+            model = cls(reference, Path(options.model).name, dtype, rank, others, tether)
             model._compare(reference)
         except BaseException:
+            tether.close()
             others.close()
             raise
         return model
@@ -123,12 +139,13 @@ class VllmModel(Description):
 
     def forward(self, feeds: Sequence[Feed]) -> PassOutput:
         """See `tandem.engine.scorer.Scorer`."""
-        tokens = [_ids(feed) for feed in feeds]
-        names, logits = self._rank.score(self._pass(feeds, tokens))
+        tokens = _on_host(feeds)
+        step = self._pass(feeds, tokens)
+        for feed in feeds:
+            cast("Any", feed.cache).known = True
+        names, logits = self._rank.score(step)
         for feed, fed in zip(feeds, tokens, strict=True):
-            cache = cast("Any", feed.cache)
-            cache.grow(fed)
-            cache.known = True
+            cast("Any", feed.cache).grow(fed)
         self.forward_passes += 1
         self.fed_tokens += sum(map(len, tokens))
         return PassOutput(_in_order(feeds, names, logits))
@@ -144,6 +161,10 @@ class VllmModel(Description):
         drafted: dict[str, list[int]] = {}
         for feed, ids in zip(feeds, tokens, strict=True):
             cache: Any = feed.cache
+            if cache.name in fed:
+                raise ValueError("two feeds of one sequence")
+            if cache.length + len(ids) > cache.capacity:
+                raise ValueError(f"{len(ids)} tokens behind {cache.length} of {cache.capacity}")
             fed[cache.name] = ids
             if feed.rows > 1:
                 drafted[cache.name] = ids[1 - feed.rows :]
@@ -175,6 +196,7 @@ class VllmModel(Description):
             scheduled_encoder_inputs={},
             finished_req_ids=self._memory.gone(),
             free_encoder_mm_hashes=[],
+            new_block_ids_to_zero=self._memory.to_zero(),
             tokens=fed,
         )
 
@@ -191,16 +213,24 @@ class VllmModel(Description):
 
     def close(self) -> None:
         """End the other ranks."""
+        self._tether.close()
         self._rank.end()
-        self._others.close()
+        self._others.close(told=True)
+        self._rank.close()
 
 
-def _ids(feed: Feed) -> list[int]:
-    """A feed's tokens on the host."""
-    return [
-        int(token.draws.tokens[token.index]) if isinstance(token, Drawn) else token
-        for token in listed(feed.token_ids)
-    ]
+def _on_host(feeds: Sequence[Feed]) -> list[list[int]]:
+    """The tokens of each feed; those of one draw come from the device at once."""
+    draws: dict[int, list[int]] = {}
+
+    def id_of(token: int | Drawn) -> int:
+        if not isinstance(token, Drawn):
+            return token
+        if (key := id(token.draws)) not in draws:
+            draws[key] = token.draws.tokens.tolist()
+        return draws[key][token.index]
+
+    return [[id_of(token) for token in listed(feed.token_ids)] for feed in feeds]
 
 
 def _in_order(feeds: Sequence[Feed], names: Sequence[str], logits: Tensor) -> Tensor:

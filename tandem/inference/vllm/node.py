@@ -7,16 +7,18 @@ from types import FrameType
 
 import structlog
 import torch
-from transformers import AutoConfig
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.threads import use_threads
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
-from tandem.inference.vllm.other_ranks import OtherRanks, end_process
-from tandem.inference.vllm.rank import RankPlan
-from tandem.inference.vllm.reference import dtype_of
+from tandem.inference.vllm.other_ranks import OtherRanks
+from tandem.inference.vllm.rank import RankPlan, end_process
+from tandem.inference.vllm.reference import config_of, dtype_of
+from tandem.inference.vllm.tether import Tether
 
 _log = structlog.get_logger(__name__)
+# Machine 0 reads the checkpoint before its ranks start.
+_START_SECONDS = 1800.0
 
 
 def serve_ranks(options: VllmOptions) -> None:
@@ -28,22 +30,24 @@ def serve_ranks(options: VllmOptions) -> None:
     check_version()
     numbers = options.ranks
     dtype = dtype_of(options.model, options.device, options.dtype)
-    try:
-        config = AutoConfig.from_pretrained(options.model, trust_remote_code=False)
-    except Exception as error:  # transformers passes on its readers' exceptions, of any kind
-        raise StartupError(
-            f"cannot load the model {options.model!r}: {first_line(error)}"
-        ) from error
-    arguments = engine_arguments(options, dtype, config)
+    arguments = engine_arguments(options, dtype, config_of(options.model))
     use_threads(options.threads)
     threads = max(torch.get_num_threads() // len(numbers), 1)
     kind = torch.device(options.device).type
     plan = RankPlan(arguments, 0, 0, kind, options.leader, threads)
     ranks = OtherRanks(plan, numbers, numbers.start, end_process)
+    tether = Tether(lambda sentence: end_process(sentence) if ranks.left() else None)
 
     def end(number: int, frame: FrameType | None) -> None:
+        tether.close()
         ranks.close()
 
-    signal.signal(signal.SIGTERM, end)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
     _log.info("ranks of another node's target", ranks=list(numbers), leader=options.leader)
+    try:
+        tether.connect(*options.tether, _START_SECONDS)
+    except OSError as error:
+        ranks.close()
+        raise StartupError(f"machine 0 is not at {options.leader}: {first_line(error)}") from error
     ranks.wait()

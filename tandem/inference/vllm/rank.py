@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
+import structlog
 import torch
 from pydantic import ValidationError
 
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
 
     from tandem.inference.vllm.worker import RaggedPass, Worker
+
+_log = structlog.get_logger(__name__)
 
 # vLLM reads them when it is imported. Users may set its other ones.
 _ENVIRONMENT = {
@@ -89,6 +94,7 @@ class Rank:
         self._worker: Worker = executor.driver_worker.worker
         self.device: torch.device = self._worker.device
         self.max_length: int = self.core.vllm_config.model_config.max_model_len
+        self._port = plan.address.rpartition(":")[2]
         self._alone = plan.arguments["tensor_parallel_size"] == 1
 
     def score(self, step: RaggedPass) -> tuple[list[str], torch.Tensor]:
@@ -97,14 +103,25 @@ class Rank:
         Returns:
             See `Worker.score`.
         """
-        if not self._alone:
+        if self._alone:
+            return self._score(step)
+        try:
             self._send(step)
-        return self._score(step)
+            return self._score(step)
+        except Exception as error:  # the other ranks are in the middle of this pass
+            end_process(f"rank 0 failed in a pass: {_sentence(error)}")
 
     def end(self) -> None:
         """Let the other ranks end; only on rank 0."""
         if not self._alone:
             self._send(None)
+
+    def close(self) -> None:
+        """Give back what vLLM shares with other processes; behind `end`."""
+        self.core.shutdown()
+        if self.device.type == "cpu":  # memory by which ranks add up, which vLLM leaves behind
+            for shared in Path("/dev/shm").glob(f"{self._port}-*-cpushm_*"):
+                shared.unlink(missing_ok=True)
 
     def follow(self) -> None:
         """Compute what rank 0 sends, until it ends; only on other ranks."""
@@ -156,7 +173,8 @@ def _start(plan: RankPlan) -> EngineCore:
         def _distributed_args(self) -> tuple[str, int, int]:
             return f"tcp://{plan.address}", plan.rank, plan.local_rank
 
-    # It looks at the objects of all modules, and llvmlite's library has a __dict__ of its own kind.
+    # It reads `vars(value).get` of the objects of all modules: of llvmlite's library, which numba
+    # brings, that is an AttributeError ('_lib_fn_wrapper' object has no attribute 'get').
     dispatcher.vars = _variables
     config = EngineArgs(**plan.arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):
@@ -176,6 +194,12 @@ def _variables(value: object) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def end_process(sentence: str, code: int = 1) -> NoReturn:
+    """End this process, whose pass would never end: texts go on elsewhere."""
+    _log.critical("a model without all of its ranks computes nothing", reason=sentence)
+    os._exit(code)
+
+
 def written(plan: RankPlan) -> str:
     """A plan as `main` reads it."""
     return json.dumps(asdict(plan))
@@ -183,13 +207,18 @@ def written(plan: RankPlan) -> str:
 
 def main() -> None:
     """Run a rank that is not the first; ends when standard input does."""
+    # A terminal's Ctrl-C is for rank 0, which lets texts finish.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     plan = RankPlan(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         rank = Rank(plan)
     except StartupError as error:
-        sys.exit(f"rank {plan.rank}: {error}")
+        sys.stderr.write(f"rank {plan.rank}: {error}\n")
+        sys.exit(2)
     rank.follow()
+    rank.close()
 
 
 def _end_with_parent() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.compatibility import check_rewind, max_positions, plain_pass
-from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
+from tandem.inference.fingerprint import Fingerprints, digest, fingerprints, tokenizer_fingerprint
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import PROBE
+from tandem.inference.vllm.arguments import VllmOptions
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +47,18 @@ class Reference:
     expected: PassOutput | None
 
 
+def config_of(model: str) -> Any:
+    """A checkpoint's configuration.
+
+    Raises:
+        StartupError: it cannot be read.
+    """
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except Exception as error:  # transformers passes on its readers' exceptions, of any kind
+        raise StartupError(f"cannot load the model {model!r}: {first_line(error)}") from error
+
+
 def dtype_of(model: str, device: str, dtype: str) -> str:
     """The name of the dtype that a setting stands for.
 
@@ -50,38 +67,76 @@ def dtype_of(model: str, device: str, dtype: str) -> str:
     """
     if dtype != "auto":
         return dtype
-    if device == "cpu":
+    if torch.device(device).type == "cpu":
         return "float32"
-    try:
-        own = AutoConfig.from_pretrained(model, trust_remote_code=False).dtype
-    except Exception as error:  # transformers passes on its readers' exceptions, of any kind
-        raise StartupError(f"cannot load the model {model!r}: {first_line(error)}") from error
-    return str(own or torch.float32).removeprefix("torch.")
+    return str(config_of(model).dtype or torch.float32).removeprefix("torch.")
 
 
-def reference_of(model: str, dtype: str, quantization: str, checked: bool) -> Reference:
+def reference_of(options: VllmOptions, dtype: str) -> Reference:
     """Read a checkpoint, and compute a text by it.
 
     Args:
-        model: directory or hub id.
+        options: what is asked for.
         dtype: a name.
-        quantization: vLLM's name of one that it applies; empty for none.
-        checked: whether rows are wanted.
 
     Raises:
         StartupError: one sentence on what is missing or broken.
     """
-    plain = read_model(model, "cpu", dtype).eval()
+    quantized = getattr(config_of(options.model), "quantization_config", None)
+    plain = _outline(options.model) if quantized else read_model(options.model, "cpu", dtype).eval()
     check_rewind(plain)
-    tokenizer = read_tokenizer(model)
-    hashes = fingerprints(plain, tokenizer_fingerprint(tokenizer))
-    text = (PROBE * _LONGER)[: max_positions(plain.config.get_text_config())]
-    if quantization:
-        law = hashlib.sha256(f"{hashes.model} {quantization}".encode()).hexdigest()
-        hashes = Fingerprints(law, hashes.weights)
-        _log.info("quantised logits are not compared with plain ones", quantization=quantization)
+    tokenizer = read_tokenizer(options.model)
+    own = tokenizer_fingerprint(tokenizer)
+    hashes = _of_files(options.model, own) if quantized else fingerprints(plain, own)
+    if options.quantization or options.further:
+        # Another law, of the same weights.
+        law = json.dumps([hashes.model, options.quantization, options.further], default=str)
+        hashes = Fingerprints(hashlib.sha256(law.encode()).hexdigest(), hashes.weights)
+    text = (PROBE * _LONGER)[: min(max_positions(plain.config.get_text_config()), options.longest)]
     expected = None
-    if checked and not quantization:
+    if quantized or options.quantization:
+        _log.info("quantised logits are not compared with plain ones")
+    elif options.checked:
         with torch.inference_mode():
             expected = plain_pass(plain, text)
     return Reference(plain, tokenizer, hashes, text, expected)
+
+
+def _outline(model: str) -> PreTrainedModel:
+    """A model without its weights, which transformers may not be able to read.
+
+    Raises:
+        StartupError: transformers does not know it.
+    """
+    try:
+        with torch.device("meta"):
+            outline = AutoModelForCausalLM.from_config(config_of(model), trust_remote_code=False)
+        with suppress(OSError):  # there is none
+            outline.generation_config = GenerationConfig.from_pretrained(model)
+    except Exception as error:  # of any kind
+        raise StartupError(f"cannot load the model {model!r}: {first_line(error)}") from error
+    return outline
+
+
+def _of_files(model: str, tokenizer: str) -> Fingerprints:
+    """Of the tensors in a checkpoint's files.
+
+    Raises:
+        StartupError: they cannot be read.
+    """
+    digests: list[tuple[str, str]] = []
+    try:
+        files = sorted(Path(model).glob("*.safetensors"))
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                digests += [(name, digest(tensors.get_tensor(name))) for name in tensors.keys()]  # noqa: SIM118
+    except Exception as error:  # of any kind
+        raise StartupError(f"cannot read the weights of {model!r}: {first_line(error)}") from error
+    if not digests:
+        raise StartupError(
+            f"ENGINE=vllm: {model!r} is no folder with *.safetensors; a quantised checkpoint has to"
+            " be one"
+        )
+    config = config_of(model).to_json_string()
+    both = hashlib.sha256(json.dumps([sorted(digests), config]).encode()).hexdigest()
+    return Fingerprints(hashlib.sha256(f"{both} {tokenizer}".encode()).hexdigest(), both)

@@ -24,7 +24,7 @@ from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
 from tests.support.processes.services import generation, trio
 from tests.support.repository import ROOT
-from tests.support.waiting import until
+from tests.support.waiting import until, wait_until
 from tests.system.vllm.test_target import DRAFTER, LONG, MISSING, VLLM, texts_of
 
 pytestmark = [
@@ -129,6 +129,39 @@ def test_a_model_of_two_nodes(vllm_pair: tuple[Path, Path], tmp_path: Path) -> N
         tmp_path, drafter={"MODEL": str(drafter), **DRAFTER}, target={"MODEL": str(target)}
     ) as services:
         assert texts_of(services, range(4), LONG) == found
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_machine_that_is_lost_ends_the_others(
+    lost: int, vllm_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    settings = {
+        "LISTEN": "127.0.0.1:0",
+        "MODEL": str(vllm_pair[1]),
+        **VLLM,
+        "VLLM_TENSOR_PARALLEL": "2",
+        "VLLM_NODES": "2",
+        "VLLM_LEADER": free_address(),
+    }
+    environment = {f"TANDEM_TARGET_{name}": value for name, value in settings.items()}
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "target_svc"],
+            cwd=ROOT,
+            env={**os.environ, **environment, "TANDEM_TARGET_VLLM_NODE": str(number)},
+            stderr=(tmp_path / f"{number}.log").open("w"),
+        )
+        for number in (0, 1)
+    ]
+    try:
+        wait_until(lambda: '"event": "ready"' in (tmp_path / "0.log").read_text())
+        nodes[lost].kill()
+        assert nodes[1 - lost].wait(60) == 1
+        assert "is gone" in (tmp_path / f"{1 - lost}.log").read_text()
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
 
 
 def refused(**variables: str) -> str:

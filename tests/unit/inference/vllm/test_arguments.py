@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 from tandem.errors import StartupError
 from tandem.inference.vllm import arguments
 from tandem.inference.vllm.arguments import VllmOptions, check_version, engine_arguments
-from target_svc.loading import load_target
-from target_svc.settings import TargetSettings
+from target_svc.loading import load_target, vllm_options
+from target_svc.settings import TargetSettings, VllmSettings
 
 CONFIG = LlamaConfig(
     hidden_size=128,
@@ -59,15 +59,16 @@ def test_a_file_of_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     file.write_text("block_size =")
     with pytest.raises(StartupError, match="TANDEM_TARGET_VLLM_ARGUMENTS: cannot read"):
         load_target(TargetSettings(engine="vllm"))
-    with pytest.raises(StartupError, match="ARGUMENTS: scheduler_cls, worker_cls cannot be set"):
+    with pytest.raises(StartupError, match="ARGUMENTS: dtype, scheduler_cls cannot be set"):
         engine_arguments(
-            VllmOptions("m", further={"worker_cls": "a.B", "scheduler_cls": "c.D", "seed": 1}),
+            VllmOptions("m", further={"dtype": "half", "scheduler_cls": "c.D", "seed": 1}),
             "float32",
             CONFIG,
         )
-    options = VllmOptions("m", further={"max_num_seqs": 5, "block_size": 32})
+    options = VllmOptions("m", cache_tokens=64, further={"block_size": 32})
     found = engine_arguments(options, "float32", CONFIG)
-    assert (found["max_num_seqs"], found["block_size"]) == (5, 32)
+    assert found["block_size"] == 32
+    assert found["kv_cache_memory_bytes"] == 3 * 32 * 2 * 3 * 2 * 32 * 4
 
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 2), (2, 1), (4, 1)])
@@ -79,3 +80,22 @@ def test_the_cache_holds_what_is_asked_for(ranks: int, heads: int) -> None:
     assert found["max_model_len"] == 300
     with pytest.raises(StartupError, match="lower CACHE_TOKENS"):
         engine_arguments(VllmOptions("m", cache_tokens=10**12), "float32", CONFIG)
+
+
+def test_a_gpus_cache_is_told_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = engine_arguments(VllmOptions("m", device="cuda", cache_tokens=100), "float16", CONFIG)
+    assert found["num_gpu_blocks_override"] == 8
+    assert "kv_cache_memory_bytes" not in found
+    found = engine_arguments(VllmOptions("m", device="cuda"), "float16", CONFIG)
+    assert "num_gpu_blocks_override" not in found
+
+
+def test_machines_talk_in_plaintext_only_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = VllmSettings(tensor_parallel=2, nodes=2, leader="10.0.0.1:29500")
+    with pytest.raises(StartupError, match=r"TANDEM_TARGET_VLLM_NODES: .* set PLAINTEXT=allow"):
+        vllm_options(TargetSettings(), own)
+    assert vllm_options(TargetSettings(plaintext="allow"), own).tether == ("10.0.0.1", 29501)
+    local = own.model_copy(update={"leader": "127.0.0.1:29500"})
+    assert vllm_options(TargetSettings(), local).ranks == range(0, 1)
