@@ -18,9 +18,9 @@ class TargetSettings(ModelSettings):
 
     engine: Literal["auto", "torch", "openvino", "vllm"] = Field(  # type: ignore[assignment]
         "auto",
-        description="what computes the model: vllm runs it by vLLM, on one or several devices (see"
-        " TANDEM_TARGET_VLLM_*). On a CPU auto begins with torch and changes to OpenVINO's runtime"
-        " if that gives the same logits and is faster; the next start begins with the faster one",
+        description="what computes the model. vllm: vLLM, on one or several devices (see"
+        " TANDEM_TARGET_VLLM_*). auto: torch; on a CPU it changes to OpenVINO's runtime if that"
+        " gives the same logits and is faster, and the next start begins with the faster one",
     )
     model: str = Field("models/target", description="directory or hub id of the checkpoint")
     max_nodes: int = Field(
