@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tests.exactness import PATIENT, SMALLEST_P, Case, count_texts, target_law
+from tests.exactness import PATIENT, PROMPT, SMALLEST_P, Case, count_texts, target_law
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import Trio, generation, trio
@@ -47,6 +51,64 @@ def test_the_law_is_the_targets(rule: str, vllm_pair: tuple[Path, Path], tmp_pat
         services.wait_idle()
 
 
+def nucleus(logits: torch.Tensor) -> torch.Tensor:
+    """[..., V] distributions at temperature 0.7 of the likeliest tokens that have 0.8 together."""
+    p = (logits / 0.7).softmax(-1)
+    ordered, order = p.sort(-1, descending=True)
+    kept = ordered * (ordered.cumsum(-1) - ordered < 0.8)
+    kept /= kept.sum(-1, keepdim=True)
+    return torch.zeros_like(p).scatter(-1, order, kept)
+
+
+@pytest.mark.parametrize("rule", ["block", "token"])
+def test_the_law_of_truncated_texts(
+    rule: str, vllm_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of three tokens, one by one and in pairs with what is before them."""
+    drafter, target = vllm_pair
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
+    texts = torch.tensor(list(product(range(VOCAB_SIZE), repeat=3)))
+    prompts = torch.tensor(PROMPT).expand(len(texts), -1)
+    with torch.inference_mode():
+        rows = nucleus(model(torch.cat((prompts, texts), 1)).logits[:, len(PROMPT) - 1 : -1])
+    law = rows.gather(2, texts[..., None])[..., 0].prod(1).numpy()
+    asked = generation(PROMPT, max_new_tokens=8, gamma=3, verifier=rule, temperature=0.7)
+    asked.sampling.top_p = 0.8
+    with trio(
+        tmp_path,
+        drafter={"MODEL": str(drafter), **DRAFTER},
+        target={"MODEL": str(target), **VLLM},
+        orchestrator=PATIENT,
+    ) as services:
+        found = asyncio.run(replies(services, [with_seed(asked, n) for n in range(TEXTS)]))
+    counts = np.zeros(len(texts), dtype=np.int64)
+    for tokens in found:
+        counts[np.dot(tokens[:3], VOCAB_SIZE ** np.arange(2, -1, -1))] += 1
+    assert counts[law == 0].sum() == 0
+    assert chi_square_p_value(counts, law) > SMALLEST_P
+
+
+def with_seed(asked: pb.Generation, seed: int) -> pb.Generation:
+    message = pb.Generation()
+    message.CopyFrom(asked)
+    message.sampling.seed = seed
+    return message
+
+
+async def replies(services: Trio, asked: Sequence[pb.Generation]) -> list[list[int]]:
+    """The texts asked for, 64 at a time."""
+    places = asyncio.Semaphore(64)
+    async with grpc.aio.insecure_channel(services.orchestrator.address) as channel:
+        stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+
+        async def one(message: pb.Generation) -> list[int]:
+            async with places:
+                reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)
+                return list(reply.token_ids)
+
+        return list(await asyncio.gather(*map(one, asked)))
+
+
 def test_a_wrong_rule_fails(vllm_pair: tuple[Path, Path], tmp_path: Path) -> None:
     drafter, target = vllm_pair
     with trio(
@@ -63,19 +125,11 @@ def test_a_wrong_rule_fails(vllm_pair: tuple[Path, Path], tmp_path: Path) -> Non
 def texts_of(services: Trio, seeds: Sequence[int], prompt: list[int]) -> list[list[int]]:
     """Texts of 40 tokens, all at once: one in three without drafts, in runs."""
 
-    async def all_of_them() -> list[list[int]]:
-        async with grpc.aio.insecure_channel(services.orchestrator.address) as channel:
-            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
-
-            async def one(seed: int) -> list[int]:
-                gamma = 0 if seed % 3 == 0 else 4
-                message = generation(prompt, max_new_tokens=40, seed=seed, gamma=gamma)
-                reply = await stub.Complete(pb.CompleteRequest(generation=message), timeout=300)
-                return list(reply.token_ids)
-
-            return list(await asyncio.gather(*map(one, seeds)))
-
-    return asyncio.run(all_of_them())
+    asked = [
+        generation(prompt, max_new_tokens=40, seed=seed, gamma=0 if seed % 3 == 0 else 4)
+        for seed in seeds
+    ]
+    return asyncio.run(replies(services, asked))
 
 
 def test_texts_are_the_same_however_they_are_computed(
