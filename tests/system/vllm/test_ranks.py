@@ -144,15 +144,16 @@ def test_a_machine_that_is_lost_ends_the_others(
         "VLLM_LEADER": free_address(),
     }
     environment = {f"TANDEM_TARGET_{name}": value for name, value in settings.items()}
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "target_svc"],
-            cwd=ROOT,
-            env={**os.environ, **environment, "TANDEM_TARGET_VLLM_NODE": str(number)},
-            stderr=(tmp_path / f"{number}.log").open("w"),
-        )
-        for number in (0, 1)
-    ]
+    nodes = []
+    for number in (0, 1):
+        with (tmp_path / f"{number}.log").open("w") as log:
+            node = subprocess.Popen(
+                [sys.executable, "-m", "target_svc"],
+                cwd=ROOT,
+                env={**os.environ, **environment, "TANDEM_TARGET_VLLM_NODE": str(number)},
+                stderr=log,
+            )
+        nodes.append(node)
     try:
         wait_until(lambda: '"event": "ready"' in (tmp_path / "0.log").read_text())
         nodes[lost].kill()
