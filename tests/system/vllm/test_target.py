@@ -158,3 +158,36 @@ def test_texts_are_the_same_however_they_are_computed(
             services.wait_idle()
     for name, texts in found.items():
         assert texts == found["torch"], name
+
+
+def test_clients_that_leave_leave_no_block_behind(
+    vllm_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    drafter, target = vllm_pair
+
+    async def leave(services: Trio, count: int) -> None:
+        places = asyncio.Semaphore(16)
+        async with grpc.aio.insecure_channel(services.orchestrator.address) as channel:
+            stub: Any = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+
+            async def one(seed: int) -> None:
+                gamma = 0 if seed % 3 == 0 else 4
+                message = generation(LONG[seed % 7 :], max_new_tokens=80, seed=seed, gamma=gamma)
+                async with places:
+                    call = stub.Generate(pb.GenerateRequest(generation=message))
+                    await call.read()
+                    call.cancel()
+
+            await asyncio.gather(*map(one, range(count)))
+
+    with trio(
+        tmp_path,
+        drafter={"MODEL": str(drafter), **DRAFTER},
+        # Four of these texts fill it: a block that is lost would soon be missed.
+        target={"MODEL": str(target), **VLLM, "CACHE_TOKENS": "1536", "ADMISSION_SECONDS": "60"},
+        orchestrator={**PATIENT, "QUEUE_SECONDS": "300"},
+    ) as services:
+        asyncio.run(leave(services, 500))
+        services.wait_idle()
+        assert all(len(text) == 40 for text in texts_of(services, range(16), LONG))
+        services.wait_idle()
