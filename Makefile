@@ -20,7 +20,9 @@ endif
 VLLM := $(CURDIR)/.cache/vllm
 
 # A file's tests share its services, so that they stay together; the long files are in the middle.
-ON_ALL_CORES := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Tests wait for a third of their time, so there is a process more than cores; at most five.
+PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? cores + 1 : 5)))
+ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check vllm-check audit load bench bench-peers bench-full bench-parts figures
