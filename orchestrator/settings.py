@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from orchestrator.peers.settings import PeerSettings
 from tandem.settings import LONGEST_DRAFT, MOST_NODES, Address, Names, ServiceSettings
 
 
-class OrchestratorSettings(ServiceSettings):
+class OrchestratorSettings(PeerSettings, ServiceSettings):
     """Everything that can be set about an orchestrator."""
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_ORCHESTRATOR_")
@@ -64,11 +65,6 @@ class OrchestratorSettings(ServiceSettings):
     http_texts: int = Field(
         64, ge=1, description="texts that one HTTP call may ask for: its prompts times n"
     )
-    drafters: Names = Field(
-        ("127.0.0.1:50051",),
-        description="gRPC addresses of the drafters, comma separated; each address that"
-        " dns:///NAME:PORT resolves to is a replica; empty decodes without drafts",
-    )
     targets: Names = Field(
         ("127.0.0.1:50052",),
         min_length=1,
@@ -107,35 +103,6 @@ class OrchestratorSettings(ServiceSettings):
         ge=0,
         le=600,
         description="how far the clocks of the orchestrator and the issuer may be apart",
-    )
-    peer_ca: Path | None = Field(
-        None,
-        description="PEM file of the CA certificates that sign drafters' and targets'"
-        " certificates; the orchestrator then connects by TLS only",
-    )
-    peer_cert: Path | None = Field(
-        None,
-        description="PEM file of the certificate that the orchestrator shows drafters and targets"
-        " that ask for one",
-    )
-    peer_key: Path | None = Field(None, description="PEM file of the certificate's key")
-    peer_plaintext: Literal["loopback", "allow"] = Field(
-        "loopback",
-        description="which drafters and targets may be reached without TLS: loopback permits"
-        " those on loopback addresses and Unix sockets, allow permits all",
-    )
-    peer_connection_seconds: float = Field(
-        300.0,
-        gt=0,
-        description="age at which a connection to a drafter or target is replaced, so that each"
-        " side checks the other's certificate again; texts finish on the old"
-        " connection. One that cannot be replaced takes no new texts from twice this"
-        " age on",
-    )
-    drafter_tls_name: str = Field(
-        "",
-        description="name that each drafter's certificate must have; empty takes the host in"
-        " DRAFTERS",
     )
     target_tls_name: str = Field(
         "",
@@ -196,25 +163,7 @@ class OrchestratorSettings(ServiceSettings):
         description="total time that a text may wait for its client; bounds how long a client that"
         " reads slowly keeps its slot",
     )
-    connect_seconds: float = Field(
-        5.0, gt=0, description="how long a drafter or target may take to answer the handshake"
-    )
-    resolve_seconds: float = Field(
-        3.0, gt=0, description="how often names of several replicas (dns:///) are looked up again"
-    )
-    open_seconds: float = Field(120.0, gt=0, description="how long a prefill may take")
-    draft_seconds: float = Field(
-        10.0,
-        gt=0,
-        description="how long a draft may take; then the text continues without that drafter",
-    )
     verify_seconds: float = Field(60.0, gt=0, description="how long a verdict may take")
-    stage_floor_seconds: float = Field(
-        2.0,
-        gt=0,
-        description="shortest deadline of a stage. A stage gets five times the longest recent"
-        " time, at least this long and at most the bounds above",
-    )
     failover_seconds: float = Field(
         5.0,
         ge=0,

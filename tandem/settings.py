@@ -208,7 +208,7 @@ S = TypeVar("S", bound=BaseSettings)
 MIB = 1 << 20
 
 
-def variable_of(kind: type[ServiceSettings], name: str) -> str:
+def variable_of(kind: type[BaseSettings], name: str) -> str:
     """The environment's name of a setting."""
     return f"{kind.model_config.get('env_prefix', '')}{name.upper()}"
 

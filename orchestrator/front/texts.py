@@ -199,7 +199,7 @@ class Texts:
             needed_by = rule.name if rule.fixed_gamma else ""
 
             def lose_drafter(error: TandemError | None) -> None:
-                peers.note_lost_drafter(error)
+                peers.drafting.note_lost(error)
                 record.lose_drafter()
 
             def opening_seconds() -> float:
@@ -215,7 +215,7 @@ class Texts:
                 opening_seconds,
                 needed_by,
                 lose_drafter,
-                peers.let_drafter_go,
+                peers.drafting.let_go,
                 drafting.max_message_bytes - AROUND_BYTES if drafting is not None else 0,
             )
             own_size = own_size_of(capabilities, generation)

@@ -17,7 +17,7 @@ from orchestrator.peers.calls import (
 )
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
-from orchestrator.settings import OrchestratorSettings
+from orchestrator.peers.settings import PeerSettings
 from orchestrator.text.codec import TokenizerFiles
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
@@ -176,50 +176,38 @@ def _answered(call: _DraftSequence | _VerifySequence) -> Iterator[None]:
         call.cancel()
 
 
-def _named(name: str) -> str:
-    return variable_of(OrchestratorSettings, name)
-
-
-def dialers_of(settings: OrchestratorSettings) -> tuple[Dialer, Dialer]:
-    """For drafters and for targets.
+def dialers_of(settings: PeerSettings, *roles: str) -> list[Dialer]:
+    """One for each role, "drafter" or "target".
 
     Raises:
         StartupError: which setting or file is unfit, and how.
     """
+
+    def named(name: str) -> str:
+        return variable_of(type(settings), name)
+
     ca, cert, key = settings.peer_ca, settings.peer_cert, settings.peer_key
+    names = {role: getattr(settings, f"{role}_tls_name") for role in roles}
     for given, name, lacking in (
         (cert and not key, "peer_cert", "peer_key"),
         (key and not cert, "peer_key", "peer_cert"),
         (cert and not ca, "peer_cert", "peer_ca"),
-        (settings.drafter_tls_name and not ca, "drafter_tls_name", "peer_ca"),
-        (settings.target_tls_name and not ca, "target_tls_name", "peer_ca"),
+        *((tls_name and not ca, f"{role}_tls_name", "peer_ca") for role, tls_name in names.items()),
     ):
         if given:
-            raise StartupError(f"{_named(name)} needs {_named(lacking)} too")
+            raise StartupError(f"{named(name)} needs {named(lacking)} too")
     if ca is None:
-        _check_plaintext(settings)
-        dialer = Dialer(age_seconds=settings.peer_connection_seconds)
-        return dialer, dialer
+        for role in roles:
+            for address in getattr(settings, f"{role}s"):
+                permitted, by = settings.peer_plaintext, named("peer_plaintext")
+                check_plaintext(address, permitted, named(f"{role}s"), named("peer_ca"), by)
+        return [Dialer(age_seconds=settings.peer_connection_seconds)] * len(roles)
     # What reads certificates takes a tenth of a second to import.
     from tandem.rpc.security.tls import ClientTls
 
     tls = ClientTls(
-        NamedFile(_named("peer_ca"), ca),
-        NamedFile(_named("peer_cert"), cert) if cert else None,
-        NamedFile(_named("peer_key"), key) if key else None,
+        NamedFile(named("peer_ca"), ca),
+        NamedFile(named("peer_cert"), cert) if cert else None,
+        NamedFile(named("peer_key"), key) if key else None,
     )
-    names = settings.drafter_tls_name, settings.target_tls_name
-    drafters, targets = (Dialer(tls, name, settings.peer_connection_seconds) for name in names)
-    return drafters, targets
-
-
-def _check_plaintext(settings: OrchestratorSettings) -> None:
-    for name, addresses in (("drafters", settings.drafters), ("targets", settings.targets)):
-        for address in addresses:
-            check_plaintext(
-                address,
-                settings.peer_plaintext,
-                _named(name),
-                _named("peer_ca"),
-                _named("peer_plaintext"),
-            )
+    return [Dialer(tls, name, settings.peer_connection_seconds) for name in names.values()]

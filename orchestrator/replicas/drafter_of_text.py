@@ -1,0 +1,71 @@
+"""A text's drafter: picked when it needs one, counted while it has it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from orchestrator.peers.calls import CountingOn
+from orchestrator.peers.clients import DrafterClient, TargetClient
+from orchestrator.peers.deadlines import Deadlines
+from orchestrator.replicas.replica import Replica
+from orchestrator.text.contracts import TextDrafter
+from orchestrator.text.record import TextRecord
+from tandem.errors import Exhausted, TandemError
+
+
+class DrafterOfText:
+    """Makes a text's sequences on drafters, one behind the other.
+
+    Args:
+        deadlines: of its stages.
+        record: the text's.
+    """
+
+    def __init__(self, deadlines: Deadlines, record: TextRecord) -> None:
+        self._deadlines = deadlines
+        self._record = record
+        self._serving = ExitStack()
+        self._replica: Replica[DrafterClient] | None = None
+
+    def begin(
+        self,
+        replica: Replica[DrafterClient] | None,
+        remaining: float | None,
+        max_bytes: int,
+        target_max_bytes: int,
+    ) -> TextDrafter | None:
+        """A fresh sequence; None where there is no drafter.
+
+        Args:
+            replica: that is to have it.
+            remaining: seconds that it may last; None for any.
+            max_bytes: of a message that the drafter takes.
+            target_max_bytes: of a draft that the target takes.
+        """
+        self._replica = replica
+        if replica is None:
+            return None
+        client = self._serving.enter_context(replica.serve())
+        waits = self._deadlines.of(lambda: False)  # a text goes on without
+        limits = max_bytes, target_max_bytes
+        return client.sequence(remaining, waits, self._record, *limits, counting_on(replica))
+
+    def let_go(self) -> None:
+        """It serves the text no more."""
+        self._serving.close()
+        self._replica = None
+
+    def note_lost(self, error: TandemError | None) -> None:
+        """Have others preferred for a while; one that is full has not failed."""
+        if self._replica is None:
+            return
+        if isinstance(error, Exhausted):
+            self._replica.note_full()
+        else:
+            self._replica.note_failure()
+
+
+def counting_on(replica: Replica[TargetClient] | Replica[DrafterClient]) -> CountingOn:
+    """What a sequence counts on that is meant for a replica."""
+    info = replica.reply.info
+    return CountingOn(info.fingerprint, replica.note_load, info.incarnation)

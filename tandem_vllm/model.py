@@ -1,0 +1,57 @@
+"""What is asked of vLLM, and how its model is described to drafters."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tandem.common.v1 import common_pb2
+from tandem.errors import StartupError
+from tandem.inference.checkpoint import read_tokenizer
+from tandem.inference.fingerprint import tokenizer_fingerprint
+from tandem.inference.vllm.arguments import PACKAGES, SUPPORTED
+
+PROPOSER = "tandem_vllm.Proposer"
+
+
+def check_version() -> None:
+    """Refuse another vLLM than the supported one.
+
+    Raises:
+        StartupError: what to install.
+    """
+    for package in PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        if not found.startswith(f"{SUPPORTED}."):
+            raise StartupError(
+                f"tandem-vllm: {package} {found} is not supported; install {package} {SUPPORTED},"
+                " or the release of tandem-vllm that is for it"
+            )
+
+
+def described(config: Any) -> common_pb2.ModelInfo:
+    """vLLM's model as a target that takes chains.
+
+    Args:
+        config: vLLM's, of the whole engine.
+
+    Raises:
+        StartupError: drafts cannot be had with it; the sentence says what to change.
+    """
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise StartupError(
+            "tandem-vllm: drafts by --pipeline-parallel-size are not supported; use"
+            " --tensor-parallel-size"
+        )
+    model = config.model_config
+    tokenizer = None if model.skip_tokenizer_init else read_tokenizer(model.tokenizer)
+    return common_pb2.ModelInfo(
+        model=model.model,
+        vocab_size=model.get_vocab_size(),
+        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        max_length=model.max_model_len,
+        max_gamma=config.speculative_config.num_speculative_tokens,
+    )

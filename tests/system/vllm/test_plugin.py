@@ -1,0 +1,248 @@
+"""`vllm serve` with Tandem's drafter, through its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.tools.local.process import ServiceProcess
+from tests.support.laws.conditional import p_value, rows_of
+from tests.support.models.tiny import save_random_llama
+from tests.support.processes.ports import free_ports
+from tests.support.processes.vllm_serve import VllmServer, arguments, vllm_serve
+from tests.support.waiting import wait_until
+from tests.system.vllm.conftest import save_for_vllm
+from tests.system.vllm.test_target import MISSING, SMALLEST_P, nucleus
+
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(find_spec("vllm") is None, reason=MISSING),
+]
+# What an array of booleans is made of.
+WORDS = ["[", "]", ",", "true", "false", "</s>"]
+OPEN, CLOSE, COMMA, TRUE, FALSE, END = range(len(WORDS))
+PROMPT = [TRUE, COMMA, OPEN]
+FREE = {"prompt": PROMPT, "max_tokens": 24, "temperature": 1.0, "ignore_eos": True}
+TEXTS = 1_000
+SCHEMA = {"type": "array", "items": {"type": "boolean"}}
+GRAMMAR = """
+root ::= "[" ("]" | value rest)
+rest ::= "]" | "," value rest
+value ::= "true" | "false"
+"""
+
+
+@dataclass
+class Pair:
+    """A drafter's and a target's folder, with one tokenizer."""
+
+    drafter: Path
+    target: Path
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("plugin")
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="["))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
+    found = Pair(
+        save_random_llama(folder / "drafter", 2, len(WORDS)),
+        save_for_vllm(folder / "target", 1, len(WORDS)),
+    )
+    for place in (found.drafter, found.target):
+        tokenizer.save_pretrained(place)
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "eos_token_id": END}))
+    return found
+
+
+@contextmanager
+def drafting(pair: Pair, log: Path, port: int = 0) -> Iterator[ServiceProcess]:
+    """A drafter that serves, and that nobody stops before the end."""
+    settings = {
+        "MODEL": str(pair.drafter),
+        "LISTEN": f"127.0.0.1:{port}",
+        "DRAFT_SUPPORT": "0",
+        "THREADS": "1",
+    }
+    own = {f"TANDEM_DRAFTER_{name}": value for name, value in settings.items()}
+    process = ServiceProcess("drafter", "drafter_svc", "127.0.0.1", own, log)
+    try:
+        wait_until(lambda: process.port)
+        yield process
+    finally:
+        process.kill()
+
+
+def opened_sequences(drafter: ServiceProcess) -> int:
+    with grpc.insecure_channel(drafter.address) as channel:
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        reply = stub.GetModelInfo(drafter_pb2.GetModelInfoRequest(), wait_for_ready=True)
+        return int(reply.stats.opened_sequences)
+
+
+def arrays(texts: Sequence[Sequence[int]]) -> list[npt.NDArray[np.bool_]]:
+    """For each token of each text, [V]: those that an array of booleans may have there."""
+    behind = {
+        None: [OPEN],
+        OPEN: [CLOSE, TRUE, FALSE],
+        COMMA: [TRUE, FALSE],
+        TRUE: [CLOSE, COMMA],
+        FALSE: [CLOSE, COMMA],
+        CLOSE: [END],
+    }
+    masks = []
+    for text in texts:
+        mask = np.zeros((len(text), len(WORDS)), dtype=bool)
+        for place, before in enumerate([None, *text[:-1]]):
+            mask[place, behind[before]] = True
+        masks.append(mask)
+    return masks
+
+
+def law_of_arrays(pair: Pair, texts: Sequence[Sequence[int]]) -> float:
+    """How likely such texts are, of the target's rows at which all else is forbidden."""
+    rows = [
+        (row * mask) / (row * mask).sum(-1, keepdims=True)
+        for row, mask in zip(rows_of(pair.target, PROMPT, texts), arrays(texts), strict=True)
+    ]
+    return p_value(texts, rows, PROMPT[-1])
+
+
+@dataclass(frozen=True)
+class Way:
+    """To have drafts.
+
+    Attributes:
+        level: without (0) or with the drafts' rows (1).
+        rule: of level 1.
+        ranks: that share the model.
+    """
+
+    level: int
+    rule: str = "block"
+    ranks: int = 1
+
+
+WAYS = [Way(0), Way(1), Way(1, "token", 2), Way(0, ranks=2)]
+
+
+@pytest.fixture(scope="module")
+def tokens_a_pass() -> dict[Way, float]:
+    return {}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_the_law_is_the_targets(
+    way: Way, pair: Pair, tmp_path: Path, tokens_a_pass: dict[Way, float]
+) -> None:
+    (port,) = free_ports(1)
+    settings = {"DRAFTERS": f"127.0.0.1:{port}", "VERIFIER": way.rule, "WAIT_SECONDS": "60"}
+    with (
+        drafting(pair, tmp_path / "drafter.log", port) as drafter,
+        vllm_serve(
+            pair.target, tmp_path / "vllm.log", arguments(way.level), settings, way.ranks
+        ) as server,
+    ):
+        before = opened_sequences(drafter)
+        texts = server.texts(TEXTS, **FREE)
+        # Only one rank asks; and a text at level 0 may be lost sight of, and opened anew.
+        assert TEXTS <= opened_sequences(drafter) - before < 1.2 * TEXTS
+        rows = rows_of(pair.target, PROMPT, texts)
+        assert p_value(texts, rows, PROMPT[-1]) > SMALLEST_P
+        wrong = rows_of(pair.drafter, PROMPT, texts)
+        assert p_value(texts, wrong, PROMPT[-1]) < SMALLEST_P, "the drafter's law would pass"
+        tokens_a_pass[way] = server.tokens_a_pass()
+
+        cool = server.texts(TEXTS, **{**FREE, "temperature": 0.7, "top_p": 0.99})
+        assert p_value(cool, rows_of(pair.target, PROMPT, cool, nucleus), PROMPT[-1]) > SMALLEST_P
+
+        (greedy,) = server.texts(1, **{**FREE, "temperature": 0.0})
+        model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
+        expected = model.generate(
+            torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=None
+        )
+        assert greedy == expected[0, len(PROMPT) :].tolist()
+
+        for kind in ({"json": SCHEMA}, {"grammar": GRAMMAR}):
+            found = server.texts(TEXTS, **{**FREE, "ignore_eos": False, "structured_outputs": kind})
+            assert law_of_arrays(pair, found) > SMALLEST_P, kind
+
+        assert_the_law_holds_without_the_drafter(server, drafter, pair, tmp_path, port)
+
+
+def assert_the_law_holds_without_the_drafter(
+    server: VllmServer, drafter: ServiceProcess, pair: Pair, logs: Path, port: int
+) -> None:
+    """It is killed in the middle of texts, and another one comes."""
+    name = "vllm:spec_decode_num_drafts_total"
+    drafts = server.counter(name)
+
+    def kill() -> None:
+        wait_until(lambda: server.counter(name) > drafts + 50)
+        drafter.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    texts = server.texts(TEXTS, **FREE)
+    killer.join()
+    assert [len(text) for text in texts] == [FREE["max_tokens"]] * TEXTS
+    assert p_value(texts, rows_of(pair.target, PROMPT, texts), PROMPT[-1]) > SMALLEST_P
+    drafts = server.counter(name)
+    with drafting(pair, logs / "next.log", port):
+        wait_until(lambda: server.texts(8, **FREE) and server.counter(name) > drafts)
+
+
+def test_rows_are_worth_tokens(tokens_a_pass: dict[Way, float]) -> None:
+    if len(tokens_a_pass) < len(WAYS):
+        pytest.skip("it compares what the tests before it measured")
+    certain, block, token, _ = (tokens_a_pass[way] for way in WAYS)
+    assert block >= token > certain > 1, tokens_a_pass
+
+
+@pytest.mark.parametrize(
+    ("worker", "scheduler", "body"),
+    [
+        ("tests.system.vllm.mutants.LenientWorker", "", FREE),
+        (
+            "",
+            "tests.system.vllm.mutants.CuttingScheduler",
+            {**FREE, "ignore_eos": False, "structured_outputs": {"grammar": GRAMMAR}},
+        ),
+    ],
+    ids=["a rule that is too lenient", "drafts cut at forbidden tokens"],
+)
+def test_a_wrong_one_fails(
+    worker: str, scheduler: str, body: dict[str, Any], pair: Pair, tmp_path: Path
+) -> None:
+    options = arguments(1, worker, scheduler)
+    with (
+        drafting(pair, tmp_path / "drafter.log") as drafter,
+        vllm_serve(
+            pair.target,
+            tmp_path / "vllm.log",
+            options,
+            {"DRAFTERS": drafter.address, "WAIT_SECONDS": "60"},
+        ) as server,
+    ):
+        texts = server.texts(2 * TEXTS, **body)
+        if "structured_outputs" in body:
+            assert law_of_arrays(pair, texts) < SMALLEST_P
+        else:
+            assert p_value(texts, rows_of(pair.target, PROMPT, texts), PROMPT[-1]) < SMALLEST_P
