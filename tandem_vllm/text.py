@@ -10,10 +10,11 @@ from orchestrator.replicas.drafter_of_text import DrafterOfText
 from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt, TextDrafter
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.record import TextRecord
-from tandem.errors import InvalidRequest, PeerFailure
+from tandem.errors import InvalidRequest, PeerFailure, TandemError
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.request.shaping import NO_SHAPING
 from tandem.telemetry.stages import StageTimes
 from tandem_vllm.pool import DrafterPool
 
@@ -77,6 +78,7 @@ class RemoteText:
         self._pool = pool
         self._opening = opening
         self._vocab_size = vocab_size
+        self._sampling = opening.sampling
         self._tokens = list(opening.token_ids)
         self._prompt_tokens = len(self._tokens) - opening.emitted_tokens
         self._end = len(self._tokens) + opening.most_tokens
@@ -96,11 +98,18 @@ class RemoteText:
             self.record,
             lambda: 0.0,  # none is waited for: rounds go on without
             "",
-            self._drafting.note_lost,
+            self._note_lost,
             self._drafting.let_go,
         )
         drafter.begin(late=True)
         return drafter
+
+    def _note_lost(self, error: TandemError | None) -> None:
+        if self._sampling.shaping and isinstance(error, PeerFailure):
+            # It may not know what shapes this text, such as a schema's keyword: none of its faults.
+            self._sampling = replace(self._sampling, shaping=NO_SHAPING)
+            return
+        self._drafting.note_lost(error)
 
     def _sequence(self) -> TextDrafter | None:
         limits = self._pool.limits
@@ -122,7 +131,7 @@ class RemoteText:
         return Prompt(
             self._opening.name,
             self._tokens[: self._told],
-            self._opening.sampling,
+            self._sampling,
             self._round,
             room,
             self._vocab_size,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +14,12 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tandem.errors import EngineFailure, StartupError
 from tandem.speculation.draft import Draft
-from tandem.speculation.request.sampling import MAX_SEED, Sampling
-from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
 from tandem.verification import VERIFIERS
 from tandem_vllm.drafting import DraftAsk, DraftingThread, VerifiedPass
 from tandem_vllm.model import PROPOSER
 from tandem_vllm.proposer import Proposer
 from tandem_vllm.rule import DraftedRows, TextNumbers, install
+from tandem_vllm.sampling import sampling_of
 from tandem_vllm.scheduler import DraftingScheduler, callers_of
 from tandem_vllm.text import Opening, RemoteDraft
 
@@ -71,7 +68,7 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
         openings = []
         for new in scheduler_output.scheduled_new_reqs:
             # Embeddings are no text, and pooling has none.
-            if new.prompt_token_ids is None or new.sampling_params is None or new.prompt_embeds:
+            if None in (new.prompt_token_ids, new.sampling_params) or new.prompt_embeds is not None:
                 continue
             self._told[new.req_id] = len(new.prompt_token_ids)
             openings.append(
@@ -183,37 +180,3 @@ def _check(config: VllmConfig) -> None:
             "tandem_vllm.DraftingWorker needs --scheduler-cls tandem_vllm.DraftingScheduler:"
             " vLLM's own cuts drafts at tokens that a grammar forbids, which would bias the text"
         )
-
-
-def sampling_of(params: Any) -> Sampling:
-    """vLLM's parameters of a request, for its drafts. Where they say less than vLLM does, fewer
-    drafted tokens are kept.
-
-    Args:
-        params: vLLM's `SamplingParams`.
-    """
-    shaping = Shaping(
-        repetition_penalty=min(max(params.repetition_penalty, 0.01), 100.0),
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        grammar=_grammar_of(params.structured_outputs),
-    )
-    seed = _own_seed(params.seed)
-    top_k = max(params.top_k, 0)
-    return Sampling(params.temperature, top_k, params.top_p, params.min_p, seed, shaping)
-
-
-def _grammar_of(wanted: Any) -> Grammar | None:
-    text = None if wanted is None else wanted.json or wanted.regex
-    if not isinstance(text, str):
-        return None
-    return Grammar(GrammarKind.JSON_SCHEMA if wanted.json else GrammarKind.REGEX, text)
-
-
-def _own_seed(seed: int | None) -> int:
-    """Of drafts and verdicts. vLLM draws by the seed itself, perhaps with the same generator: what
-    decides a draft must not hang together with that."""
-    if seed is None:
-        return secrets.randbelow(MAX_SEED + 1)
-    digest = hashlib.blake2b(str(seed).encode(), digest_size=8, person=b"tandem-vllm").digest()
-    return int.from_bytes(digest, "little")

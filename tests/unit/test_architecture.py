@@ -17,7 +17,7 @@ import pytest
 from tests.support.repository import ROOT
 
 SERVICES = ("drafter_svc", "target_svc", "orchestrator")
-PRODUCT = ("tandem", *SERVICES)
+PRODUCT = ("tandem", *SERVICES, "tandem_vllm")
 TREE = (*PRODUCT, "benchmarks", "models", "tests")
 # Of a folder, besides its __init__, and of a file.
 MOST_MODULES, MOST_LINES = 12, 500
@@ -116,10 +116,16 @@ def test_a_public_class_has_a_name_of_its_own() -> None:
     assert {name: found for name, found in where.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("folder", PRODUCT)
+@pytest.mark.parametrize("folder", ["tandem", *SERVICES])
 def test_no_arrow_points_to_another_service(folder: str) -> None:
-    others = set(SERVICES) - {folder}
+    others = {*SERVICES, "tandem_vllm"} - {folder}
     assert not [(m, name) for m, name in imports(folder) if name.split(".")[0] in others]
+
+
+def test_the_plugin_asks_drafters_as_an_orchestrator_does() -> None:
+    assert seen_from("tandem_vllm", "orchestrator") == {"peers", "replicas", "text"}
+    for service in ("drafter_svc", "target_svc"):
+        assert not seen_from("tandem_vllm", service)
 
 
 def test_speculation_is_pure() -> None:
@@ -166,7 +172,7 @@ SPEAKS_GRPC = (
         "tandem.tools.load",
     ),
     *("drafter_svc", "target_svc"),
-    *("orchestrator.peers", "orchestrator.replicas"),
+    *("orchestrator.peers", "orchestrator.replicas", "tandem_vllm"),
 )
 
 
@@ -199,11 +205,12 @@ def test_the_command_is_nobodys_library(folder: str) -> None:
 
 
 def test_only_the_models_side_touches_torch() -> None:
-    side = ("speculation", "shaping", "inference", "verification", "engine")
+    rooms = ("speculation", "shaping", "inference", "verification", "engine")
+    side = (*(f"tandem.{room}" for room in rooms), "tandem_vllm.rule", "tandem_vllm.expand")
     for folder in PRODUCT:
         for module, name in imports(folder):
             if name.split(".")[0] in ("torch", "transformers", "numba"):
-                assert any(within(module, f"tandem.{room}") for room in side), (module, name)
+                assert any(within(module, room) for room in side), (module, name)
 
 
 def test_runs_without_torch_and_transformers() -> None:

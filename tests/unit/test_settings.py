@@ -13,6 +13,7 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.settings import OrchestratorSettings
 from tandem.errors import StartupError
 from tandem.settings import read_settings
+from tandem_vllm.settings import PluginSettings
 from target_svc.settings import TargetSettings, VllmSettings
 from tests.support.repository import ROOT
 
@@ -21,6 +22,7 @@ KINDS: list[type[BaseSettings]] = [
     TargetSettings,
     VllmSettings,
     OrchestratorSettings,
+    PluginSettings,
 ]
 DOCS = ROOT / "docs" / "settings.md"
 

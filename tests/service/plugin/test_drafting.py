@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.speculation.request.sampling import Sampling
+from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
 from tandem.tools.local.process import ServiceProcess
 from tandem_vllm.drafting import DraftAsk, DraftingThread
 from tandem_vllm.settings import PluginSettings
@@ -38,23 +39,36 @@ def drafting(folder: Path, port: int) -> Iterator[ServiceProcess]:
     start: Any = Forked
     process = ServiceProcess("drafter", "drafter_svc", "127.0.0.1", own, start=start)
     try:
-        wait_until(lambda: process.port)
+        wait_until(lambda: process.port and serves(process))
         yield process
     finally:
         process.kill()
 
 
-def open_sequences(drafter: ServiceProcess) -> int:
+def told_by(drafter: ServiceProcess) -> drafter_pb2.GetModelInfoResponse:
     with grpc.insecure_channel(drafter.address) as channel:
         stub = drafter_pb2_grpc.DrafterServiceStub(channel)
-        reply = stub.GetModelInfo(drafter_pb2.GetModelInfoRequest(), wait_for_ready=True)
-        return int(reply.stats.open_sequences)
+        return stub.GetModelInfo(drafter_pb2.GetModelInfoRequest(), wait_for_ready=True)
+
+
+def serves(drafter: ServiceProcess) -> bool:
+    with suppress(grpc.RpcError):
+        return bool(told_by(drafter).info.model)
+    return False
+
+
+def open_sequences(drafter: ServiceProcess) -> int:
+    return int(told_by(drafter).stats.open_sequences)
 
 
 @contextmanager
-def thread(port: int, vocab_size: int = VOCAB_SIZE, **settings: Any) -> Iterator[DraftingThread]:
+def thread(
+    port: int, vocab_size: int = VOCAB_SIZE, tokenizer: str = "", **settings: Any
+) -> Iterator[DraftingThread]:
     own = PluginSettings(drafters=(f"127.0.0.1:{port}",), **{**PATIENT, **settings})
-    target = common_pb2.ModelInfo(model="target", vocab_size=vocab_size, max_gamma=GAMMA)
+    target = common_pb2.ModelInfo(
+        model="target", vocab_size=vocab_size, tokenizer_fingerprint=tokenizer, max_gamma=GAMMA
+    )
     running = DraftingThread(own, target)
     try:
         yield running
@@ -65,10 +79,17 @@ def thread(port: int, vocab_size: int = VOCAB_SIZE, **settings: Any) -> Iterator
 class Text:
     """One of vLLM's: whatever is drafted first is kept, and a token follows."""
 
-    def __init__(self, running: DraftingThread, name: str, most_tokens: int = 500) -> None:
+    def __init__(
+        self,
+        running: DraftingThread,
+        name: str,
+        most_tokens: int = 500,
+        shaping: Shaping = NO_SHAPING,
+    ) -> None:
         self.name, self.tokens = name, list(PROMPT)
         self._running = running
-        running.open([Opening(name, list(PROMPT), Sampling(seed=7), most_tokens)])
+        sampling = Sampling(seed=7, shaping=shaping)
+        running.open([Opening(name, list(PROMPT), sampling, most_tokens)])
 
     def ask(self, *new: int) -> RemoteDraft | None:
         self.tokens += new
@@ -174,6 +195,17 @@ def test_a_late_draft_is_not_waited_for_and_the_text_keeps_its_sequence(
         late.drafted()
         other.drafted()
         assert open_sequences(process) == 2
+
+
+def test_a_schema_that_no_drafter_reads_costs_no_drafts(embedded_pair: tuple[Path, Path]) -> None:
+    schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "no such type"}')
+    with drafting(embedded_pair[0], 0) as process:
+        info = told_by(process).info
+        with thread(port_of(process), info.vocab_size, info.tokenizer_fingerprint) as running:
+            plain = Text(running, "plain")
+            plain.drafted()
+            Text(running, "odd", shaping=Shaping(grammar=schema)).drafted()
+            assert plain.ask(1) is not None
 
 
 def test_a_drafter_of_other_tokens_is_not_used(

@@ -35,7 +35,7 @@ def rows_of(
     longest = max(map(len, texts))
     padded = torch.tensor([[*prompt, *text, *[0] * (longest - len(text))] for text in texts])
     with torch.inference_mode():
-        parts = [loaded(part).logits[:, len(prompt) - 1 : -1] for part in padded.split(512)]
+        parts = [loaded(part).logits[:, len(prompt) - 1 : -1] for part in torch.split(padded, 512)]
     rows = process(torch.cat(parts)).numpy()
     return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tests.support.laws.tree_programs import Node, Program
+from tests.support.laws.trees.programs import Node, Program
 
 
 def fixed(name: str, places: Sequence[int], *, distinct: bool = False) -> Program:

@@ -33,7 +33,7 @@ from tests.support.laws.tables import (
     feature_of,
     runs,
 )
-from tests.support.laws.tree_laws import stops
+from tests.support.laws.trees.laws import stops
 
 
 def key_of(sequence: DraftSequence) -> Any:

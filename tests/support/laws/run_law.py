@@ -54,7 +54,7 @@ from tests.support.laws.tables import (
     runs,
     scorers_of,
 )
-from tests.support.laws.tree_laws import stops
+from tests.support.laws.trees.laws import stops
 
 TOLERANCE = 1e-12
 SEEN = 1e-4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.verification import VERIFIERS
 from target_svc.__main__ import main
-from tests.support.laws.tree_mutants import SPLIT
+from tests.support.laws.trees.mutants import SPLIT
 
 VERIFIERS["token"] = SPLIT
 main()

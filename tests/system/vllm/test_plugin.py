@@ -21,13 +21,14 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.tools.local.process import ServiceProcess
+from tests.exactness import SMALLEST_P
 from tests.support.laws.conditional import p_value, rows_of
 from tests.support.models.tiny import save_random_llama
 from tests.support.processes.ports import free_ports
 from tests.support.processes.vllm_serve import VllmServer, arguments, vllm_serve
 from tests.support.waiting import wait_until
 from tests.system.vllm.conftest import save_for_vllm
-from tests.system.vllm.test_target import MISSING, SMALLEST_P, nucleus
+from tests.system.vllm.test_target import MISSING, nucleus
 
 pytestmark = [
     pytest.mark.campaign,

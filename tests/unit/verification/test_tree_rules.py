@@ -18,9 +18,9 @@ from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
 from tests.support.laws.drafters import adaptive, chains, fixed, mixed, random_program
-from tests.support.laws.tree_laws import round_law
-from tests.support.laws.tree_mutants import MUTANTS, UNSEEN, Mutant
-from tests.support.laws.tree_programs import Models, Program
+from tests.support.laws.trees.laws import round_law
+from tests.support.laws.trees.mutants import MUTANTS, UNSEEN, Mutant
+from tests.support.laws.trees.programs import Models, Program
 
 TOLERANCE = 1e-12
 LENGTH = 3

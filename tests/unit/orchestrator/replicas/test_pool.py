@@ -12,7 +12,6 @@ import pytest
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.replicas.agreement import agree
 from orchestrator.replicas.compatibility import capabilities_of, law_of
-from orchestrator.replicas.pool import _order
 from orchestrator.replicas.replica import Replica
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -65,7 +64,7 @@ async def made() -> AsyncIterator[Made]:
 
 
 def first(*replicas: Replica[Any], zone: str = "") -> Replica[Any]:
-    return min(replicas, key=lambda replica: _order(replica, zone))
+    return min(replicas, key=lambda replica: replica.order(zone))
 
 
 async def test_the_one_with_the_fewest_texts_is_picked(made: Made) -> None:

@@ -20,8 +20,8 @@ from tandem.verification.token import TokenVerifier
 from tandem.verification.traversal import Traversal, TraversalJudged
 from tandem.verification.tree import TreeNodes, TreeRule, excess_or
 from tests.support.laws.drafters import chains, fixed
-from tests.support.laws.tree_laws import Numbers, round_law
-from tests.support.laws.tree_programs import Models, Node, Program
+from tests.support.laws.trees.laws import Numbers, round_law
+from tests.support.laws.trees.programs import Models, Node, Program
 
 _TREE = [0, 0, 1, 1, 2, 2]
 

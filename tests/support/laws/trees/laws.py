@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.speculation.proposal import Proposal
 from tandem.verification import Verifier
-from tests.support.laws.tree_programs import Models, Program, batch_of, grown
+from tests.support.laws.trees.programs import Models, Program, batch_of, grown
 
 Numbers = Callable[[Proposal], Tensor]
 
