@@ -37,10 +37,12 @@ def mend() -> bool:
 
     if not current_platform.is_cpu():
         return False
-    x, ends = torch.tensor([0.5, 0.0, 0.25]), torch.tensor([1, 3, 6], dtype=torch.int32)
-    wanted = torch.tensor([0.5, 1.0, 1.0, 0.25, 0.25, 0.25])
-    found = rejection_sampler.expand_batch_to_tokens(x, ends, len(wanted), 0, 1)
-    if torch.equal(found, wanted):
-        return False
-    rejection_sampler.expand_batch_to_tokens = expand
-    return True
+    ends = torch.tensor([1, 3, 6], dtype=torch.int32)
+    # Memory as it was allocated may hold what is wanted once, but not each time.
+    for factor in (1.0, 3.0, 7.0):
+        x = factor * torch.tensor([0.5, 0.0, 0.25])
+        found = rejection_sampler.expand_batch_to_tokens(x, ends, 6, 0, 1)
+        if not torch.equal(found, expand(x, ends, 6, 0, 1)):
+            rejection_sampler.expand_batch_to_tokens = expand
+            return True
+    return False

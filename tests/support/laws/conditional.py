@@ -17,11 +17,16 @@ from transformers import AutoModelForCausalLM
 _FEWEST = 5.0
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """At temperature 1."""
+    return logits.softmax(-1)
+
+
 def rows_of(
     model: Path,
     prompt: Sequence[int],
     texts: Sequence[Sequence[int]],
-    process: Callable[[Tensor], Tensor] = lambda logits: logits.softmax(-1),
+    process: Callable[[Tensor], Tensor] = softmax,
 ) -> list[npt.NDArray[np.float64]]:
     """The distribution of each token of each text, [tokens, V] a text, in float64.
 

@@ -22,12 +22,16 @@ from tests.support.repository import ROOT
 
 READY_SECONDS = 300
 GAMMA = 3
-_AT_ONCE = 32
+# Texts of the batch: so many requests of so many.
+_AT_ONCE, _TEXTS_A_REQUEST = 8, 8
+_NO_HEADERS: Mapping[str, str] = {}
 _PLAIN = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_HOST_IP": "127.0.0.1",
+    # Of requests whose callers have a trace.
+    "OTEL_TRACES_SAMPLER": "parentbased_always_off",
 }
 
 
@@ -47,7 +51,9 @@ class VllmServer:
     log: Path
     process: subprocess.Popen[bytes]
 
-    def completions(self, bodies: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def completions(
+        self, bodies: Sequence[Mapping[str, Any]], headers: Mapping[str, str] = _NO_HEADERS
+    ) -> list[dict[str, Any]]:
         """Answers to requests, some at once."""
 
         async def all_of_them() -> list[dict[str, Any]]:
@@ -60,6 +66,7 @@ class VllmServer:
                             model=self.model,
                             prompt="",
                             timeout=300,
+                            extra_headers=headers,
                             extra_body={"return_token_ids": True, **body},
                         )
                         return answer.model_dump()
@@ -68,10 +75,19 @@ class VllmServer:
 
         return asyncio.run(all_of_them())
 
-    def texts(self, count: int, **body: Any) -> list[list[int]]:
-        """Token ids of so many texts of one prompt, by seeds from 0 on."""
-        found = self.completions([{**body, "seed": seed} for seed in range(count)])
-        return [answer["choices"][0]["token_ids"] for answer in found]
+    def texts(self, count: int, *, seeds: bool = False, **body: Any) -> list[list[int]]:
+        """Token ids of so many texts of one prompt.
+
+        Args:
+            count: a multiple of eight.
+            seeds: whether each has a seed of its own; vLLM then draws row by row.
+            body: of the requests.
+        """
+        each = _TEXTS_A_REQUEST
+        found = self.completions(
+            [{**body, "n": each, **({"seed": i} if seeds else {})} for i in range(0, count, each)]
+        )
+        return [choice["token_ids"] for answer in found for choice in answer["choices"]]
 
     def counter(self, name: str) -> float:
         """Of vLLM's metrics."""
@@ -121,7 +137,9 @@ def vllm_serve(
     # What `vllm serve` runs; the command itself does not start from the CPU build's package.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
-    command += ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "32"]
+    command += ["--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "64"]
+    # Nobody listens there: vLLM passes its callers' traces on where it has somewhere to send them.
+    command += ["--otlp-traces-endpoint", "grpc://127.0.0.1:9"]
     command += ["--enforce-eager", "--tensor-parallel-size", str(ranks), *options]
     environment = {
         **os.environ,
