@@ -7,7 +7,6 @@ from typing import Any
 
 from tandem.common.v1 import common_pb2
 from tandem.errors import StartupError
-from tandem.inference.checkpoint import read_tokenizer
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.vllm.arguments import PACKAGES, SUPPORTED
 
@@ -32,26 +31,35 @@ def check_version() -> None:
             )
 
 
-def described(config: Any) -> common_pb2.ModelInfo:
-    """vLLM's model as a target that takes chains.
+def check_arguments(config: Any) -> None:
+    """Refuse what drafts cannot be had with.
 
     Args:
         config: vLLM's, of the whole engine.
 
     Raises:
-        StartupError: drafts cannot be had with it; the sentence says what to change.
+        StartupError: the sentence says what to change.
     """
     if config.parallel_config.pipeline_parallel_size > 1:
         raise StartupError(
             "tandem-vllm: drafts by --pipeline-parallel-size are not supported; use"
             " --tensor-parallel-size"
         )
+
+
+def described(config: Any, tokenizer: Any) -> common_pb2.ModelInfo:
+    """vLLM's model as a target that takes chains.
+
+    Args:
+        config: vLLM's, of the whole engine.
+        tokenizer: of the model; None without one.
+    """
     model = config.model_config
-    tokenizer = None if model.skip_tokenizer_init else read_tokenizer(model.tokenizer)
     return common_pb2.ModelInfo(
         model=model.model,
         vocab_size=model.get_vocab_size(),
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         max_length=model.max_model_len,
         max_gamma=config.speculative_config.num_speculative_tokens,
+        max_sequences=config.scheduler_config.max_num_seqs,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -9,7 +10,12 @@ import structlog
 from orchestrator.peers.clients import DrafterClient, dialers_of
 from orchestrator.peers.deadlines import Deadlines
 from orchestrator.replicas.agreement import sift
-from orchestrator.replicas.compatibility import common_limits, require_fit, require_trees
+from orchestrator.replicas.compatibility import (
+    common_limits,
+    longest_text,
+    require_fit,
+    require_trees,
+)
 from orchestrator.replicas.membership import Replicas
 from orchestrator.replicas.replica import Replica, least_loaded
 from tandem.common.v1 import common_pb2
@@ -53,6 +59,7 @@ class DrafterPool:
         self._fitting: list[Replica[DrafterClient]] = []
         self._limits: common_pb2.ModelInfo | None = None
         self._told: dict[Replica[Any], str] = {}
+        self._small: list[str] = []
 
     async def begin(self) -> None:
         """Follow all. Returns when each has been asked what it serves."""
@@ -71,10 +78,32 @@ class DrafterPool:
         self._fitting = sift(self._replicas.serving, misfits, self._require)
         infos = [replica.reply.info for replica in self._fitting]
         self._limits = common_limits(infos) if infos else self._limits
+        if infos:
+            self._say_what_is_small(infos)
         for replica, error in misfits.items():
             if self._told.get(replica) != str(error):
                 _log.warning("drafter not used", reason=str(error), notes=notes_of(error))
         self._told = {replica: str(error) for replica, error in misfits.items()}
+
+    def _say_what_is_small(self, infos: Sequence[common_pb2.ModelInfo]) -> None:
+        """Log what the drafters cannot hold of what vLLM can, where that is news."""
+        longest = min(longest_text(info, 0) for info in infos)
+        slots = sum(info.max_sequences for info in infos)
+        found = []
+        if longest < self._target.max_length:
+            found.append(
+                f"texts have no drafts beyond {longest} tokens, and vLLM's may have"
+                f" {self._target.max_length}: raise the drafters' MAX_LENGTH and CACHE_TOKENS"
+            )
+        if slots < self._target.max_sequences:
+            found.append(
+                f"{slots} texts at once have drafts, and vLLM computes"
+                f" {self._target.max_sequences}: raise the drafters' MAX_SEQUENCES, or add drafters"
+            )
+        for sentence in found:
+            if sentence not in self._small:
+                _log.warning(sentence)
+        self._small = found
 
     def _require(self, reply: drafter_pb2.GetModelInfoResponse) -> None:
         require_fit(self._target, reply.info, "a drafter")

@@ -7,21 +7,23 @@ that knows the rows (`tandem_vllm.worker`).
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 from vllm.distributed.parallel_state import get_tp_group
+from vllm.tokenizers.registry import cached_tokenizer_from_config
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from tandem.settings import read_settings
 from tandem.telemetry import logs
 from tandem.telemetry.tracing import switch as tracing
 from tandem_vllm.drafting import DraftingThread
 from tandem_vllm.expand import mend
-from tandem_vllm.model import check_version, described
+from tandem_vllm.model import check_arguments, check_version, described
 from tandem_vllm.rows import TextsOfRows
 from tandem_vllm.settings import PluginSettings
 
@@ -30,6 +32,8 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 _SERVICE = "tandem-vllm"
+# Others are vLLM's and its user's.
+_LOGGERS = ("tandem", "tandem_vllm", "orchestrator", "opentelemetry.tandem")
 
 
 class Proposer:
@@ -48,19 +52,26 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         check_version()
+        check_arguments(vllm_config)
         mend()
+        # Where one text is nearly as long as may be, vLLM would ask nobody for any text, and take
+        # zeros for drafts. What is asked for here fits.
+        GPUModelRunner._input_fits_in_drafter = lambda _, metadata: metadata is not None
         self.settings = settings = read_settings(PluginSettings)
-        logs.configure(_SERVICE, settings.log_level, settings.log_format)
-        target = described(vllm_config)
+        logs.configure(_SERVICE, settings.log_level, settings.log_format, _LOGGERS)
+        model = vllm_config.model_config
+        tokenizer = None if model.skip_tokenizer_init else cached_tokenizer_from_config(model)
+        target = described(vllm_config, tokenizer)
         self.gamma = int(target.max_gamma)
         self._ranks = get_tp_group()
         self._thread: DraftingThread | None = None
         if self._ranks.rank_in_group == 0:
             writer = tracing.configure(_SERVICE, settings.trace_file)
             self._thread = DraftingThread(settings, target)
+            # Unlike atexit's, they run in processes that vLLM has forked; the higher one first.
+            Finalize(None, self._thread.close, exitpriority=20)
             if writer is not None:
-                atexit.register(writer.close)
-            atexit.register(self._thread.close)  # runs before that
+                Finalize(None, writer.close, exitpriority=10)
         self._texts = TextsOfRows(self.gamma, int(target.max_length))
 
     def load_model(self, model: Any) -> None:

@@ -22,6 +22,9 @@ from tandem.verification.verifier import Verifier
 
 # What vLLM writes behind a text's last token.
 _NO_TOKEN = -1
+# Of probabilities that are looked at together: 128 MiB, of which some copies are made. vLLM leaves
+# memory free for a sampler, not for all rows of a batch at once.
+_MOST_NUMBERS = 1 << 25
 
 
 class TextNumbers:
@@ -64,53 +67,84 @@ class DraftedRows:
         Returns:
             [B, N+1] int32, -1 behind the last token.
         """
-        device, (_, vocab_size) = logits.device, logits.shape
         counts = [len(draft) for draft in self.drafts]
-        batch, most = len(counts), max(counts)
-        lengths = torch.tensor(counts).to(device, non_blocking=True)
+        most, (_, vocab_size) = max(counts), logits.shape
+        tokens = torch.full((len(counts), most + 1), _NO_TOKEN, dtype=torch.int32)
+        tokens = tokens.to(logits.device, non_blocking=True)
+        tokens[:, 0] = bonus[:, 0]  # all that rows without a draft go on with
+        drafted = [row for row, count in enumerate(counts) if count]
+        each = max(_MOST_NUMBERS // ((most + 1) * vocab_size), 1)
+        first = 0
+        for start in range(0, len(drafted), each):
+            rows = drafted[start : start + each]
+            last = first + sum(counts[row] for row in rows)
+            there = torch.tensor(rows).to(logits.device, non_blocking=True)
+            hot = None if temperature is None else temperature[there] > 0
+            tokens[there] = self._decided(rows, logits[first:last], bonus[there], hot, most)
+            first = last
+        return tokens
+
+    def _decided(
+        self, rows: Sequence[int], logits: Tensor, bonus: Tensor, hot: Tensor | None, most: int
+    ) -> Tensor:
+        """[B, N+1] of some rows, all of which have drafts.
+
+        Args:
+            rows: their places in the batch.
+            logits: [R, V] of them.
+            bonus: [B, 1].
+            hot: [B], whether tokens are drawn; None where the likeliest one is taken everywhere.
+            most: N.
+        """
+        device, (_, vocab_size) = logits.device, logits.shape
+        drafts = [self.drafts[row] for row in rows]
+        counts = torch.tensor([len(draft) for draft in drafts]).to(device, non_blocking=True)
         places = torch.arange(most + 1, device=device)
-        drafted = places[:most] < lengths[:, None]
-        probs = logits.new_zeros((batch, most + 1, vocab_size), dtype=torch.float32)
-        greedy = None if temperature is None else temperature == 0
-        probs[:, :most][drafted] = self._probabilities(logits, greedy, counts)
+        probs = logits.new_zeros((len(rows), most + 1, vocab_size), dtype=torch.float32)
+        probs[:, :most][places[:most] < counts[:, None]] = _probabilities(logits, hot, counts)
         # What follows a draft that is kept whole was drawn by vLLM.
-        ends = lengths[:, None, None].expand(-1, 1, vocab_size)
-        own = torch.zeros_like(probs[:, :1]).scatter_(2, bonus.long()[:, None], 1.0)
-        probs.scatter_(1, ends, own)
-        proposal = Proposal.from_drafts(self.drafts, device)
-        verdict = self.rule.verify(proposal, probs, self._uniforms(most).to(device))
-        tokens = torch.nn.functional.pad(proposal.tokens, (0, 1))
+        probs[torch.arange(len(rows), device=device), counts, bonus[:, 0].long()] = 1.0
+        proposal = Proposal.from_drafts(drafts, device)
+        behind = most - proposal.tokens.shape[1]
+        verdict = self.rule.verify(
+            proposal, probs[:, : most + 1 - behind], self._uniforms(rows).to(device)
+        )
+        tokens = torch.nn.functional.pad(proposal.tokens, (0, behind + 1))
         tokens = torch.where(places == verdict.place[:, None], verdict.next_token[:, None], tokens)
         return tokens.masked_fill(places > verdict.place[:, None], _NO_TOKEN).int()
 
-    def _probabilities(
-        self, logits: Tensor, greedy: Tensor | None, counts: Sequence[int]
-    ) -> Tensor:
-        """[R, V]."""
-        likeliest = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[1])
-        if greedy is None:
-            return likeliest.float()
-        of_row = greedy.repeat_interleave(torch.tensor(counts).to(greedy.device))
-        return torch.where(of_row[:, None], likeliest, logits.softmax(-1, dtype=torch.float32))
-
-    def _uniforms(self, most: int) -> Tensor:
+    def _uniforms(self, rows: Sequence[int]) -> Tensor:
         """[B, N+1]: column i decides token i, the last one draws the correction."""
+        own = [(self.drafts[row], self.rounds[row], self.numbers[row]) for row in rows]
         wanted = [
             (numbers, round_, count)
-            for draft, round_, own in zip(self.drafts, self.rounds, self.numbers, strict=True)
-            if own is not None
-            for numbers, count in ((own.accepting, len(draft)), (own.following, 1))
+            for draft, round_, of_text in own
+            if of_text is not None
+            for numbers, count in ((of_text.accepting, len(draft)), (of_text.following, 1))
             if not numbers.covers(round_, count)
         ]
         if wanted:
             foresee(wanted)
-        values = np.zeros((len(self.drafts), most + 1))
-        rows = zip(self.drafts, self.rounds, self.numbers, strict=True)
-        for row, (draft, round_, own) in enumerate(rows):
-            if own is not None:
-                values[row, : len(draft)] = own.accepting.take(round_, len(draft))
-                values[row, most] = own.following.take(round_, 1)[0]
+        most = max(len(draft) for draft, _, _ in own)
+        values = np.zeros((len(own), most + 1))
+        for row, (draft, round_, of_text) in enumerate(own):
+            if of_text is not None:
+                values[row, : len(draft)] = of_text.accepting.take(round_, len(draft))
+                values[row, most] = of_text.following.take(round_, 1)[0]
         return torch.from_numpy(values)
+
+
+def _probabilities(logits: Tensor, hot: Tensor | None, counts: Tensor) -> Tensor:
+    """[R, V] float32; see `DraftedRows._decided`."""
+    if hot is not None:
+        probs = logits.softmax(-1, dtype=torch.float32)
+        cold = ~hot.repeat_interleave(counts, output_size=len(logits))
+    else:
+        probs = torch.empty_like(logits, dtype=torch.float32)
+        cold = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    probs.masked_fill_(cold[:, None], 0.0)
+    likeliest = logits.argmax(-1, keepdim=True)
+    return probs.scatter_add_(1, likeliest, cold[:, None].float())
 
 
 def install() -> None:

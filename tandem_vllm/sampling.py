@@ -11,12 +11,13 @@ from tandem.speculation.request.sampling import MAX_SEED, Sampling
 from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
 
 
-def sampling_of(params: Any) -> Sampling:
+def sampling_of(params: Any, with_grammar: bool = True) -> Sampling:
     """What drafts are drawn by. Where it says less than vLLM's parameters do, or more, fewer
     drafted tokens are kept.
 
     Args:
         params: vLLM's `SamplingParams`.
+        with_grammar: whether a grammar holds from the first token on.
     """
     return Sampling(
         temperature=params.temperature,
@@ -24,17 +25,17 @@ def sampling_of(params: Any) -> Sampling:
         top_p=params.top_p,
         min_p=params.min_p,
         seed=_own_seed(params.seed),
-        shaping=_shaping_of(params),
+        shaping=_shaping_of(params, with_grammar),
     )
 
 
-def _shaping_of(params: Any) -> Shaping:
+def _shaping_of(params: Any, with_grammar: bool) -> Shaping:
     try:
         return Shaping(
             repetition_penalty=params.repetition_penalty,
             frequency_penalty=params.frequency_penalty,
             presence_penalty=params.presence_penalty,
-            grammar=_grammar_of(params.structured_outputs),
+            grammar=_grammar_of(params.structured_outputs) if with_grammar else None,
         )
     except ValueError:  # beyond a drafter's bounds
         return NO_SHAPING

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from dataclasses import dataclass, replace
 
+from orchestrator.replicas.compatibility import longest_text
 from orchestrator.replicas.drafter_of_text import DrafterOfText
 from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt, TextDrafter
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.record import TextRecord
+from tandem.common.v1 import common_pb2
 from tandem.errors import InvalidRequest, PeerFailure, TandemError
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft, faults
@@ -17,6 +20,9 @@ from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING
 from tandem.telemetry.stages import StageTimes
 from tandem_vllm.pool import DrafterPool
+
+# Between two looks at a drafter whose drafts were late.
+_MOST_PASSES = 64
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class RemoteText:
     ) -> None:
         self.record = record
         self._pool = pool
-        self._opening = opening
+        self._request_id = _request_id_of(opening.name)
         self._vocab_size = vocab_size
         self._sampling = opening.sampling
         self._tokens = list(opening.token_ids)
@@ -85,6 +91,8 @@ class RemoteText:
         self._reserve = reserve
         self._told = len(self._tokens)
         self._round = 0
+        self._failed = False
+        self._backoff = Backoff()
         self._asked: asyncio.Task[RemoteDraft | None] | None = None
         self._drafting = DrafterOfText(pool.deadlines, record)
         self._drafter = self._opened()
@@ -105,31 +113,32 @@ class RemoteText:
         return drafter
 
     def _note_lost(self, error: TandemError | None) -> None:
-        if self._sampling.shaping and isinstance(error, PeerFailure):
-            # It may not know what shapes this text, such as a schema's keyword: none of its faults.
-            self._sampling = replace(self._sampling, shaping=NO_SHAPING)
+        if isinstance(error, PeerFailure) and not self._failed:
+            # What a client asked for may be no drafter's fault, such as an unknown schema keyword:
+            # one text alone has no drafter left alone by all.
+            self._failed, self._sampling = True, replace(self._sampling, shaping=NO_SHAPING)
             return
         self._drafting.note_lost(error)
 
     def _sequence(self) -> TextDrafter | None:
         limits = self._pool.limits
-        if limits is None or self._room(limits.max_length) < 1:
+        if limits is None or self._room(limits) < 1:
             return None
         most = limits.max_message_bytes
         call = self._drafting.begin(self._pool.pick(), None, most, most)
         return None if call is None else _Checked(call, self._vocab_size, limits.max_gamma)
 
-    def _room(self, max_length: int) -> int:
+    def _room(self, limits: common_pb2.ModelInfo) -> int:
         """Tokens to reserve behind those that the drafter is told of."""
-        return min(self._reserve, self._end - self._told, max_length - self._told)
+        return min(self._reserve, self._end - self._told, longest_text(limits, 0) - self._told)
 
     def _prompt(self) -> Prompt:
         limits = self._pool.limits
         assert limits is not None
-        room = self._room(limits.max_length)
+        room = self._room(limits)
         self._reserved = self._told + room
         return Prompt(
-            self._opening.name,
+            self._request_id,
             self._tokens[: self._told],
             self._sampling,
             self._round,
@@ -138,19 +147,36 @@ class RemoteText:
             emitted_tokens=self._told - self._prompt_tokens,
         )
 
-    def ask(self, token_ids: list[int], gamma: int) -> asyncio.Task[RemoteDraft | None] | None:
-        """Have a draft made behind the text; None while the last one is still being made.
+    def extend(self, token_ids: list[int]) -> None:
+        """The text has grown."""
+        self._tokens += token_ids
+
+    def ask(self, gamma: int) -> asyncio.Task[RemoteDraft | None] | None:
+        """Have a draft made behind the text; None while the last one is still being made, and for
+        some passes behind one that was late.
 
         Args:
-            token_ids: of the text since the last call.
             gamma: the longest draft.
         """
-        self._tokens += token_ids
-        if self._asked is not None and not self._asked.done():
+        if self._is_drafting or not self._backoff.is_over:
             return None
         self._round += 1
         self._asked = asyncio.create_task(self._draft(gamma))
         return self._asked
+
+    @property
+    def _is_drafting(self) -> bool:
+        return self._asked is not None and not self._asked.done()
+
+    def note(self, *, late: bool) -> None:
+        """Whether the draft that was asked for last came too late for its pass."""
+        self._backoff.note(late=late)
+
+    def rest(self) -> None:
+        """Let a drafter go that nobody has asked for long."""
+        if not self._is_drafting:
+            rest = self._drafter.draft(self._round, self._told, DraftSize(0))
+            self._resting = asyncio.create_task(rest)
 
     async def _draft(self, gamma: int) -> RemoteDraft | None:
         limits = self._pool.limits
@@ -160,14 +186,14 @@ class RemoteText:
         self._drafter.tell(news)
         gamma = min(gamma, limits.max_gamma, self._end - self._told)
         left = self._reserved - self._told
-        if left < gamma and self._reserved < min(self._end, limits.max_length):
+        if left < gamma and self._reserved < min(self._end, longest_text(limits, 0)):
             await self._open_anew()
             return None
         gamma = max(min(gamma, left), 0)
         drafted = await self._drafter.draft(self._round, self._told, DraftSize(gamma))
         if drafted is None or not drafted.token_ids:
             return None
-        return RemoteDraft(self._opening.sampling.seed, self._round, drafted.payload)
+        return RemoteDraft(self._sampling.seed, self._round, drafted.payload)
 
     async def _open_anew(self) -> None:
         """Reserve more, behind the text as it is now."""
@@ -183,6 +209,38 @@ class RemoteText:
         self._drafter.cancel()
         self._drafting.let_go()
         self.record.end()
+
+
+class Backoff:
+    """Passes that go on without asking, behind drafts that came late: twice as many each time.
+
+    Attributes:
+        late: how often in a row they were late.
+    """
+
+    def __init__(self) -> None:
+        self.late = 0
+        self._left = 0
+
+    def note(self, *, late: bool) -> None:
+        """Whether drafts were late."""
+        self.late = self.late + 1 if late else 0
+        self._left = min(2**self.late, _MOST_PASSES) if late else 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass that begins may ask; to be read once a pass."""
+        if not self._left:
+            return True
+        self._left -= 1
+        return False
+
+
+def _request_id_of(name: str) -> str:
+    """vLLM's id of a request, which a client may have chosen, as a drafter takes it."""
+    if name.isprintable() and len(name) <= messages.MAX_REQUEST_ID:
+        return name
+    return f"vllm-{hashlib.blake2b(name.encode(errors='replace'), digest_size=16).hexdigest()}"
 
 
 class _Checked:

@@ -16,7 +16,7 @@ from tandem.errors import EngineFailure, StartupError
 from tandem.speculation.draft import Draft
 from tandem.verification import VERIFIERS
 from tandem_vllm.drafting import DraftAsk, DraftingThread, VerifiedPass
-from tandem_vllm.model import PROPOSER
+from tandem_vllm.model import PROPOSER, check_arguments
 from tandem_vllm.proposer import Proposer
 from tandem_vllm.rule import DraftedRows, TextNumbers, install
 from tandem_vllm.sampling import sampling_of
@@ -48,6 +48,9 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
         self._told: dict[str, int] = {}
         self._scheduled: dict[str, list[int]] = {}
         self._began_ns = 0
+        # Of a text that reasons first, the grammar begins where no drafter knows.
+        reasons = self.vllm_config.structured_outputs_config
+        self._with_grammar = not reasons.reasoning_parser or reasons.enable_in_reasoning
         install()
 
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **named: Any) -> Any:
@@ -70,12 +73,15 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
             # Embeddings are no text, and pooling has none.
             if None in (new.prompt_token_ids, new.sampling_params) or new.prompt_embeds is not None:
                 continue
+            # A session that goes on has its name again, and numbers of its own.
+            for known in (self._drafts, self._numbers):
+                known.pop(new.req_id, None)
             self._told[new.req_id] = len(new.prompt_token_ids)
             openings.append(
                 Opening(
                     new.req_id,
                     new.prompt_token_ids,
-                    sampling_of(new.sampling_params),
+                    sampling_of(new.sampling_params, self._with_grammar),
                     self._room(new.req_id, len(new.prompt_token_ids)),
                     traceparent=callers.get(new.req_id, ""),
                 )
@@ -100,6 +106,7 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
         """See vLLM's; what it keeps of distributions is not used."""
         batch = self.input_batch
         names = batch.req_ids[: batch.num_reqs]
+        most = min(self.drafter.gamma, scheduler_output.num_spec_tokens_to_schedule)
 
         def ask(thread: DraftingThread) -> dict[str, RemoteDraft]:
             asks = []
@@ -108,7 +115,7 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
                 if not new or told is None:
                     continue
                 # A draft of all that is left would leave no room for what follows it.
-                gamma = min(self.drafter.gamma, self._room(name, length) - 1)
+                gamma = min(most, self._room(name, length) - 1)
                 tokens = batch.token_ids_cpu[row, told:length].tolist()
                 asks.append(DraftAsk(name, tokens, max(gamma, 0)))
                 self._told[name] = length
@@ -169,6 +176,7 @@ class DraftingWorker(PlatformWorker):  # type: ignore[misc]
 
 def _check(config: VllmConfig) -> None:
     """Raises StartupError where drafts would not be made, or not be decided as they must be."""
+    check_arguments(config)
     speculative = config.speculative_config
     if speculative is None or (speculative.method, speculative.model) != ("custom_class", PROPOSER):
         raise StartupError(

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import structlog
@@ -63,13 +64,20 @@ class _ExportFailures(logging.Filter):
         return True
 
 
-def configure(service: str, level: str, style: Literal["auto", "json", "console"]) -> None:
+def configure(
+    service: str,
+    level: str,
+    style: Literal["auto", "json", "console"],
+    loggers: Sequence[str] = (),
+) -> None:
     """Send all logs, those of libraries too, to standard error.
 
     Args:
         service: appears in each line.
         level: as `logging` names it.
         style: "auto" is console on a terminal and JSON elsewhere.
+        loggers: names of the only ones to send there, in a process of others; all where none is
+            given.
     """
     console = style == "console" or (style == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
@@ -93,7 +101,12 @@ def configure(service: str, level: str, style: Literal["auto", "json", "console"
             foreign_pre_chain=shared,
         )
     )
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    if not loggers:
+        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in loggers:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level.upper())
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

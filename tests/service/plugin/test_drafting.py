@@ -208,6 +208,25 @@ def test_a_schema_that_no_drafter_reads_costs_no_drafts(embedded_pair: tuple[Pat
             assert plain.ask(1) is not None
 
 
+def test_what_a_client_chooses_has_no_drafter_left_alone(drafter: ServiceProcess) -> None:
+    """An id that is too long, and a token that no vocabulary has."""
+    with thread(port_of(drafter)) as running:
+        plain = Text(running, "plain")
+        plain.drafted()
+        Text(running, "x" * 500).drafted()
+        strange = Text(running, "strange")
+        running.open([Opening("strange", [1, VOCAB_SIZE], Sampling(seed=7), 100)])
+        assert [strange.ask(1) for _ in range(5)] == [None] * 5
+        assert plain.ask(1) is not None
+
+
+def test_a_session_that_goes_on_has_numbers_of_its_own(drafter: ServiceProcess) -> None:
+    with thread(port_of(drafter)) as running:
+        seeds = [Text(running, "session").drafted().seed for _ in range(3)]
+        assert len(set(seeds)) == 3
+        assert open_sequences(drafter) == 1
+
+
 def test_a_drafter_of_other_tokens_is_not_used(
     drafter: ServiceProcess, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -197,7 +197,7 @@ def test_the_law_is_the_targets(
         seeded = server.texts(TEXTS // 4, seeds=True, **FREE)
         assert law_of(pair.target, seeded) > SMALLEST_P
 
-        greedy, *others = server.texts(8, **{**FREE, "temperature": 0.0})
+        answers = server.completions([{**FREE, "temperature": 0.0}] * 8)
         model = AutoModelForCausalLM.from_pretrained(pair.target, dtype=torch.float32)
         expected = model.generate(
             torch.tensor([PROMPT]),
@@ -205,8 +205,8 @@ def test_the_law_is_the_targets(
             do_sample=False,
             eos_token_id=None,
         )
-        assert greedy == expected[0, len(PROMPT) :].tolist()
-        assert others == [greedy] * 7
+        for answer in answers:
+            assert answer["choices"][0]["token_ids"] == expected[0, len(PROMPT) :].tolist()
 
         for kind in ({"json": SCHEMA}, {"grammar": GRAMMAR}):
             found = server.texts(TEXTS, **{**FREE, "ignore_eos": False, "structured_outputs": kind})
@@ -259,6 +259,47 @@ def assert_the_law_holds_without_the_drafter(
         # Long enough for a drafter that opens late.
         long = {**FREE, "max_tokens": 400}
         wait_until(lambda: server.texts(8, **long) and server.counter(name) > drafts)
+
+
+def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
+    """Prompts in several chunks, texts up to the longest, too little memory for all of them, drafts
+    that are often late, greedy texts beside drawn ones, penalties, log probabilities."""
+    prompt = [(3 * i + i // 7) % END for i in range(150)] + [COMMA]
+    long = {"prompt": prompt, "max_tokens": 400, "temperature": 1.0, "ignore_eos": True}
+    kinds: list[dict[str, Any]] = [
+        long,
+        {**long, "max_tokens": 100, "logprobs": 0},
+        {**long, "max_tokens": 60, "temperature": 0.0},
+        {**long, "max_tokens": 80, "seed": 5},
+        {**long, "max_tokens": 80, "presence_penalty": 1.0, "temperature": 0.5},
+    ]
+    options = ["--num-gpu-blocks-override", "16", "--max-num-batched-tokens", "128"]
+    options += ["--max-num-seqs", "16", *arguments(1)]
+    with (
+        drafting(pair, tmp_path / "drafter.log") as drafter,
+        vllm_serve(
+            pair.target,
+            tmp_path / "vllm.log",
+            options,
+            {"DRAFTERS": drafter.address, "WAIT_SECONDS": "0.02"},
+        ) as server,
+    ):
+        answers = server.completions([kinds[i % len(kinds)] for i in range(100)])
+        texts = [answer["choices"][0]["token_ids"] for answer in answers]
+        # Of 512 positions.
+        assert [len(text) for text in texts[:5]] == [512 - len(prompt), 100, 60, 80, 80]
+        drawn = [text for i, text in enumerate(texts) if i % 5 in (0, 1)]
+        assert p_value(drawn, rows_of(pair.target, prompt, drawn), prompt[-1]) > SMALLEST_P
+        assert len({tuple(text) for text in texts[2::5]}) == 1
+        for answer, text in list(zip(answers, texts, strict=True))[1::5]:
+            (rows,) = rows_of(pair.target, prompt, [text])
+            told = answer["choices"][0]["logprobs"]["token_logprobs"]
+            expected = np.log(rows[np.arange(len(text)), text])
+            np.testing.assert_allclose(told, expected, atol=1e-4)
+        assert server.counter("vllm:num_preemptions_total") > 0
+        drafts = server.counter("vllm:spec_decode_num_drafts_total")
+        server.completions([FREE] * 8, {"X-Request-Id": "x" * 300})
+        assert server.counter("vllm:spec_decode_num_drafts_total") > drafts
 
 
 def test_rows_are_worth_tokens(tokens_a_pass: dict[Way, float]) -> None:

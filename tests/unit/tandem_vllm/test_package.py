@@ -14,7 +14,7 @@ import tandem
 import tandem_vllm
 from tandem.errors import StartupError
 from tandem_vllm import model
-from tandem_vllm.model import PROPOSER, check_version, described
+from tandem_vllm.model import PROPOSER, check_arguments, check_version, described
 from tests.support.repository import ROOT
 
 FOLDER = ROOT / "tandem_vllm"
@@ -54,20 +54,21 @@ def config_of(**parallel: Any) -> Any:
         parallel_config=SimpleNamespace(**{"pipeline_parallel_size": 1, **parallel}),
         model_config=SimpleNamespace(
             model="target",
-            skip_tokenizer_init=True,
             max_model_len=128,
             get_vocab_size=lambda: 7,
         ),
+        scheduler_config=SimpleNamespace(max_num_seqs=16),
         speculative_config=SimpleNamespace(num_speculative_tokens=4),
     )
 
 
 def test_stages_of_a_pipeline_are_refused() -> None:
     with pytest.raises(StartupError, match="use --tensor-parallel-size"):
-        described(config_of(pipeline_parallel_size=2))
+        check_arguments(config_of(pipeline_parallel_size=2))
+    check_arguments(config_of())
 
 
 def test_a_model_is_described_as_a_target_of_chains() -> None:
-    found = described(config_of())
+    found = described(config_of(), None)
     assert (found.vocab_size, found.max_length, found.max_gamma, found.max_nodes) == (7, 128, 4, 0)
-    assert found.tokenizer_fingerprint == ""
+    assert (found.max_sequences, found.tokenizer_fingerprint) == (16, "")

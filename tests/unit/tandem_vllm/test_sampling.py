@@ -59,6 +59,12 @@ def test_drafts_keep_to_what_the_text_keeps_to(wanted: Any, grammar: Grammar | N
     assert sampling_of(params(structured_outputs=wanted)).shaping.grammar == grammar
 
 
+def test_a_text_that_reasons_first_is_not_held_to_its_grammar_yet() -> None:
+    wanted = params(structured_outputs=structured(json="{}"), presence_penalty=1.0)
+    shaping = sampling_of(wanted, with_grammar=False).shaping
+    assert (shaping.grammar, shaping.presence_penalty) == (None, 1.0)
+
+
 def test_penalties_are_a_drafts_too() -> None:
     shaping = sampling_of(params(repetition_penalty=1.3, presence_penalty=-1.0)).shaping
     assert (shaping.repetition_penalty, shaping.presence_penalty) == (1.3, -1.0)
