@@ -25,7 +25,7 @@ PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 4 ? c
 ON_ALL_CORES := -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-all test-busy lint types format protos requirements exactness faults fuzz kubernetes-check observability-check vllm-check audit load bench bench-peers bench-full bench-parts figures
+.PHONY: help setup demo up test test-all test-busy checked lint types format protos requirements exactness faults fuzz kubernetes-check observability-check vllm-check audit load bench bench-peers bench-full bench-parts figures
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +54,10 @@ up: setup ## Start the three services with the embedded pair
 
 ##@ Change it
 
-test: setup lint types ## Lint, types, and the tests that any change may break
+test: checked ## Lint, types, and the tests that any change may break
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 
-test-all: setup lint types ## The same, then the campaigns: laws by counting, whole tools; says what it skipped
+test-all: checked ## The same, then the campaigns: laws by counting, whole tools; says what it skipped
 	$(BIN)/python -m pytest $(ON_ALL_CORES)
 	$(BIN)/python -m pytest $(ON_ALL_CORES) -m campaign
 
@@ -69,6 +69,10 @@ lint: setup ## Check style and protos, change nothing
 	$(BIN)/ruff format --check
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
+
+checked: setup lint
+	@# Kernels, and Python's own files, are compiled at their first import: beside the type check.
+	@$(BIN)/python -m pytest --collect-only --quiet > /dev/null 2>&1 & $(MAKE) --no-print-directory types && wait
 
 types: setup ## Check types
 	$(BIN)/mypy .

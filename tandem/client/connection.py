@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.client.errors import Lost, failure_of, unconnected
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -69,19 +69,15 @@ class Connection:
 
     def _connect(self, seconds: float) -> None:
         """Tell "nothing listens there" from UNAVAILABLE, which an orchestrator may answer too."""
-        states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
-        self._channel.subscribe(states.put, try_to_connect=True)
-        settled = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-        state = None
+        check = health_pb2_grpc.HealthStub(self._channel).Check
         try:
-            while state not in settled:
-                state = states.get(timeout=seconds)
-        except queue.Empty:
-            raise unconnected(self._address, in_time=seconds >= CONNECT_SECONDS) from None
-        finally:
-            self._channel.unsubscribe(states.put)
-        if state is not grpc.ChannelConnectivity.READY:
-            raise unconnected(self._address, in_time=True)
+            check(health_pb2.HealthCheckRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise unconnected(self._address, in_time=seconds >= CONNECT_SECONDS) from None
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise unconnected(self._address, in_time=True) from None
+            # Whoever answers anything else listens.
 
     def info(self) -> pb.GetModelInfoResponse:
         """What is served.
