@@ -61,7 +61,9 @@ class Grammars:
         with self._lock:
             tokenizer = self._tokenizer
         if tokenizer is None:
-            raise InvalidRequest("sampling.shaping.grammar needs a model with a tokenizer")
+            raise InvalidRequest(
+                "sampling.shaping.grammar needs a model with a tokenizer of bytes or of SentencePiece"
+            )
         try:
             written = _written(grammar)
         except ValueError as error:
@@ -93,7 +95,7 @@ class Grammars:
 
     @property
     def exist(self) -> bool:
-        """Whether there is a tokenizer for any; to read a large one takes seconds."""
+        """Whether the tokenizer is one for any; to read a large one takes seconds."""
         with self._lock:
             return self._tokenizer is not None
 
@@ -108,7 +110,11 @@ class Grammars:
         tokenizer.add_special_tokens([_NO_END])
         end = tokenizer.token_to_id(_NO_END)
         assert end is not None  # it was added
-        return LLTokenizer(tokenizer.to_str(), max(self._vocab_size, end + 1), end)
+        try:
+            return LLTokenizer(tokenizer.to_str(), max(self._vocab_size, end + 1), end)
+        except ValueError as error:  # such as one whose tokens are words
+            _log.warning("texts cannot keep to grammars", tokenizer=str(error))
+            return None
 
 
 def _ids_of(bits: Bits) -> list[int]:

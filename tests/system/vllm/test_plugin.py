@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -67,8 +67,8 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("plugin")
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="["))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer(models.BPE({word: i for i, word in enumerate(WORDS)}, merges=[]))
+    words.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")
     found = Pair(
         save_random_llama(folder / "drafter", 2, len(WORDS)),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llguidance import LLParserLimits
+from tokenizers import Tokenizer, models
 
 from tandem.errors import InvalidRequest
 from tandem.shaping import grammar as grammar_module
@@ -132,6 +133,14 @@ def test_what_came_before_must_keep_to_it() -> None:
 def test_it_needs_a_tokenizer() -> None:
     with pytest.raises(InvalidRequest, match="needs a model with a tokenizer"):
         Grammars(bytes, 3, ()).state(regex("a"))
+
+
+def test_a_tokenizer_of_words_has_no_grammars() -> None:
+    words = Tokenizer(models.WordLevel({"true": 0, "[": 1}, unk_token="["))
+    grammars = Grammars(lambda: words.to_str().encode(), 2, ())
+    assert not grammars.exist
+    with pytest.raises(InvalidRequest, match="needs a model with a tokenizer of bytes"):
+        grammars.state(regex("true"))
 
 
 def test_a_text_beyond_the_bounds_ends(monkeypatch: pytest.MonkeyPatch) -> None:
