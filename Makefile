@@ -114,7 +114,8 @@ observability-check: setup ## A real Prometheus and a real Jaeger beside the ser
 	PATH=$(CURDIR)/.cache/bin:$$PATH $(BIN)/python -m pytest -v -m '' tests/system/observability/test_prometheus.py tests/system/observability/test_jaeger.py
 
 vllm-check: setup $(VLLM)/.ready ## vLLM under the target: its CPU build in an environment of its own (once), then the tests
-	$(VLLM)/bin/python -m pytest -v -m campaign tests/system/vllm
+	@# Its numba is another one than $(VENV)'s, and would write over what that one has compiled.
+	NUMBA_CACHE_DIR=$(VLLM)/kernels $(VLLM)/bin/python -m pytest -v -m campaign tests/system/vllm
 
 $(VLLM)/.ready: pyproject.toml | setup
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VLLM)

@@ -62,7 +62,8 @@ class Grammars:
             tokenizer = self._tokenizer
         if tokenizer is None:
             raise InvalidRequest(
-                "sampling.shaping.grammar needs a model with a tokenizer of bytes or of SentencePiece"
+                "sampling.shaping.grammar needs a model with a tokenizer of bytes, or of"
+                " SentencePiece's kind"
             )
         try:
             written = _written(grammar)

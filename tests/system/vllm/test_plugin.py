@@ -47,6 +47,8 @@ FREE: dict[str, Any] = {
     "ignore_eos": True,
 }
 TEXTS = 1_000
+# Whatever a busy machine takes.
+PATIENT = {"WAIT_SECONDS": "60", "DRAFT_SECONDS": "60", "STAGE_FLOOR_SECONDS": "60"}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SCHEMA = {"type": "array", "items": {"type": "boolean"}}
 GRAMMAR = """
@@ -173,7 +175,7 @@ def test_the_law_is_the_targets(
     settings = {
         "DRAFTERS": f"127.0.0.1:{port}",
         "VERIFIER": way.rule,
-        "WAIT_SECONDS": "60",
+        **PATIENT,
         "TRACE_FILE": str(traces),
     }
     with (
@@ -331,7 +333,7 @@ def test_a_wrong_one_fails(
             pair.target,
             tmp_path / "vllm.log",
             options,
-            {"DRAFTERS": drafter.address, "WAIT_SECONDS": "60"},
+            {"DRAFTERS": drafter.address, **PATIENT},
         ) as server,
     ):
         texts = server.texts(2 * TEXTS, **body)
