@@ -197,11 +197,12 @@ def test_half_a_set_up_is_refused(
     for name, value in settings.items():
         monkeypatch.setenv(f"{kind.model_config['env_prefix']}{name}", value)
     chosen = read_settings(kind)
-    check: Callable[[Any], object] = tls_of
+    check: Callable[..., object] = tls_of
+    roles: tuple[str, ...] = ()
     if isinstance(chosen, OrchestratorSettings):
-        check = dialers_of
+        check, roles = dialers_of, ("drafter", "target")
     with pytest.raises(StartupError, match=sentence):
-        check(chosen)
+        check(chosen, *roles)
 
 
 class TestTokens:
