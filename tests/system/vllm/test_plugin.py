@@ -283,7 +283,7 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
         {**long, "max_tokens": 80, "seed": 5},
         {**long, "max_tokens": 80, "presence_penalty": 1.0, "temperature": 0.5},
     ]
-    options = ["--num-gpu-blocks-override", "16", "--max-num-batched-tokens", "128"]
+    options = ["--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "128"]
     options += ["--max-num-seqs", "16", *arguments(1)]
     with (
         drafting(pair, tmp_path / "drafter.log") as drafter,
@@ -308,8 +308,14 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
             np.testing.assert_allclose(told, expected, atol=1e-4)
         assert server.counter("vllm:num_preemptions_total") > 0
         drafts = server.counter("vllm:spec_decode_num_drafts_total")
-        server.completions([FREE] * 8, {"X-Request-Id": "x" * 300})
-        assert server.counter("vllm:spec_decode_num_drafts_total") > drafts
+        # Behind late drafts some passes do not ask.
+        odd = [{**FREE, "max_tokens": 100}] * 8, {"X-Request-Id": "x" * 300}
+        wait_until(
+            lambda: (
+                server.completions(*odd)
+                and server.counter("vllm:spec_decode_num_drafts_total") > drafts
+            )
+        )
 
 
 def test_rows_are_worth_tokens(tokens_a_pass: dict[Way, float]) -> None:
