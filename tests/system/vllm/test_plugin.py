@@ -280,7 +280,8 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
         long,
         {**long, "max_tokens": 100, "logprobs": 0},
         {**long, "max_tokens": 60, "temperature": 0.0},
-        {**long, "max_tokens": 80, "seed": 5},
+        # Without seeds: vLLM's CPU build ends at one that begins anew ("does not use offset").
+        {**long, "max_tokens": 80},
         {**long, "max_tokens": 80, "presence_penalty": 1.0, "temperature": 0.5},
     ]
     options = ["--num-gpu-blocks-override", "9", "--max-num-batched-tokens", "128"]
