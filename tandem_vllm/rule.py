@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from tandem.speculation.proposal import Proposal
 from tandem.speculation.randomness import Foreseen, Purpose, foresee, uniforms
 from tandem.verification.verifier import Verifier
 
-# What vLLM writes behind a text's last token.
-_NO_TOKEN = -1
+# What vLLM writes behind a text's last token, and where it pads drafts.
+NO_TOKEN = -1
 # Of probabilities that are looked at together: 128 MiB, of which some copies are made. vLLM leaves
 # memory free for a sampler, not for all rows of a batch at once.
 _MOST_NUMBERS = 1 << 25
@@ -45,15 +46,25 @@ class DraftedRows:
 
     Attributes:
         rule: that decides them.
-        drafts: of each row of the batch; empty where it has none.
+        counts: drafted places of each row of the batch, as vLLM computes them.
+        drafts: of each row, of so many tokens; empty where it has none, or where vLLM has padded a
+            text that begins (`padded`).
         rounds: their numbers.
         numbers: of their texts; None where there is no draft.
     """
 
     rule: Verifier[Any]
+    counts: Sequence[int]
     drafts: Sequence[Draft]
     rounds: Sequence[int]
     numbers: Sequence[TextNumbers | None]
+
+    @property
+    def padded(self) -> list[int]:
+        """Rows whose drafted places hold nothing: vLLM pads a text that begins, or begins anew, with
+        all but one of its tokens in the cache."""
+        pairs = enumerate(zip(self.counts, self.drafts, strict=True))
+        return [row for row, (count, draft) in pairs if count and not len(draft)]
 
     def decide(self, logits: Tensor, bonus: Tensor, temperature: Tensor | None) -> Tensor:
         """The tokens that each text goes on with.
@@ -65,23 +76,23 @@ class DraftedRows:
                 where it is 0 in all rows.
 
         Returns:
-            [B, N+1] int32, -1 behind the last token.
+            [B, N+1] int32, -1 behind the last token; meaningless in rows that are `padded`.
         """
-        counts = [len(draft) for draft in self.drafts]
+        counts = self.counts
         most, (_, vocab_size) = max(counts), logits.shape
-        tokens = torch.full((len(counts), most + 1), _NO_TOKEN, dtype=torch.int32)
+        tokens = torch.full((len(counts), most + 1), NO_TOKEN, dtype=torch.int32)
         tokens = tokens.to(logits.device, non_blocking=True)
         tokens[:, 0] = bonus[:, 0]  # all that rows without a draft go on with
-        drafted = [row for row, count in enumerate(counts) if count]
+        starts = [0, *accumulate(counts)]
+        drafted = [row for row, draft in enumerate(self.drafts) if len(draft)]
         each = max(_MOST_NUMBERS // ((most + 1) * vocab_size), 1)
-        first = 0
         for start in range(0, len(drafted), each):
             rows = drafted[start : start + each]
-            last = first + sum(counts[row] for row in rows)
+            places = [place for row in rows for place in range(starts[row], starts[row + 1])]
             there = torch.tensor(rows).to(logits.device, non_blocking=True)
             hot = None if temperature is None else temperature[there] > 0
-            tokens[there] = self._decided(rows, logits[first:last], bonus[there], hot, most)
-            first = last
+            own = logits[torch.tensor(places).to(logits.device, non_blocking=True)]
+            tokens[there] = self._decided(rows, own, bonus[there], hot, most)
         return tokens
 
     def _decided(
@@ -111,7 +122,7 @@ class DraftedRows:
         )
         tokens = torch.nn.functional.pad(proposal.tokens, (0, behind + 1))
         tokens = torch.where(places == verdict.place[:, None], verdict.next_token[:, None], tokens)
-        return tokens.masked_fill(places > verdict.place[:, None], _NO_TOKEN).int()
+        return tokens.masked_fill(places > verdict.place[:, None], NO_TOKEN).int()
 
     def _uniforms(self, rows: Sequence[int]) -> Tensor:
         """[B, N+1]: column i decides token i, the last one draws the correction."""
@@ -166,22 +177,28 @@ def install() -> None:
         sampling_metadata: Any,
         **others: Any,
     ) -> Tensor:
-        if not isinstance(draft_probs, DraftedRows):
+        def decide_by_vllm(probs: Tensor | None) -> Tensor:
             return theirs(  # type: ignore[no-any-return]
                 draft_token_ids,
                 num_draft_tokens,
                 max_spec_len,
                 cu_num_draft_tokens,
-                draft_probs,
+                probs,
                 target_logits,
                 bonus_token_ids,
                 sampling_metadata,
                 **others,
             )
-        greedy = sampling_metadata.all_greedy
-        return draft_probs.decide(
-            target_logits, bonus_token_ids, None if greedy else sampling_metadata.temperature
+
+        if not isinstance(draft_probs, DraftedRows):
+            return decide_by_vllm(draft_probs)
+        cold = sampling_metadata.all_greedy
+        found = draft_probs.decide(
+            target_logits, bonus_token_ids, None if cold else sampling_metadata.temperature
         )
+        if padded := draft_probs.padded:
+            found[padded] = decide_by_vllm(None)[padded]
+        return found
 
     rejection_sample.by_tandem = True  # type: ignore[attr-defined]
     rejection_sampler.rejection_sample = rejection_sample

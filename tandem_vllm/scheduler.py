@@ -58,7 +58,8 @@ class DraftingScheduler(Scheduler):  # type: ignore[misc]
         request = self.requests[name]
         if not request.use_structured_output:
             return token_ids
-        valid = self.structured_output_manager.validate_tokens(request, token_ids)
+        drafted = [token_id for token_id in token_ids if token_id != _NO_TOKEN]
+        valid = self.structured_output_manager.validate_tokens(request, drafted)
         return [*valid, *[_NO_TOKEN] * (len(token_ids) - len(valid))]
 
 

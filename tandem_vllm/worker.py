@@ -18,7 +18,7 @@ from tandem.verification import VERIFIERS
 from tandem_vllm.drafting import DraftAsk, DraftingThread, VerifiedPass
 from tandem_vllm.model import PROPOSER, check_arguments
 from tandem_vllm.proposer import Proposer
-from tandem_vllm.rule import DraftedRows, TextNumbers, install
+from tandem_vllm.rule import NO_TOKEN, DraftedRows, TextNumbers, install
 from tandem_vllm.sampling import sampling_of
 from tandem_vllm.scheduler import DraftingScheduler, callers_of
 from tandem_vllm.text import Opening, RemoteDraft
@@ -139,13 +139,16 @@ class DraftingRunner(PlatformRunner):  # type: ignore[misc]
         drafts, rounds, numbers = [], [], []
         names = self.input_batch.req_ids
         for name, count in zip(names, spec_decode_metadata.num_draft_tokens, strict=True):
-            drafted = self._drafts[name] if count else None
+            scheduled = self._scheduled.get(name, ())
+            # vLLM pads texts that begin with tokens that nobody proposed.
+            drafted = self._drafts[name] if count and NO_TOKEN not in scheduled else None
             drafts.append(drafted.draft.first(count) if drafted else _NO_DRAFT)
             rounds.append(drafted.round if drafted else 0)
             numbers.append(self._numbers_of(name, drafted) if drafted else None)
-            if drafted and drafts[-1].token_ids != self._scheduled[name]:
+            if drafted and drafts[-1].token_ids != scheduled:
                 raise EngineFailure("vLLM computes another draft than the one that was proposed")
-        return DraftedRows(self._rule, drafts, rounds, numbers)
+        counts = spec_decode_metadata.num_draft_tokens
+        return DraftedRows(self._rule, counts, drafts, rounds, numbers)
 
     def _numbers_of(self, name: str, drafted: RemoteDraft) -> TextNumbers:
         if name not in self._numbers:

@@ -29,6 +29,10 @@ def drawn(generator: np.random.Generator, length: int) -> Draft:
     return Draft(tokens, sizes, ids.astype(np.uint32), weights.astype(np.uint16))
 
 
+def lengths_of(drafts: list[Draft]) -> list[int]:
+    return [len(draft) for draft in drafts]
+
+
 def pick(generator: np.random.Generator, place: int) -> int:
     """A token of the target's."""
     row = P[place].double().numpy()
@@ -49,7 +53,7 @@ def test_texts_have_the_targets_law(
     numbers = [TextNumbers(seed) if len(draft) else None for seed, draft in enumerate(drafts)]
     bonus = [[pick(generator, len(draft))] for draft in drafts]
     logits = torch.cat([P[: len(draft)] for draft in drafts]).log()
-    rows = DraftedRows(VERIFIERS[name], drafts, rounds, numbers)
+    rows = DraftedRows(VERIFIERS[name], lengths_of(drafts), drafts, rounds, numbers)
     found = rows.decide(logits, torch.tensor(bonus), torch.ones(count))
     assert found.dtype == torch.int32
     assert found.shape == (count, GAMMA + 1)
@@ -79,6 +83,7 @@ def test_the_rows_of_a_batch_do_not_touch_each_other() -> None:
     def decide(places: list[int]) -> list[list[int]]:
         rows = DraftedRows(
             VERIFIERS["block"],
+            lengths_of([drafts[i] for i in places]),
             [drafts[i] for i in places],
             [7 + i for i in places],
             [TextNumbers(i) for i in places],
@@ -99,7 +104,9 @@ def test_at_temperature_0_the_likeliest_tokens_are_kept(temperature: torch.Tenso
     likeliest = P.argmax(-1).tolist()
     right = Draft.certain(likeliest[:2])
     wrong = Draft.certain([likeliest[0], (likeliest[1] + 1) % VOCAB_SIZE, likeliest[2]])
-    rows = DraftedRows(VERIFIERS["block"], [right, wrong], [1, 1], [TextNumbers(1), TextNumbers(2)])
+    rows = DraftedRows(
+        VERIFIERS["block"], [2, 3], [right, wrong], [1, 1], [TextNumbers(1), TextNumbers(2)]
+    )
     logits = torch.cat((P[:2], P[:3])).log()
     found = rows.decide(logits, torch.tensor([[likeliest[2]], [0]]), temperature)
     assert found.tolist() == [[*likeliest[:3], -1], [*likeliest[:2], -1, -1]]
@@ -109,10 +116,29 @@ def test_a_round_is_decided_alike_on_each_rank() -> None:
     draft = drawn(np.random.default_rng(1), 3)
     logits, bonus = P[:3].log(), torch.tensor([[1]])
     found = [
-        DraftedRows(VERIFIERS["block"], [draft], [round_], [TextNumbers(9)])
+        DraftedRows(VERIFIERS["block"], [3], [draft], [round_], [TextNumbers(9)])
         .decide(logits, bonus, torch.ones(1))
         .tolist()
         for round_ in (4, 4, *range(5, 25))
     ]
     assert found[0] == found[1]
     assert len({str(each) for each in found}) > 1
+
+
+def test_rows_that_vllm_pads_leave_the_others_alone() -> None:
+    draft = drawn(np.random.default_rng(1), 2)
+    nothing = Draft.certain(())
+    bonus, hot = torch.tensor([[0], [1], [2]]), torch.ones(3)
+    alone = DraftedRows(VERIFIERS["block"], [2], [draft], [4], [TextNumbers(9)])
+    expected = alone.decide(P[:2].log(), bonus[1:2], hot[:1]).tolist()[0]
+    rows = DraftedRows(
+        VERIFIERS["block"],
+        [3, 2, 0],
+        [nothing, draft, nothing],
+        [0, 4, 0],
+        [None, TextNumbers(9), None],
+    )
+    assert rows.padded == [0]
+    found = rows.decide(torch.cat((P[:3], P[:2])).log(), bonus, hot).tolist()
+    assert found[1] == [*expected, -1]
+    assert found[2] == [2, -1, -1, -1]
