@@ -61,8 +61,8 @@ class DraftedRows:
 
     @property
     def padded(self) -> list[int]:
-        """Rows whose drafted places hold nothing: vLLM pads a text that begins, or begins anew, with
-        all but one of its tokens in the cache."""
+        """Rows whose drafted places hold nothing. vLLM pads a text that begins, or begins anew,
+        with all but one of its tokens in the cache."""
         pairs = enumerate(zip(self.counts, self.drafts, strict=True))
         return [row for row, (count, draft) in pairs if count and not len(draft)]
 

@@ -303,9 +303,9 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
         assert p_value(drawn, rows_of(pair.target, prompt, drawn), prompt[-1]) > SMALLEST_P
         assert len({tuple(text) for text in texts[2::5]}) == 1
         for answer, text in list(zip(answers, texts, strict=True))[1::5]:
-            (rows,) = rows_of(pair.target, prompt, [text])
+            (own,) = rows_of(pair.target, prompt, [text])
             told = answer["choices"][0]["logprobs"]["token_logprobs"]
-            expected = np.log(rows[np.arange(len(text)), text])
+            expected = np.log(own[np.arange(len(text)), text])
             np.testing.assert_allclose(told, expected, atol=1e-4)
         assert server.counter("vllm:num_preemptions_total") > 0
         drafts = server.counter("vllm:spec_decode_num_drafts_total")
