@@ -308,6 +308,10 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
             expected = np.log(own[np.arange(len(text)), text])
             np.testing.assert_allclose(told, expected, atol=1e-4)
         assert server.counter("vllm:num_preemptions_total") > 0
+        # All but one token of the prompt are in the cache: vLLM pads such a text's first pass.
+        begun = server.texts(512, **{**long, "prompt": prompt[:129], "max_tokens": 8})
+        rows = rows_of(pair.target, prompt[:129], begun)
+        assert p_value(begun, rows, prompt[128]) > SMALLEST_P
         drafts = server.counter("vllm:spec_decode_num_drafts_total")
         # Behind late drafts some passes do not ask.
         odd = [{**FREE, "max_tokens": 100}] * 8, {"X-Request-Id": "x" * 300}
