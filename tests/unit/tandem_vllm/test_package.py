@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,12 +37,7 @@ def test_what_vllm_names_is_there() -> None:
 def test_another_vllm_is_refused_with_what_to_install(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(asked: str) -> str:
-        if asked != package:
-            raise PackageNotFoundError(asked)
-        return "0.33.1"
-
-    monkeypatch.setattr(model, "version", version)
+    monkeypatch.setattr(model, "installed", lambda: (package, "0.33.1"))
     with pytest.raises(StartupError, match=rf"{package} 0.33.1 is not supported; install"):
         check_version()
 
