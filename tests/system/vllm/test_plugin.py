@@ -275,7 +275,12 @@ def test_texts_of_all_kinds_share_a_batch(pair: Pair, tmp_path: Path) -> None:
     """Prompts in several chunks, texts up to the longest, too little memory for all of them, drafts
     that are often late, greedy texts beside drawn ones, penalties, log probabilities."""
     prompt = [(3 * i + i // 7) % END for i in range(150)] + [COMMA]
-    long = {"prompt": prompt, "max_tokens": 400, "temperature": 1.0, "ignore_eos": True}
+    long: dict[str, Any] = {
+        "prompt": prompt,
+        "max_tokens": 400,
+        "temperature": 1.0,
+        "ignore_eos": True,
+    }
     kinds: list[dict[str, Any]] = [
         long,
         {**long, "max_tokens": 100, "logprobs": 0},
