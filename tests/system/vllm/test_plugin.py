@@ -229,7 +229,9 @@ def test_the_law_is_the_targets(
 
 def assert_a_request_is_traced(server: VllmServer, traces: Path) -> None:
     """In its caller's trace; nobody else asked for one."""
-    server.completions([FREE], {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
+
+    def ask() -> list[dict[str, Any]]:
+        return server.completions([FREE], {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"})
 
     def found() -> set[str]:
         spans = [
@@ -244,7 +246,8 @@ def assert_a_request_is_traced(server: VllmServer, traces: Path) -> None:
         linked = [link["traceId"] for span in spans for link in span.get("links", [])]
         return own | ({"pass"} if TRACE in linked else set())
 
-    wait_until(lambda: found() >= {"generate", "call.prefill", "call.draft", "pass"})
+    # A text may end before a busy drafter has opened it.
+    wait_until(lambda: ask() and found() >= {"generate", "call.prefill", "call.draft", "pass"})
 
 
 def assert_the_law_holds_without_the_drafter(
