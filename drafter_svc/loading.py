@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import structlog
+
 from drafter_svc.settings import DrafterSettings
 from tandem.common.v1 import common_pb2
+from tandem.drafting.ahead.prepare import room_for
 from tandem.drafting.choice.built_in import recipe_of
 from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
+from tandem.errors import StartupError
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.loaded import Loaded
 from tandem.serving.servicer import admission_limits
 from tandem.settings import MIB
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -26,11 +32,13 @@ class LoadedDrafter(Loaded):
         drafter: drafts.
         method: name of its recipe's.
         recipe: of which it is made, as JSON.
+        ahead: drafted tokens that may be prepared behind a draft.
     """
 
     drafter: Drafter
     method: str
     recipe: str
+    ahead: int = 0
 
 
 def load(settings: DrafterSettings) -> LoadedDrafter:
@@ -52,7 +60,9 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     from tandem.serving.drafting import law_of, load_models
     from tandem.serving.model import engine_over, info_of
 
-    models = load_models(recipe, settings, settings.model, settings.target)
+    models = load_models(
+        recipe, settings, settings.model, settings.target, branches=settings.ahead > 0
+    )
     truncation = settings.truncation
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:]))
     info.vocab_size = max(model.vocab_size for model in models)
@@ -61,8 +71,32 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.parameters = sum(model.parameters for model in models)
     info.max_nodes = recipe.largest_tree
     drafter = recipe.make(models, truncation)
+    ahead = _ahead_of(settings, drafter, info)
     engine = engine_over(models, settings, "drafter-engine")
-    return LoadedDrafter(engine, info, models, drafter, recipe.method, recipe.model_dump_json())
+    described = recipe.model_dump_json()
+    return LoadedDrafter(engine, info, models, drafter, recipe.method, described, ahead)
+
+
+def _ahead_of(settings: DrafterSettings, drafter: Drafter, info: common_pb2.ModelInfo) -> int:
+    """Drafted tokens that may be prepared behind a draft.
+
+    Raises:
+        StartupError: a sequence of the greatest length has no room for them.
+    """
+    if not settings.ahead:
+        return 0
+    if drafter.looks is None:
+        _log.warning("AHEAD has no effect: the method needs news of its target before it drafts")
+        return 0
+    room = room_for(settings.ahead, drafter.largest_tree or settings.max_gamma)
+    needed = info.max_length + drafter.largest_tree + room
+    if info.cache_tokens < needed:
+        raise StartupError(
+            f"AHEAD={settings.ahead}: a sequence of {info.max_length} tokens takes {needed}"
+            " positions with the drafts that are prepared for it, and the KV cache has"
+            f" {info.cache_tokens}; lower AHEAD or MAX_LENGTH, or raise CACHE_TOKENS"
+        )
+    return settings.ahead
 
 
 def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:

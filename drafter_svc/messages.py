@@ -8,6 +8,7 @@ import numpy as np
 
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.ahead.prepare import Came, Made
 from tandem.drafting.features import Feature, FeatureSpec
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
@@ -28,6 +29,22 @@ def feedback_spec(wants: FeatureSpec | None) -> common_pb2.FeedbackSpec | None:
         layers=wants.layers,
         hidden_dtype=messages.hidden_dtype_to(wants.dtype),
         prompt_tokens=wants.prompt_tokens,
+    )
+
+
+_OUTCOMES = {
+    Came.HIT: drafter_pb2.DraftedStep.OUTCOME_HIT,
+    Came.LATE: drafter_pb2.DraftedStep.OUTCOME_LATE,
+    Came.MISS: drafter_pb2.DraftedStep.OUTCOME_MISS,
+}
+
+
+def prepared_to(made: Made) -> drafter_pb2.DraftedStep.Prepared | None:
+    """What was prepared of a draft; None where nothing was."""
+    if made.came is None:
+        return None
+    return drafter_pb2.DraftedStep.Prepared(
+        outcome=_OUTCOMES[made.came], ready_ns=made.ready_ns, drafts=made.drafts
     )
 
 

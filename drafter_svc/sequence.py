@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from drafter_svc.messages import features_from
+from opentelemetry.util.types import AttributeValue
+
+from drafter_svc.messages import features_from, prepared_to
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.ahead.prepare import Ahead, Made, room_for
 from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.features import Feature
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
 from tandem.errors import InvalidRequest
@@ -31,14 +36,24 @@ class DraftedSequence(
         drafter: the method.
         info: limits that were announced.
         grammars: for texts that keep to one.
+        ahead: drafted tokens that may be prepared behind a draft.
     """
 
     def __init__(
-        self, engine: Engine, drafter: Drafter, info: common_pb2.ModelInfo, grammars: Grammars
+        self,
+        engine: Engine,
+        drafter: Drafter,
+        info: common_pb2.ModelInfo,
+        grammars: Grammars,
+        ahead: int = 0,
     ) -> None:
         super().__init__(engine, info)
         self._drafter = drafter
         self._grammars = grammars
+        self._ahead_nodes = ahead
+        self._ahead: Ahead | None = None
+        self._preparing: asyncio.Future[None] | None = None
+        self._released = False
         self._draws = info.vocab_size > 0  # else its tokens are certain
 
     async def _open(
@@ -69,6 +84,10 @@ class DraftedSequence(
             sequence.shaped = await shaped_behind(
                 request, shaping, request.target_vocab_size, self._grammars
             )
+        if self._ahead_nodes and sequence.shaped is None:
+            largest = self._drafter.largest_tree or self._max_gamma
+            sequence.nodes += room_for(self._ahead_nodes, largest)
+            self._ahead = Ahead(self._drafter, sequence, self._ahead_nodes, length)
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
@@ -93,11 +112,15 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
-        steps = self._drafter.go_on(
-            sequence, request.round, emitted, request.gamma, request.max_nodes, features
+        self._stop_preparing()
+        step = request.round, emitted, request.gamma, request.max_nodes, features
+        steps = (
+            _made(self._drafter, sequence, *step)
+            if self._ahead is None
+            else self._ahead.go_on(*step)
         )
-        told = _told(sequence, emitted, steps)
-        draft, times = await self._engine.run(sequence, told, self.request_id, traced)
+        made, times = await self._engine.run(sequence, steps, self.request_id, traced)
+        draft = made.draft
         self._progress = Progress(self._progress.length + len(emitted), request.round)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
@@ -105,20 +128,44 @@ class DraftedSequence(
             draft=messages.draft_to(draft),
             times=messages.times_to(times),
             open_sequences=self._engine.admission.open_sequences,
+            prepared=prepared_to(made),
         )
+        attributes: dict[str, AttributeValue] = {
+            "tandem.round": request.round,
+            "tandem.gamma": request.gamma,
+            "tandem.depth": draft.depth,
+            "tandem.nodes": len(draft),
+            "tandem.batch_size": times.batch_size,
+            "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
+        }
+        if made.came is not None:
+            attributes["tandem.prepared"] = made.came.value
+            attributes["tandem.prepared.drafts"] = made.drafts
+            attributes["tandem.prepared.ready_ms"] = round(made.ready_ns / 1e6, 3)
         return StepReply(
             drafter_pb2.SequenceResponse(drafted=drafted),
             "draft",
             times,
-            {
-                "tandem.round": request.round,
-                "tandem.gamma": request.gamma,
-                "tandem.depth": draft.depth,
-                "tandem.nodes": len(draft),
-                "tandem.batch_size": times.batch_size,
-                "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
-            },
+            attributes,
+            partial(self._prepare, request, draft) if self._ahead and request.ahead else None,
         )
+
+    def _prepare(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
+        """Draft on behind a draft that was sent, unless the next step is there already."""
+        if self._ahead is None or self._released or self._progress.last_round != request.round:
+            return
+        steps = self._ahead.prepare(request.round, draft, request.gamma, request.max_nodes)
+        self._preparing = self._engine.run_idle(self._sequence, steps, self.request_id)
+
+    def _stop_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
+
+    def release(self) -> None:
+        self._stop_preparing()
+        self._released = True
+        super().release()
 
     def _emitted(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
         """The emitted tokens of a checked request."""
@@ -143,11 +190,20 @@ class DraftedSequence(
         return emitted
 
 
-def _told(sequence: DraftSequence, emitted: Sequence[int], steps: Steps[Draft]) -> Steps[Draft]:
-    """A draft's steps, on the engine's thread behind what was emitted."""
+def _made(
+    drafter: Drafter,
+    sequence: DraftSequence,
+    round_: int,
+    emitted: Sequence[int],
+    gamma: int,
+    nodes: int,
+    features: Sequence[Feature],
+) -> Steps[Made]:
+    """The steps of a draft where nothing is prepared, on the engine's thread."""
     if sequence.shaped is not None:
         try:
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    return (yield from steps)
+    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, features)
+    return Made(draft)

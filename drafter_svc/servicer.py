@@ -44,7 +44,7 @@ class DrafterServicer(
             await self.streams.run(
                 context,
                 lambda: DraftedSequence(
-                    loaded.engine, loaded.drafter, loaded.info, loaded.grammars
+                    loaded.engine, loaded.drafter, loaded.info, loaded.grammars, loaded.ahead
                 ),
             )
 
@@ -68,6 +68,7 @@ class DrafterServicer(
                 recipe=loaded.recipe,
                 feedback=feedback_spec(loaded.drafter.wants),
                 made_for=loaded.drafter.made_for,
+                ahead=loaded.ahead,
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from tandem.drafting.choice.settings import RecipeSettings
@@ -12,3 +13,12 @@ class DrafterSettings(RecipeSettings, ModelSettings):
     """Everything that can be set about a drafter: the service, and its recipe."""
 
     model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFTER_")
+
+    ahead: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="drafted tokens that may be prepared while a target verifies, behind likely"
+        " outcomes of each draft; they take twice as many positions of the KV cache for each"
+        " sequence. 0 prepares none",
+    )

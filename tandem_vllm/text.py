@@ -190,7 +190,7 @@ class RemoteText:
             await self._open_anew()
             return None
         gamma = max(min(gamma, left), 0)
-        drafted = await self._drafter.draft(self._round, self._told, DraftSize(gamma))
+        drafted = await self._drafter.draft(self._round, self._told, DraftSize(gamma), ahead=True)
         if drafted is None or not drafted.token_ids:
             return None
         return RemoteDraft(self._sampling.seed, self._round, drafted.payload)
@@ -264,14 +264,20 @@ class _Checked:
         return await self._sequence.open(prompt)
 
     async def draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        news: News,
+        size: DraftSize,
+        exact: bool,
+        ahead: bool = False,
     ) -> Drafted:
         """See `TextDrafter`.
 
         Raises:
             PeerFailure: the draft is none.
         """
-        drafted = await self._sequence.draft(round_, position, news, size, exact)
+        drafted = await self._sequence.draft(round_, position, news, size, exact, ahead)
         try:
             draft = messages.draft_from(drafted.payload, self._vocab_size, self._max_gamma)
         except InvalidRequest as error:

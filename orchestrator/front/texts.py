@@ -226,7 +226,10 @@ class Texts:
                 drafter=drafter,
                 target=target,
                 policy=self._sizes.policy_for(
-                    generation, capabilities.pair, *capabilities.pass_times
+                    generation,
+                    capabilities.pair,
+                    *capabilities.pass_times,
+                    prepares=capabilities.prepares,
                 ),
                 emission=emission,
                 record=record,

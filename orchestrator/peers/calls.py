@@ -32,6 +32,8 @@ VERIFY_METHOD = "tandem.target.v1.TargetService/Verify"
 # stage takes and less than 64 bits of a text's sums, and float32 sums of chances exceed 1 by less.
 _MOST_STAGE_NS = 86_400 * 10**9
 _MOST_OVERLAP = 1.01
+# In the order of drafter.proto's Outcome, from 1 on.
+_PREPARED = ("hit", "late", "miss")
 _MOST_LOG_PROB = 0.01
 
 
@@ -43,11 +45,13 @@ class CountingOn:
         fingerprint: that it has to have.
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
+        prepares: whether it is a drafter that prepares drafts.
     """
 
     fingerprint: str
     note_load: Callable[[int], None]
     incarnation: int = 0
+    prepares: bool = False
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
         """Refuse an opening by a process that nobody has asked yet.
@@ -114,16 +118,22 @@ class DraftCall:
         return times
 
     async def draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        news: News,
+        size: DraftSize,
+        exact: bool,
+        ahead: bool = False,
     ) -> Drafted:
         """See `TextDrafter`."""
         with self._record.stage("draft_wait"):
-            drafted = await self._draft(round_, position, news, size, exact)
+            drafted = await self._draft(round_, position, news, size, exact, ahead)
         self._record.times.drafted_tokens += len(drafted.token_ids)
         return drafted
 
     async def _draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
+        self, round_: int, position: int, news: News, size: DraftSize, exact: bool, ahead: bool
     ) -> Drafted:
         gamma = size.gamma
         step = drafter_pb2.DraftStep(
@@ -133,6 +143,7 @@ class DraftCall:
             gamma=gamma,
             max_nodes=size.nodes,
             feedback=news.feedback,
+            ahead=ahead and self._replica.prepares,
         )
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._record.spans.call("draft", DRAFT_METHOD, self._call.address)
@@ -151,7 +162,20 @@ class DraftCall:
             raise self._short(len(token_ids), gamma)
         parents = _parents_of(self._call, draft, size)
         weight = self._check(draft, token_ids)
+        if drafted.HasField("prepared"):
+            self._note_prepared(drafted.prepared)
         return Drafted(token_ids, parents, draft, weight, _times_of(self._call, drafted))
+
+    def _note_prepared(self, prepared: drafter_pb2.DraftedStep.Prepared) -> None:
+        """Count what became of prepared drafts.
+
+        Raises:
+            PeerFailure: it cannot be that.
+        """
+        expect = self._call.expect
+        expect("drafted.prepared.outcome", prepared.outcome, 1, len(_PREPARED))
+        expect("drafted.prepared.ready_ns", prepared.ready_ns, 0, _MOST_STAGE_NS)
+        self._record.count_prepared(_PREPARED[prepared.outcome - 1])
 
     def _short(self, count: int, gamma: int) -> ShortDraft:
         error = ShortDraft(

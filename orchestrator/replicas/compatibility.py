@@ -326,6 +326,7 @@ class Capabilities:
         feedback: that drafters want of the target; None for none.
         without_drafters: the same targets where they draft themselves, for texts that lose their
             drafters; None where they do not, or do so anyway.
+        prepares: some drafter prepares drafts.
     """
 
     target: common_pb2.ModelInfo
@@ -339,6 +340,7 @@ class Capabilities:
     by_target: bool = False
     without_drafters: Capabilities | None = None
     feedback: common_pb2.FeedbackSpec | None = None
+    prepares: bool = False
 
     @property
     def pass_times(self) -> Iterator[Sequence[PassTime]]:
@@ -408,4 +410,5 @@ def capabilities_of(
         by_target,
         without_drafters,
         wanted_feedback(drafters),
+        any(reply.ahead for reply in drafters),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
@@ -48,7 +49,8 @@ class DrafterOfText:
         client = self._serving.enter_context(replica.serve())
         waits = self._deadlines.of(lambda: False)  # a text goes on without
         limits = max_bytes, target_max_bytes
-        return client.sequence(remaining, waits, self._record, *limits, counting_on(replica))
+        counting = replace(counting_on(replica), prepares=replica.reply.ahead > 0)
+        return client.sequence(remaining, waits, self._record, *limits, counting)
 
     def let_go(self) -> None:
         """It serves the text no more."""

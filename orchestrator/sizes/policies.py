@@ -4,6 +4,8 @@
 | --- | --- |
 | says its size, by itself or by the settings | `FixedSize`: a seed repeats its text |
 | leaves it open | `AdaptiveSize`: what drafts earn, learnt by all texts of a pair together |
+
+`PreparedSize` adds to either whether drafts are prepared, where drafters can.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
+from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
 from orchestrator.text.contracts import SizePolicy
 from orchestrator.text.values import Generation
@@ -28,6 +31,7 @@ class SizePolicies:
         self._active = active
         self._pair: object = None
         self._adaptation: Adaptation | None = None
+        self._ahead = AheadChoice(active)
 
     def policy_for(
         self,
@@ -35,6 +39,8 @@ class SizePolicies:
         pair: object,
         verify: Sequence[PassTime] = (),
         draft: Sequence[PassTime] = (),
+        *,
+        prepares: bool = False,
     ) -> SizePolicy:
         """The policy of a text.
 
@@ -43,11 +49,20 @@ class SizePolicies:
             pair: the target's law and the drafter's; another pair is learnt anew.
             verify: what the target's passes take.
             draft: what the drafter's passes take.
+            prepares: drafters can prepare drafts.
         """
+        if self._pair != pair:
+            self._pair = pair
+            self._adaptation, self._ahead = None, AheadChoice(self._active)
+        policy = self._of(generation, verify, draft)
+        return PreparedSize(policy, self._ahead) if prepares else policy
+
+    def _of(
+        self, generation: Generation, verify: Sequence[PassTime], draft: Sequence[PassTime]
+    ) -> SizePolicy:
         if len(generation.sizes) == 1:
             (size,) = generation.sizes
             return FixedSize(size.gamma, size.nodes, generation.rule.fixed_gamma)
-        if self._adaptation is None or self._pair != pair:
-            self._pair = pair
+        if self._adaptation is None:
             self._adaptation = Adaptation(self._active, Profile(verify), Profile(draft))
         return AdaptiveSize(self._adaptation, generation.sizes)

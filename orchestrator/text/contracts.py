@@ -89,11 +89,13 @@ class SizeChoice:
         expected: of it; None where nothing is estimated.
         rounds: that may be asked for ahead, this one included, where the target does them by
             itself. What is chosen meanwhile waits for them.
+        ahead: the drafter prepares drafts of this size while the target verifies this one.
     """
 
     size: DraftSize
     expected: Expected | None = None
     rounds: int = 1
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +212,23 @@ class TextDrafter(Protocol):
         """Prefill."""
 
     async def draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        news: News,
+        size: DraftSize,
+        exact: bool,
+        ahead: bool = False,
     ) -> Drafted:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
+
+        Args:
+            round_: number of the round.
+            position: tokens that the sequence held after the last step.
+            news: since then.
+            size: of the draft.
+            exact: no fewer tokens will do.
+            ahead: the next drafts may be prepared behind this one.
 
         Raises:
             ShortDraft: there are fewer.

@@ -122,13 +122,16 @@ class DrafterWithFailover:
         while self._feedback_bytes > self._most_feedback_bytes:
             self._feedback_bytes -= len(self._feedback.popleft().hidden)
 
-    async def draft(self, round_: int, length: int, size: DraftSize) -> Drafted | None:
+    async def draft(
+        self, round_: int, length: int, size: DraftSize, ahead: bool = False
+    ) -> Drafted | None:
         """A draft, or None: while there is no drafter, or it is opened late.
 
         Args:
             round_: number of the round.
             length: of the text so far, in tokens.
             size: of the draft.
+            ahead: the next drafts may be prepared behind this one.
 
         Raises:
             DrafterLost: the rule cannot go on without.
@@ -153,6 +156,7 @@ class DrafterWithFailover:
                 News(self._untold, self._feedback),
                 size,
                 bool(self._needed_by),
+                ahead,
             )
         except (OutOfTime, ShortDraft):  # neither says that the drafter is lost
             raise

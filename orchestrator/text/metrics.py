@@ -55,6 +55,10 @@ class RequestMetrics:
         """A text goes on without its drafter, or ends."""
         self._lost_drafters.value += 1
 
+    def count_prepared(self, outcome: str) -> None:
+        """A draft was asked for that might have been prepared."""
+        self._instruments.counter(metrics.DRAFTS_AHEAD, outcome).value += 1
+
     def prefill(self) -> None:
         """A round was committed whose token the target drew from its prefill."""
         self._from_prefill.value += 1

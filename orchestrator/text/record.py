@@ -195,6 +195,12 @@ class TextRecord:
             with harmless:
                 self._metrics.lose_drafter()
 
+    def count_prepared(self, outcome: str) -> None:
+        """A draft's outcome was "hit", "late" or "miss" among those that were prepared."""
+        if self._metrics is not None:
+            with harmless:
+                self._metrics.count_prepared(outcome)
+
     def commit(self, round_: Round) -> None:
         """A round was committed, and counted."""
         if self._metrics is not None:

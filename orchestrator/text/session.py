@@ -106,7 +106,7 @@ class Session:
                 rounds = 1  # no more are asked for ahead, so that the draft's turn comes
             # Rounds that were asked for ahead come first.
             size = DraftSize(0) if self._target.ahead else size
-            drafted = await self._drafter.draft(number, length, size)
+            drafted = await self._drafter.draft(number, length, size, choice.ahead)
             self._by_target = self._own_size is not None and self._drafter.lost
             if size.gamma and not self._by_target:
                 return await self._target.decide(drafted)

@@ -35,6 +35,7 @@ class ForestDrafter(Drafter):
 
     def __init__(self, parts: Sequence[TreeDrafter], largest_tree: int) -> None:
         self._parts = tuple(parts)
+        self.looks = parts[0].looks
         self.largest_tree = largest_tree
         self._shares: dict[tuple[int, int], list[int]] = {}
 

@@ -31,7 +31,7 @@ class ModelDrafter(Drafter):
     pure = True
 
     def __init__(self, scorer: Scorer, truncation: Truncation) -> None:
-        self._scorer = scorer
+        self._scorer = self.looks = scorer
         self._truncation = truncation
 
     def open(self, sequence: DraftSequence) -> Steps[None]:

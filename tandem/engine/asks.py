@@ -126,6 +126,30 @@ class Draw:
     shaped: ShapedRows | None = None
 
 
+@dataclass(slots=True, eq=False)
+class DrawTogether:
+    """Answer several draws of one sequence by one pass; the answer is a list of theirs, in order.
+
+    Attributes:
+        scorer: of them all.
+        feed: the tokens of their feeds, one behind the other, on branches of one cache; all rows
+            are wanted.
+        draws: their feeds say which of their own last rows they draw behind.
+    """
+
+    scorer: Scorer
+    feed: Feed
+    draws: Sequence[Draw]
+
+    def firsts(self, first: int) -> list[int]:
+        """Each draw's first row of a pass, where `first` is the feed's."""
+        found = []
+        for ask in self.draws:
+            first += len(ask.feed.token_ids)
+            found.append(first - ask.feed.rows)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class StatesWanted:
     """Hidden states that a verdict brings along.
@@ -353,5 +377,7 @@ class Lap:
     step: str
 
 
-Ask = Take | Score | Draw | ReadTokens | ReadLogProbs | Decide | ToHost | Report | Lap
+Ask = (
+    Take | Score | Draw | DrawTogether | ReadTokens | ReadLogProbs | Decide | ToHost | Report | Lap
+)
 Steps = Generator[Ask, Any, T]

@@ -149,6 +149,28 @@ class Engine:
         job.arrive()
         return await self._run_job(job)
 
+    def run_idle(
+        self, sequence: AdmittedSequence, steps: Steps[None], request_id: str = ""
+    ) -> asyncio.Future[None]:
+        """Run steps of an open sequence whenever no other job waits for a step.
+
+        Args:
+            sequence: whose they are. Its next job comes behind their end.
+            steps: see `run`; what they fail with is logged.
+            request_id: for the log.
+
+        Returns:
+            Done at their end, or cancelled where they fail. To cancel it ends them, but for a step
+            that is being computed.
+        """
+        job = Job(sequence, steps, request_id)
+        job.idle = True
+        job.arrive()
+        self._arrivals.put(job)
+        if self._closed:
+            job.done.cancel()
+        return job.done
+
     async def _run_job(self, job: Job[T]) -> tuple[T, StageTimes]:
         if self._closed:
             raise Unavailable(self._closed)
@@ -201,7 +223,8 @@ class Engine:
             if job.over:  # given up on the way; its sequence may be gone
                 job.steps.close()
                 continue
-            self._gathering.come(job.sequence, job.arrived_ns / 1e9)
+            if not job.idle:
+                self._gathering.come(job.sequence, job.arrived_ns / 1e9)
             taken_ns = time.perf_counter_ns()
             job.resume()
             if job.over:  # it asked for no pass: nobody was waited for
@@ -213,7 +236,7 @@ class Engine:
 
     def _gather(self) -> None:
         """Wait a little for those who would otherwise miss the step by little."""
-        if not self._jobs or not self._limits.gather:
+        if not self._limits.gather or all(job.idle for job in self._jobs):
             return
         now = time.perf_counter()
         until = now + self._limits.gather * self._step_seconds
@@ -271,7 +294,8 @@ class Engine:
         """Log what is a bug of ours, and wake the waiters of ended jobs and of those that have
         something to report, all at once."""
         for job in jobs:
-            self._gathering.leave(job.sequence, now)
+            if not job.idle:
+                self._gathering.leave(job.sequence, now)
             error = job.error
             if error is not None and not isinstance(error, TandemError):
                 _log.error("a job failed", request_id=job.request_id, exc_info=error)

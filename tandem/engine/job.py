@@ -41,6 +41,7 @@ class Job(Generic[T]):
         ask: what it waits for.
         chunk: prompt tokens that the step at hand takes.
         opens: whether it is its sequence's first.
+        idle: whether nobody waits for it: it is computed where nothing else is to be.
         on_report: takes each result that comes before the end, on the event loop.
         result: what the steps returned.
         traced: the span that the job is done for, where there is one.
@@ -58,6 +59,7 @@ class Job(Generic[T]):
     ask: Ask | None = None
     chunk: int = 0
     opens: bool = False
+    idle: bool = False
     on_report: Callable[[Any, StageTimes], None] | None = None
     result: T | None = None
     times: StageTimes = field(default_factory=StageTimes)
@@ -145,7 +147,8 @@ class Job(Generic[T]):
     @property
     def answers_at_end(self) -> bool:
         """Whether its end is a result that somebody waits for, and no mere end of reports."""
-        return self.on_report is None and self._error is None and not self.done.cancelled()
+        answers = self.on_report is None and not self.idle
+        return answers and self._error is None and not self.done.cancelled()
 
     @property
     def error(self) -> BaseException | None:
@@ -169,5 +172,7 @@ class Job(Generic[T]):
             return
         if self._error is None:
             self.done.set_result(self.result)  # type: ignore[arg-type]  # T may be None
+        elif self.idle:
+            self.done.cancel()
         else:
             self.done.set_exception(self._error)

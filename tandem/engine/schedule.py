@@ -68,7 +68,8 @@ def select(
 
     The oldest of either kind always takes part, so none starves. Where some draw and others wait
     for another model, that drafts are for, those who draw have steps of their own first: their
-    passes are short, and then all share one of the large model.
+    passes are short, and then all share one of the large model. Jobs that nobody waits for have
+    steps that no other job takes part in.
 
     Args:
         jobs: in the order of their arrival.
@@ -76,6 +77,8 @@ def select(
         limits: on the step.
         saved: prompt tokens, see `saved_behind`.
     """
+    if any(job.idle for job in jobs):
+        jobs = [job for job in jobs if not job.idle] or jobs
     selected: list[Job[Any]] = []
     opening: list[Job[Any]] = []
     budget = limits.token_budget

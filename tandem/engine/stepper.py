@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from tandem.engine.asks import (
     Decide,
     DeviceVerdict,
     Draw,
+    DrawTogether,
     ReadLogProbs,
     ReadTokens,
     Report,
@@ -27,13 +29,13 @@ from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.engine.numbers.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Drawn, Feed
 from tandem.inference.output import PassOutput
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
 from tandem.telemetry.tracing.steps import PassRecord
 
-_PASSES = (Take, Score, Draw)
+_PASSES = (Take, Score, Draw, DrawTogether)
 _Jobs = Sequence[Job[Any]]
 A = TypeVar("A", Decide, ToHost, ReadTokens, ReadLogProbs, Report)
 
@@ -155,15 +157,17 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
     """Give each job of a pass its rows, or what is drawn from them."""
     logits, first = output.logits, 0
     first_state = 0
-    drawing: list[tuple[Job[Any], Draw]] = []
-    rows: list[int] = []
+    drawing: list[_Drawing] = []
     for job, feed in zip(jobs, feeds, strict=True):
         ask, own = job.ask, first_state
         first_state += feed.states
         if isinstance(ask, Draw):
-            drawing.append((job, ask))
-            rows.append(first)
-            first += ask.feed.rows
+            drawing.append(_Drawing(job, ask, first))
+        elif isinstance(ask, DrawTogether):
+            rows = ask.firsts(first)
+            drawing += [_Drawing(job, *one) for one in zip(ask.draws, rows, strict=True)]
+        if isinstance(ask, (Draw, DrawTogether)):
+            first += feed.rows
             continue
         if isinstance(ask, Take):
             ask.taken += job.chunk
@@ -181,19 +185,46 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
                 scored.states, scored.first_state = output.states, own
         job.resume(scored)
         first += ask.feed.rows
+    _draw(drawing, logits)
+
+
+def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:
+    """Answer all that draw."""
     # Without siblings at temperature 0 a row of one token does; with them it is the likeliest few.
-    for kind in dict.fromkeys(map(_kind, drawing)):
-        chosen = [i for i, one in enumerate(drawing) if _kind(one) == kind]
-        drawn = draw([drawing[i][1] for i in chosen], logits, [rows[i] for i in chosen])
-        for answer, i in zip(drawn, chosen, strict=True):
-            drawing[i][0].resume(answer)
+    for kind in dict.fromkeys(one.kind for one in drawing):
+        chosen = [one for one in drawing if one.kind == kind]
+        drawn = draw([one.ask for one in chosen], logits, [one.row for one in chosen])
+        for one, answer in zip(chosen, drawn, strict=True):
+            one.answer = answer
+    answers: dict[Job[Any], list[list[Drawn]]] = {}
+    for one in drawing:
+        answers.setdefault(one.job, []).append(one.answer)
+    for job, each in answers.items():
+        job.resume(each if isinstance(job.ask, DrawTogether) else each[0])
 
 
-def _kind(drawing: tuple[Job[Any], Draw]) -> tuple[Truncation, bool, bool]:
-    """What draws have to have in common to be made together."""
-    _, ask = drawing
-    earlier = bool(ask.earlier)
-    return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
+@dataclass(slots=True)
+class _Drawing:
+    """A draw, alone or among others of its job.
+
+    Attributes:
+        job: that asks.
+        ask: see there.
+        row: its first one of the pass.
+        answer: the tokens, once they are drawn.
+    """
+
+    job: Job[Any]
+    ask: Draw
+    row: int
+    answer: list[Drawn] = field(default_factory=list)
+
+    @property
+    def kind(self) -> tuple[Truncation, bool, bool]:
+        """What draws have to have in common to be made together."""
+        ask = self.ask
+        earlier = bool(ask.earlier)
+        return ask.truncation, earlier, ask.sampling.greedy and (earlier or max(ask.counts) > 1)
 
 
 def _decide(asking: Sequence[tuple[Job[Any], Decide]]) -> None:

@@ -15,7 +15,12 @@ from tandem.settings import ModelSettings
 
 
 def load_models(
-    recipe: Recipe, settings: ModelSettings, model: str, target: str, beside: Model | None = None
+    recipe: Recipe,
+    settings: ModelSettings,
+    model: str,
+    target: str,
+    beside: Model | None = None,
+    branches: bool = False,
 ) -> list[Model]:
     """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
@@ -25,6 +30,8 @@ def load_models(
         model: the checkpoint that the recipe calls "".
         target: the checkpoint that its heads are for, where the recipe names none.
         beside: a target in this process, which verifies the drafts.
+        branches: the models compute branches, even if the recipe drafts chains: drafts are prepared
+            ahead.
 
     Raises:
         StartupError: one sentence on what is missing or does not fit.
@@ -43,11 +50,16 @@ def load_models(
             room = Room(own.cache_tokens, at_most)
             loaded = load_head(own.model, head, of or target, own.device, own.dtype, room)
         else:
-            loaded = load_decoder(own, drafts=True, trees=recipe.largest_tree > 0, beside=beside)
+            trees = branches or recipe.largest_tree > 0
+            loaded = load_decoder(own, drafts=True, trees=trees, beside=beside)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"
                 " recipe model"
+            )
+        if branches and not loaded.takes_trees:
+            raise StartupError(
+                f"the model {loaded.name} cannot compute the branches that AHEAD needs; set AHEAD=0"
             )
         for other in [*models[:1], *([beside] if beside else [])]:
             _require_one_vocabulary(other, loaded)

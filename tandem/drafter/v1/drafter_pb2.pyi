@@ -14,6 +14,7 @@ import builtins
 import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
+import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
 import tandem.common.v1.common_pb2
@@ -170,6 +171,7 @@ class DraftStep(google.protobuf.message.Message):
     GAMMA_FIELD_NUMBER: builtins.int
     MAX_NODES_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the draft; larger than every round before on this sequence. Each
     random number of the draft is keyed by it.
@@ -187,6 +189,13 @@ class DraftStep(google.protobuf.message.Message):
     max_nodes: builtins.int
     """max_nodes is the budget of this round, for trees: the most tokens to draft in all, at most
     ModelInfo's max_nodes; gamma then bounds the longest path. 0: no budget, at most gamma tokens.
+    """
+    ahead: builtins.bool
+    """ahead: the next step will most likely ask for the same gamma and max_nodes. A drafter that
+    prepares drafts (GetModelInfoResponse.ahead) then drafts on, behind likely outcomes of this
+    round, while the target verifies it. If one of them comes, and the size is the same, the next
+    step is answered by what is prepared. The draft is the same as without: the text does not
+    change. Other drafters ignore it.
     """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -212,8 +221,9 @@ class DraftStep(google.protobuf.message.Message):
         gamma: builtins.int = ...,
         max_nodes: builtins.int = ...,
         feedback: collections.abc.Iterable[tandem.common.v1.common_pb2.Feedback] | None = ...,
+        ahead: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["feedback", b"feedback", "gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "feedback", b"feedback", "gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
 
 Global___DraftStep: typing_extensions.TypeAlias = DraftStep
 
@@ -324,11 +334,63 @@ class DraftedStep(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    class _Outcome:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[DraftedStep._Outcome.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: DraftedStep._Outcome.ValueType  # 0
+        """OUTCOME_UNSPECIFIED is never sent."""
+        OUTCOME_HIT: DraftedStep._Outcome.ValueType  # 1
+        """OUTCOME_HIT: its draft was ready."""
+        OUTCOME_LATE: DraftedStep._Outcome.ValueType  # 2
+        """OUTCOME_LATE: its draft had been begun, and was finished when the step came."""
+        OUTCOME_MISS: DraftedStep._Outcome.ValueType  # 3
+        """OUTCOME_MISS: none of the drafts was for it, or for the size that was asked for."""
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
+        """Outcome is how the last round ended, for the drafts that were prepared."""
+
+    OUTCOME_UNSPECIFIED: DraftedStep.Outcome.ValueType  # 0
+    """OUTCOME_UNSPECIFIED is never sent."""
+    OUTCOME_HIT: DraftedStep.Outcome.ValueType  # 1
+    """OUTCOME_HIT: its draft was ready."""
+    OUTCOME_LATE: DraftedStep.Outcome.ValueType  # 2
+    """OUTCOME_LATE: its draft had been begun, and was finished when the step came."""
+    OUTCOME_MISS: DraftedStep.Outcome.ValueType  # 3
+    """OUTCOME_MISS: none of the drafts was for it, or for the size that was asked for."""
+
+    @typing.final
+    class Prepared(google.protobuf.message.Message):
+        """Prepared says what became of the drafts that were prepared for a round."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        OUTCOME_FIELD_NUMBER: builtins.int
+        READY_NS_FIELD_NUMBER: builtins.int
+        DRAFTS_FIELD_NUMBER: builtins.int
+        outcome: Global___DraftedStep.Outcome.ValueType
+        """outcome of the last round: whether there was a draft behind it."""
+        ready_ns: builtins.int
+        """ready_ns: how long the draft had been ready when the step came; 0 if it was not."""
+        drafts: builtins.int
+        """drafts that were prepared, finished or not."""
+        def __init__(
+            self,
+            *,
+            outcome: Global___DraftedStep.Outcome.ValueType = ...,
+            ready_ns: builtins.int = ...,
+            drafts: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "outcome", b"outcome", "ready_ns", b"ready_ns"]) -> None: ...
+
     ROUND_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     DRAFT_FIELD_NUMBER: builtins.int
     TIMES_FIELD_NUMBER: builtins.int
     OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
+    PREPARED_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round of the request."""
     position: builtins.int
@@ -345,6 +407,12 @@ class DraftedStep(google.protobuf.message.Message):
     def times(self) -> tandem.common.v1.common_pb2.StageTimes:
         """times of the step."""
 
+    @property
+    def prepared(self) -> Global___DraftedStep.Prepared:
+        """prepared: what was ready for this round. Unset: nothing was prepared, because the step before did
+        not ask for it (ahead), or the drafter had no time to begin.
+        """
+
     def __init__(
         self,
         *,
@@ -353,9 +421,10 @@ class DraftedStep(google.protobuf.message.Message):
         draft: tandem.common.v1.common_pb2.Draft | None = ...,
         times: tandem.common.v1.common_pb2.StageTimes | None = ...,
         open_sequences: builtins.int = ...,
+        prepared: Global___DraftedStep.Prepared | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draft", b"draft", "times", b"times"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft", b"draft", "open_sequences", b"open_sequences", "position", b"position", "round", b"round", "times", b"times"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["draft", b"draft", "prepared", b"prepared", "times", b"times"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draft", b"draft", "open_sequences", b"open_sequences", "position", b"position", "prepared", b"prepared", "round", b"round", "times", b"times"]) -> None: ...
 
 Global___DraftedStep: typing_extensions.TypeAlias = DraftedStep
 
@@ -386,6 +455,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     RECIPE_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
     MADE_FOR_FIELD_NUMBER: builtins.int
+    AHEAD_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the drafting method (docs/recipes.md has the table)."""
     draft_support: builtins.int
@@ -405,6 +475,8 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """made_for is the weights_fingerprint of the target that the drafter was trained for; a target
     with another one does not suit it. Empty: any target that has the layers and their width.
     """
+    ahead: builtins.int
+    """ahead is the most drafted tokens that are prepared behind a draft, in all; 0: none ever are."""
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -431,8 +503,9 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         recipe: builtins.str = ...,
         feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
         made_for: builtins.str = ...,
+        ahead: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["feedback", b"feedback", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

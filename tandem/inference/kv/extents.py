@@ -12,6 +12,15 @@ from typing import Any
 from tandem.inference.kv.branches import NO_BRANCHES, Branches
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a cache held at a time; see its attributes."""
+
+    length: int
+    branches: Branches
+    branch_tokens: tuple[Any, ...]
+
+
 @dataclass(eq=False, slots=True)
 class SequenceCache:
     """One sequence's extent of the pool: its trunk, followed by branch rows.
@@ -65,25 +74,63 @@ class SequenceCache:
         self.length, self.branches = self.branched(len(token_ids), parents)
         self.branch_tokens = (*old, *new)
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Extend the trunk by a path of branch rows, and forget all others.
+    def keep(self, path: Sequence[int], behind: Sequence[int] = ()) -> None:
+        """Extend the trunk by a path of branch rows, and forget all others but those named.
 
-        The path's keys and values are moved to the trunk's end. Rows that are already in place, as
+        The rows' keys and values are moved to the trunk's end. Rows that are already in place, as
         in a chain or a tree's first path, are not copied.
 
         Args:
             path: numbers of branch rows, each a child of the one before; may be empty.
+            behind: further rows, ascending, that stay branch rows: each a child of the path's end
+                or of an earlier one of them.
 
         Raises:
-            ValueError: `path` is no such path.
+            ValueError: `path` is no such path, or `behind` does not hang at it.
         """
         self.branches.check_path(path)
-        end = self.start + self.length
-        in_place = sum(row == i + 1 for i, row in enumerate(path))
-        if in_place < len(path):  # rows ascend, so those in place come first
-            self.pool.move([end + row - 1 for row in path[in_place:]], end + in_place)
+        places = {path[-1] if path else 0: 0}
+        parents: list[int] = []
+        for number, row in enumerate(behind, 1):
+            parent = self.branches.parents[row - 1]
+            if parent not in places:
+                raise ValueError(f"row {row} does not hang at the path")
+            parents.append(places[parent])
+            places[row] = number
+        end, rows = self.start + self.length, [*path, *behind]
+        in_place = 0
+        while in_place < len(rows) and rows[in_place] == in_place + 1:
+            in_place += 1
+        if in_place < len(rows):
+            self.pool.move([end + row - 1 for row in rows[in_place:]], end + in_place)
         self.length += len(path)
-        self._forget_branches()
+        self.branch_tokens = tuple(self.branch_tokens[row - 1] for row in behind)
+        self.branches = NO_BRANCHES.grown(parents)
+
+    def reopen(self, length: int, token_ids: Sequence[Any]) -> None:
+        """Turn the trunk's positions from `length` on into branch rows in a line, before those that
+        there are. All stays in its place.
+
+        Args:
+            length: of the trunk that is left.
+            token_ids: of the positions that become rows.
+        """
+        count = self.length - length
+        parents = (*range(count), *(parent + count for parent in self.branches.parents))
+        self.length, self.branches = length, NO_BRANCHES.grown(parents)
+        self.branch_tokens = (*token_ids, *self.branch_tokens)
+
+    def mark(self) -> Mark:
+        """How far it is, to come back to."""
+        return Mark(self.length, self.branches, self.branch_tokens)
+
+    def return_to(self, mark: Mark) -> None:
+        """Forget all that was fed since a mark. Nothing may have been kept or rolled back since."""
+        self.length, self.branches, self.branch_tokens = (
+            mark.length,
+            mark.branches,
+            mark.branch_tokens,
+        )
 
     def adopt(self, token_ids: Sequence[int]) -> int:
         """Positions of a prompt's beginning that are there already, computed for other sequences;

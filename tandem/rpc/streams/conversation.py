@@ -145,7 +145,7 @@ class Conversation(Generic[Q, R]):
         if reply is None:
             return
         if span is None:
-            self._say(reply.message, None)
+            self._say(reply.message, reply.behind)
             return
         span.end()  # before the caller can read it, or our span would outlast its own
         self._say(reply.message, partial(_record, span, reply, sequence.request_id))
@@ -155,3 +155,5 @@ def _record(span: StepSpan, reply: StepReply[Any], request_id: str) -> None:
     """Write a step's span, once its reply is on the wire."""
     attributes = {"tandem.request_id": request_id, **reply.attributes}
     span.record(reply.step, reply.times, attributes)
+    if reply.behind is not None:
+        reply.behind()

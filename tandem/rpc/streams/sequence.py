@@ -68,12 +68,14 @@ class StepReply(Generic[R]):
         step: the span's name.
         times: of its stages.
         attributes: of the span.
+        behind: called when the answer is on the wire.
     """
 
     message: R
     step: str
     times: StageTimes
     attributes: dict[str, AttributeValue] = field(default_factory=dict)
+    behind: Callable[[], None] | None = None
 
 
 class State(Enum):

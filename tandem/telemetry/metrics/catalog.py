@@ -162,6 +162,14 @@ WASTED_TOKENS = Metric(
     " the text had ended (undecided); or accepted beyond the text's end (behind_end)",
     ("reason",),
 )
+DRAFTS_AHEAD = Metric(
+    "tandem.drafts.ahead",
+    MetricKind.COUNTER,
+    "{draft}",
+    "Drafts for which others had been prepared while the target verified: the draft was ready"
+    " (hit), was being made (late), or was none of those that had been prepared (miss)",
+    ("outcome",),
+)
 DRAFT_PAYLOAD = Metric(
     "tandem.draft.payload",
     MetricKind.COUNTER,
@@ -252,6 +260,7 @@ METRICS = (
     NUM_ACCEPTED_TOKENS,
     NUM_ACCEPTED_TOKENS_PER_POS,
     WASTED_TOKENS,
+    DRAFTS_AHEAD,
     DRAFT_PAYLOAD,
     DRAFTERS_LOST,
     TOKENS_EMITTED,

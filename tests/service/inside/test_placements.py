@@ -13,6 +13,7 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.sizes.ahead import AheadChoice
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -24,7 +25,7 @@ from tests.support.models.heads import MTP, family_of, is_head, save_random_head
 from tests.support.wire.fakes import generation
 
 TOKENS = 20
-PLACEMENTS = ("drafter", "inside, a round a message", "inside, sixteen ahead")
+PLACEMENTS = ("drafter", "drafter, prepared", "inside, a round a message", "inside, sixteen ahead")
 
 
 class Placements:
@@ -58,11 +59,16 @@ async def recipe(
         monkeypatch.setenv("TANDEM_DRAFTER_TARGET", large)
         feedback = "last"
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", small)
+    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
     async with AsyncExitStack() as stack:
-        drafter = await start(stack, make_drafter(DrafterSettings(method=name)))
+        drafters = [
+            await start(stack, make_drafter(DrafterSettings(method=name, ahead=nodes)))
+            for nodes in (0, 24)
+        ]
         stubs = {}
-        for placement, rounds in zip(PLACEMENTS, (16, 1, 16), strict=True):
-            own = "" if placement == "drafter" else name
+        for placement, rounds in zip(PLACEMENTS, (16, 16, 1, 16), strict=True):
+            own = name if placement.startswith("inside") else ""
+            drafter = drafters[placement == "drafter, prepared"]
             kind = TargetSettings(model=large, max_rounds=rounds, drafts=own, feedback=feedback)
             target = await start(stack, make_target(kind))
             settings = OrchestratorSettings(

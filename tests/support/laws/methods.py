@@ -77,6 +77,7 @@ class Enumeration:
     Attributes:
         deepest: draft so far.
         late: features of some rounds never come.
+        room: of each cache, beside a text and its draft.
 
     Args:
         drafter: the method.
@@ -91,11 +92,12 @@ class Enumeration:
         self, drafter: Drafter, scorers: int, target: Table, length: int, gamma: int, nodes: int
     ) -> None:
         self.drafter, self._scorers, self._target = drafter, scorers, target
-        self._length, self._gamma, self._nodes = length, gamma, nodes
+        self.length, self.gamma, self.nodes = length, gamma, nodes
         self._outcomes: dict[Any, Outcomes] = {}
         self._laws: dict[Text, npt.NDArray[np.float64]] = {}
         self.deepest = 0
         self.late = False
+        self.room = 0
 
     @cached_property
     def _start(self) -> DraftSequence:
@@ -104,8 +106,8 @@ class Enumeration:
     def _begun(self, text: Text) -> DraftSequence:
         """A sequence that is opened with a text without its last token, and then observes that."""
         tokens = [*PROMPT, *text]
-        sequence = DraftSequence(tokens[:-1], Sampling(), VOCAB_SIZE, self._nodes)
-        capacity = len(PROMPT) + self._length + self._gamma + self._nodes
+        sequence = DraftSequence(tokens[:-1], Sampling(), VOCAB_SIZE, self.nodes)
+        capacity = len(PROMPT) + self.length + self.gamma + self.nodes + self.room
         sequence.caches = [cache_of(capacity) for _ in range(self._scorers)]
         Answering(Chooser(()), None).run(self.drafter.open(sequence))
         self._observe(sequence, tokens[-1:], len(tokens) - 2)
@@ -125,7 +127,7 @@ class Enumeration:
     def expected(self) -> dict[Text, float]:
         """The law of texts under p alone."""
         law: dict[Text, float] = {}
-        for text in product(range(VOCAB_SIZE), repeat=self._length):
+        for text in product(range(VOCAB_SIZE), repeat=self.length):
             chance = 1.0
             for i, token in enumerate(text):
                 chance *= float(self._p(text[:i])[token])
@@ -141,16 +143,16 @@ class Enumeration:
     def law(self, rule: Verifier[Any]) -> dict[Text, float]:
         """The law of texts that the method drafts and the rule decides, over all rounds."""
         law: dict[Text, float] = {}
-        pending: list[dict[Any, tuple[DraftSequence, float]]] = [{} for _ in range(self._length)]
+        pending: list[dict[Any, tuple[DraftSequence, float]]] = [{} for _ in range(self.length)]
         pending[0][key_of(self._start)] = self._start, 1.0
-        for emitted in range(self._length):
+        for emitted in range(self.length):
             for key, (sequence, mass) in pending[emitted].items():
-                outcomes = self._drafted(key, sequence, self._length - emitted)
+                outcomes = self.drafted(key, sequence, self.length - emitted)
                 for draft, news, chance in self._decided(rule, outcomes, sequence):
                     if not chance:
                         continue
-                    text = (*sequence.token_ids[len(PROMPT) :], *news)[: self._length]
-                    if len(text) == self._length:
+                    text = (*sequence.token_ids[len(PROMPT) :], *news)[: self.length]
+                    if len(text) == self.length:
                         law[text] = law.get(text, 0.0) + mass * chance
                         continue
                     own, after = self._observed(outcomes, draft, news)
@@ -169,22 +171,23 @@ class Enumeration:
             outcomes.observed[key] = key_of(after), after
         return outcomes.observed[key]
 
-    def _drafted(self, key: Any, sequence: DraftSequence, left: int) -> Outcomes:
+    def drafted(self, key: Any, sequence: DraftSequence, left: int) -> Outcomes:
+        """All drafts of a sequence, of which so many tokens are left."""
         if key in self._outcomes:
             return self._outcomes[key]
-        text, gamma = tuple(sequence.token_ids), min(self._gamma, left)
-        found = self._outcomes[key] = Outcomes(text, min(gamma, self._nodes))
+        text, gamma = tuple(sequence.token_ids), min(self.gamma, left)
+        found = self._outcomes[key] = Outcomes(text, min(gamma, self.nodes))
 
         before = pickle.dumps(sequence)  # which copies faster than `deepcopy`
 
         def run(chooser: Chooser) -> tuple[Draft, bytes]:
             own = pickle.loads(before)
-            steps = self.drafter.draft(own, 1, gamma, self._nodes)
+            steps = self.drafter.draft(own, 1, gamma, self.nodes)
             return Answering(chooser, text).run(steps), pickle.dumps(own)
 
         for (draft, after), weight in runs(run):
             assert draft.depth <= gamma
-            assert len(draft) <= self._nodes
+            assert len(draft) <= self.nodes
             draft.check_shape(VOCAB_SIZE)
             self.deepest = max(self.deepest, draft.depth)
             found.drafts.append(draft)
@@ -231,10 +234,10 @@ class Enumeration:
         drafter is opened in the middle of a text.
         """
         self.law(VERIFIERS["token"])
-        for emitted in range(self._length):
+        for emitted in range(self.length):
             for text in product(range(VOCAB_SIZE), repeat=emitted):
                 sequence = self._begun(text)
-                self._drafted(key_of(sequence), sequence, self._length - emitted)
+                self.drafted(key_of(sequence), sequence, self.length - emitted)
         # By all tokens before a token: its row, and the text at the beginning of its round.
         rows: dict[Text, tuple[Any, Text]] = {}
         for found in self._outcomes.values():
@@ -255,7 +258,7 @@ class Enumeration:
     def depth_of_one(self) -> int:
         """Depth of a draft after the prompt, for one of the possible outcomes."""
         sequence = self._begun(())
-        steps = self.drafter.draft(sequence, 1, self._gamma, self._nodes)
+        steps = self.drafter.draft(sequence, 1, self.gamma, self.nodes)
         draft: Draft = Answering(Chooser(()), PROMPT).run(steps)
         return draft.depth
 

@@ -12,8 +12,20 @@ import torch
 
 from tandem.drafting.drafter import Recipe
 from tandem.drafting.features import Feature
-from tandem.engine.asks import Ask, Draw, ReadTokens, Steps, Take, ToHost
+from tandem.engine.asks import (
+    Ask,
+    Draw,
+    DrawTogether,
+    ReadLogProbs,
+    ReadTokens,
+    Score,
+    Scored,
+    Steps,
+    Take,
+    ToHost,
+)
 from tandem.engine.numbers.draws import drafts_of, tokens_of
+from tandem.engine.numbers.log_probs import log_probs_of
 from tandem.inference.feed import Drawn, Draws, Feed, listed
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.output import PassOutput
@@ -178,31 +190,50 @@ class Chooser:
 class Answering:
     """Answers the asks of one run.
 
+    Attributes:
+        text: that every cache must hold; None during a prefill.
+        explores: of prepared drafts, by the text that a draw is behind: whether all outcomes are of
+            interest; else one will do.
+
     Args:
         chooser: chooses the outcomes of draws.
-        text: that every cache must hold; None during a prefill.
+        text: see above.
     """
 
     def __init__(self, chooser: Chooser, text: Text | None) -> None:
         self._chooser = chooser
-        self._text = text
+        self.text = text
         self._told: Text = ()  # by features, with the token behind the last one
+        self.explores: Callable[[Text], bool] = lambda text: True
 
-    def run(self, steps: Steps[Any]) -> Any:
+    def run(self, steps: Steps[Any], passes: int = 1 << 30) -> Any:
+        """The result of steps; None where they are ended before so many passes are done."""
         answer: Any = None
-        while True:
+        while passes:
             try:
                 ask = steps.send(answer)
             except StopIteration as ended:
                 return ended.value
             answer = self._answer(ask)
+            passes -= isinstance(ask, (Score, Draw, DrawTogether))
+        steps.close()
+        return None
 
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Take):
             self._feed(ask.feed)
             return None
         if isinstance(ask, Draw):
-            return self._draw(ask)
+            return self._draw(ask, self._laws(ask))
+        if isinstance(ask, DrawTogether):
+            return self._draw_together(ask)
+        if isinstance(ask, Score):
+            assert isinstance(ask.scorer, Table)
+            rows = np.stack([ask.scorer.row(seen[len(PROMPT) :]) for seen in self._feed(ask.feed)])
+            logits = torch.from_numpy(rows[-ask.feed.rows :]).double().log()
+            return Scored(logits, 0, ask.feed.rows)
+        if isinstance(ask, ReadLogProbs):
+            return log_probs_of([ask])[0]
         if isinstance(ask, ReadTokens):
             return tokens_of([ask])[0]
         assert isinstance(ask, ToHost)
@@ -223,9 +254,9 @@ class Answering:
         length = cache.length
         cache.grow(ids, feed.parents)
         trunk = tuple(memory[: cache.length])
-        if self._text is not None and feed.features is None and not self._told:
+        if self.text is not None and feed.features is None and not self._told:
             # A chain is drafted in the trunk itself.
-            assert trunk[: len(self._text)] == self._text, "the cache holds another text"
+            assert trunk[: len(self.text)] == self.text, "the cache holds another text"
         seen = [trunk[: length + i + 1] for i in range(news)]
         for row in range(old + 1, old + len(parents) + 1):
             path = []
@@ -235,8 +266,22 @@ class Answering:
             seen.append((*trunk, *reversed(path)))
         return seen
 
-    def _draw(self, ask: Draw) -> list[Drawn]:
-        laws = self._laws(ask)
+    def _draw_together(self, ask: DrawTogether) -> list[list[Drawn]]:
+        """Of prepared drafts, whose caches are branches of the one that is fed."""
+        scorer = ask.scorer
+        assert isinstance(scorer, Table)
+        seen = self._feed(ask.feed)
+        laws = [scorer.row(text[len(PROMPT) :]) for text in seen]
+        found = []
+        for one, first in zip(ask.draws, ask.firsts(0), strict=True):
+            chooser = self._chooser
+            if not self.explores(seen[first]):
+                self._chooser = Chooser(())
+            found.append(self._draw(one, laws[first : first + one.feed.rows]))
+            self._chooser = chooser
+        return found
+
+    def _draw(self, ask: Draw, laws: Sequence[npt.NDArray[np.int64]]) -> list[Drawn]:
         groups = range(len(laws)) if ask.rows is None else ask.rows
         assert len(groups) == len(ask.counts)
         rows = np.stack([laws[row] for row in groups])
@@ -281,7 +326,7 @@ class Answering:
         states = np.concatenate([np.asarray(part) for part in feed.features])
         told = [text_of(state) for state in states]
         self._told = (*told[-1], *listed(feed.token_ids)[-1:])  # type: ignore[arg-type]
-        assert self._text in (None, self._told), "the feature is of another text"
+        assert self.text in (None, self._told), "the feature is of another text"
         behind = [text[len(told[0]) :] for text in (*told[1:], self._told)]
         assert [text[-1] for text in behind] == list(listed(feed.token_ids)), "pairs are one off"
         self._feed(feed)

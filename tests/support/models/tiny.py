@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafter_svc.settings import DrafterSettings
+from tandem.drafting.ahead.prepare import Ahead, Came, room_for
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
 from tandem.drafting.features import Feature
 from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits
-from tandem.engine.asks import Decision, StatesWanted, Truncation
+from tandem.engine.asks import Decision, DrawTogether, Score, StatesWanted, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
@@ -94,8 +95,16 @@ class DrafterEngine(Engine):
         super().__init__("drafter-engine", admission, budget, Stepper(decoder.device))
         self.decoder = decoder
         self.drafter: Drafter = ModelDrafter(decoder, Truncation(0.999, 512))
+        # Drafted tokens that may be prepared, how what was prepared came, and when to stop.
+        self.ahead_nodes = 0
+        self.came: list[Came | None] = []
+        self.steps_ahead: Callable[[], int] = lambda: MANY
+        self._aheads: dict[DraftSequence, Ahead] = {}
 
     async def begin(self, sequence: DraftSequence, capacity: int) -> None:
+        if self.ahead_nodes:
+            sequence.nodes += room_for(self.ahead_nodes, capacity)
+            self._aheads[sequence] = Ahead(self.drafter, sequence, self.ahead_nodes, capacity)
         await self.open(sequence, self.drafter.open(sequence), capacity)
 
     async def draft(
@@ -107,8 +116,36 @@ class DrafterEngine(Engine):
         budget: int = 0,
         features: Sequence[Feature] = (),
     ) -> Draft:
-        steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features)
-        return (await self.run(sequence, steps))[0]
+        ahead = self._aheads.get(sequence)
+        if ahead is None:
+            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features)
+            return (await self.run(sequence, steps))[0]
+        made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, features))
+        draft = made.draft
+        self.came.append(made.came)
+        prepared = first_of(ahead.prepare(round_, draft, gamma, budget), self.steps_ahead())
+        with suppress(asyncio.CancelledError):
+            await self.run_idle(sequence, prepared)
+        return draft
+
+
+# More passes than anything takes.
+MANY = 1 << 30
+
+
+def first_of(steps: Steps[None], passes: int) -> Steps[None]:
+    """The steps up to a pass, as if they were cancelled then."""
+    answer: Any = None
+    with closing(steps):
+        while True:
+            try:
+                ask = steps.send(answer)
+            except StopIteration:
+                return
+            passes -= isinstance(ask, (Score, DrawTogether))
+            if passes < 0:
+                return
+            answer = yield ask
 
 
 def make_target(

@@ -146,3 +146,37 @@ def test_blocks_are_moved_as_well() -> None:
         flat = tensor.data.swapaxes(1, 2).reshape(96, -1)
         expected = [*range(60), *range(61, 70), *range(69, 96)]
         assert (flat == np.array(expected)[:, None]).all()
+
+
+def test_rows_behind_a_kept_path_stay_branch_rows() -> None:
+    pool = KVPool(40)
+    for layer in range(2):
+        pool.slots = torch.arange(40)
+        states = torch.arange(40.0)[None, :, None] + 100 * layer
+        pool.write(layer, states.repeat(2, 1, 3), -states.repeat(2, 1, 4))
+    cache = SequenceCache(pool, 4, 20, length=7)
+    cache.grow([1, 2, 3, 4, 5, 6], (0, 0, 2, 1, 3, 3))
+    before = [states.clone() for states in (*pool.keys, *pool.values)]
+    cache.keep((2, 3), (5, 6))
+    assert (cache.length, cache.branches.parents, cache.branch_tokens) == (9, (0, 0), (5, 6))
+    expected = list(range(40))
+    expected[11:15] = [12, 13, 15, 16]
+    for old, new in zip(before, (*pool.keys, *pool.values), strict=True):
+        assert torch.equal(new, old[:, expected])
+    with pytest.raises(ValueError, match="row 2 does not hang at the path"):
+        SequenceCache(pool, 4, 20, 7, Branches().grown((0, 0))).keep((1,), (2,))
+
+
+def test_what_was_fed_since_a_mark_is_forgotten() -> None:
+    cache = SequenceCache(KVPool(64), 0, 32, length=8)
+    cache.grow([1, 2], (0, 1))
+    mark = cache.mark()
+    cache.reopen(5, [7, 8, 9])
+    assert (cache.length, cache.branches.parents) == (5, (0, 1, 2, 3, 4))
+    assert cache.branch_tokens == (7, 8, 9, 1, 2)
+    assert cache.branches.in_line
+    cache.grow([3, 4], (0, 5))
+    assert len(cache.branches) == 7
+    cache.return_to(mark)
+    assert cache.mark() == mark
+    assert (mark.length, mark.branches.parents, mark.branch_tokens) == (8, (0, 1), (1, 2))

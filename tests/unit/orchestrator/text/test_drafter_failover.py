@@ -35,7 +35,13 @@ class Fake:
         return StageTimes()
 
     async def draft(
-        self, round_: int, position: int, news: News, size: DraftSize, exact: bool
+        self,
+        round_: int,
+        position: int,
+        news: News,
+        size: DraftSize,
+        exact: bool,
+        ahead: bool = False,
     ) -> Drafted:
         self.asked.append((round_, position, list(news.token_ids)))
         self.told.append([each.round for each in news.feedback])

@@ -1,0 +1,153 @@
+"""A sequence as an outcome would leave it, beside the sequence itself."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tandem.drafting.drafter import DraftSequence
+from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.kv.branches import NO_BRANCHES, Branches
+from tandem.inference.kv.extents import SequenceCache
+from tandem.speculation.randomness import Foreseen
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class ForkedCache:
+    """A cache of its own to a drafting method, and a branch of a real one in memory.
+
+    Its trunk is the real one's and a path of the real one's branch rows. Numbers of rows are the
+    real cache's, except in `placed`, whose feeds have the fork's own.
+
+    Attributes:
+        real: the cache that holds the rows.
+        path: rows that extend the real trunk.
+        rows: branch rows of the fork.
+        branches: how these hang together, in the fork's own numbers.
+    """
+
+    real: SequenceCache
+    path: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    branches: Branches = NO_BRANCHES
+
+    @classmethod
+    def of(cls, cache: SequenceCache, length: int, token_ids: Sequence[Any]) -> ForkedCache:
+        """A fork of a cache whose end is in branch rows from now on; see `SequenceCache.reopen`."""
+        line, others, branches = cache.length - length, len(cache.branches), cache.branches
+        cache.reopen(length, token_ids)
+        rows = list(range(line + 1, line + others + 1))
+        return cls(cache, list(range(1, line + 1)), rows, branches)
+
+    def twin(self) -> ForkedCache:
+        """Another fork that is as far."""
+        return ForkedCache(self.real, list(self.path), list(self.rows), self.branches)
+
+    def rollback(self, length: int) -> None:
+        """See `SequenceCache.rollback`; no further than the real trunk's end."""
+        keep = length - self.real.length
+        assert keep >= 0
+        del self.path[keep:]
+        self.rows, self.branches = [], NO_BRANCHES
+
+    def keep(self, path: Sequence[int]) -> None:
+        """See `SequenceCache.keep`."""
+        self.branches.check_path(path)
+        self.path += [self.rows[row - 1] for row in path]
+        self.rows, self.branches = [], NO_BRANCHES
+
+    def placed(self, feed: Feed, before: int) -> Placed:
+        """Where a feed of the fork goes, with so many rows before it in the real cache."""
+        parents = list(feed.parents or ())
+        count = len(feed.token_ids)
+        line = count - len(parents)
+        new = list(range(before + 1, before + count + 1))
+        path = [*self.path, *new[:line]]
+        end = path[-1] if path else 0
+        rows = ([] if line else self.rows) + new[line:]
+        branches = (NO_BRANCHES if line else self.branches).grown(parents)
+        above = [self.path[-1] if self.path else 0, *new[: line - 1]] if line else []
+        above += [rows[parent - 1] if parent else end for parent in parents]
+        return Placed(self, listed(feed.token_ids), above, path, rows, branches)
+
+    def adopt(self) -> None:
+        """Make the real cache what the fork is."""
+        self.real.keep(self.path, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A fork's feed in the real cache.
+
+    Attributes:
+        fork: whose it is.
+        token_ids: of the feed.
+        parents: real rows that they hang at.
+        path: of the fork, behind the feed; the next two likewise.
+        rows: see `ForkedCache`.
+        branches: see there.
+    """
+
+    fork: ForkedCache
+    token_ids: Sequence[int | Drawn]
+    parents: Sequence[int]
+    path: list[int]
+    rows: list[int]
+    branches: Branches
+
+    def fed(self) -> None:
+        """The real cache has taken it in."""
+        fork = self.fork
+        fork.path, fork.rows, fork.branches = self.path, self.rows, self.branches
+
+
+class Copied:
+    """Copies of an object that share what may be shared, and have stand-ins for other things.
+
+    Args:
+        original: copied as it is now.
+        stands: what has a stand-in in each copy.
+    """
+
+    def __init__(self, original: Any, stands: Sequence[object]) -> None:
+        self._kept: list[object] = []
+        self._stands = {id(one): i for i, one in enumerate(stands)}
+        buffer = io.BytesIO()
+        pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = self._name  # type: ignore[method-assign]
+        pickler.dump(original)
+        self._bytes = buffer.getvalue()
+
+    def _name(self, one: object) -> tuple[str, int] | None:
+        place = self._stands.get(id(one))
+        if place is not None:
+            return "stands", place
+        if isinstance(one, Foreseen):  # numbers are the same behind every outcome
+            self._kept.append(one)
+            return "kept", len(self._kept) - 1
+        return None
+
+    def copy(self, stand_ins: Sequence[object]) -> Any:
+        """A copy with these stand-ins, in the order of what they stand for."""
+        unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
+
+        def load(name: tuple[str, int]) -> object:
+            kind, place = name
+            return stand_ins[place] if kind == "stands" else self._kept[place]
+
+        unpickler.persistent_load = load  # type: ignore[method-assign]
+        return unpickler.load()
+
+
+def adopted(sequence: DraftSequence, fork: DraftSequence) -> None:
+    """Have a sequence go on as its fork did."""
+    forks = fork.caches
+    for cache in forks:
+        cache.adopt()
+    behind: DraftSequence = Copied(fork, forks).copy(sequence.caches)
+    sequence.token_ids, sequence.state = behind.token_ids, behind.state

@@ -1,0 +1,331 @@
+"""Drafts behind outcomes: chosen, drafted side by side, and taken or thrown away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, cast
+
+from tandem.drafting.ahead.forks import Copied, ForkedCache, Placed, adopted
+from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
+from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.drafting.features import Feature
+from tandem.drafting.ranks import Ranks
+from tandem.engine.asks import (
+    Ask,
+    Draw,
+    DrawTogether,
+    ReadLogProbs,
+    ReadTokens,
+    Score,
+    Scored,
+    Steps,
+    ToHost,
+)
+from tandem.engine.scorer import Scorer
+from tandem.inference.feed import Drawn, Feed
+from tandem.inference.kv.extents import Mark
+from tandem.speculation.draft import Draft
+from tandem.speculation.request.log_probs import TokenLogProb
+
+# Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
+_FOLLOWING = 4
+# By sibling rank, before a text has shown its own; of the embedded pair.
+_ACCEPTANCE = (0.74, 0.08, 0.035)
+
+
+class Came(Enum):
+    """What had been prepared for the outcome that came."""
+
+    HIT = "hit"
+    LATE = "late"
+    MISS = "miss"
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A draft, and what was prepared of it.
+
+    Attributes:
+        draft: see there.
+        came: None where nothing had been prepared.
+        ready_ns: how long it had been ready when it was asked for; 0 where it was not.
+        drafts: that had been prepared, finished or not.
+    """
+
+    draft: Draft
+    came: Came | None = None
+    ready_ns: int = 0
+    drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a draft, as `Drafter.draft` has it."""
+
+    gamma: int
+    budget: int
+
+
+@dataclass(eq=False, slots=True)
+class _Prepared:
+    """A draft behind an outcome, on its way.
+
+    Attributes:
+        outcome: see there.
+        sequence: a fork, on which the draft is made.
+        steps: that make it.
+        ask: that is to be answered next; None before the first, and at the end.
+        draft: once it is there.
+        since_ns: when it was, of time.perf_counter_ns().
+        begun: whether it has come to its first ask.
+    """
+
+    outcome: RoundOutcome
+    sequence: DraftSequence
+    steps: Steps[Draft]
+    ask: Ask | None = None
+    draft: Draft | None = None
+    since_ns: int = 0
+    begun: bool = False
+
+    def go_on(self, answer: Any = None) -> None:
+        """To the next ask, or to the end."""
+        self.begun = True
+        try:
+            self.ask = self.steps.send(answer)
+        except StopIteration as ended:
+            self.ask, self.draft = None, ended.value
+            self.since_ns = time.perf_counter_ns()
+
+
+@dataclass(eq=False)
+class Prepared:
+    """What is prepared behind one draft of a sequence. Engine thread only.
+
+    What is prepared stands in branch rows of the sequence's caches, behind all that it holds, and
+    is forgotten unless its outcome comes. A prepared draft is what `Drafter.go_on` would draft,
+    with the numbers of its round.
+
+    Args:
+        drafter: see there.
+        sequence: behind its draft.
+        round_: of the draft.
+        draft: may be empty.
+        size: of each draft that is prepared.
+        most: of these.
+        longest: that the sequence may grow to, in tokens.
+        acceptance: by sibling rank.
+    """
+
+    drafter: Drafter
+    sequence: DraftSequence
+    round_: int
+    draft: Draft
+    size: Size
+    most: int
+    longest: int
+    acceptance: Sequence[float]
+    _marks: list[Mark] = field(default_factory=list)
+    _all: list[_Prepared] = field(default_factory=list)
+
+    @property
+    def drafts(self) -> int:
+        """That are prepared, finished or not."""
+        return len(self._all)
+
+    def steps(self) -> Steps[None]:
+        """Prepare. It may be closed at any time: what there is by then can be used."""
+        looks = self.drafter.looks
+        assert looks is not None
+        forks = self._fork(looks)
+        following = yield from self._look(looks, forks[0])
+        outcomes = likeliest_outcomes(self.draft, following, self.acceptance, self.most)
+        copied = Copied(self.sequence, self.sequence.caches)
+        for outcome in outcomes:
+            end = len(self.sequence.token_ids) + len(outcome.token_ids) + self.size.gamma
+            if end <= self.longest:
+                self._all.append(self._begin(copied, forks, outcome))
+        yield from _run(self._all)
+
+    def _fork(self, looks: Scorer) -> list[ForkedCache]:
+        """Have what a draft left in the caches stand in branch rows; from the text's last token on,
+        which is computed again beside them."""
+        last = looks.vocab_size - 1  # see `ModelDrafter`
+        tokens = [min(one, last) for one in (*self.sequence.token_ids, *self.draft.token_ids)]
+        forks = []
+        for cache in self.sequence.caches:
+            self._marks.append(cache.mark())
+            length = min(len(self.sequence.token_ids), cache.length) - 1
+            forks.append(ForkedCache.of(cache, length, tokens[length : cache.length]))
+        return forks
+
+    def _look(
+        self, scorer: Scorer, fork: ForkedCache
+    ) -> Steps[Sequence[Sequence[tuple[int, float]]]]:
+        """Likely tokens behind each place of the draft, by one model."""
+        before, places = len(fork.real.branches), len(self.draft) + 1
+        parents = [0, *(before + 1 + place for place in self.draft.places())]
+        tokens = [self.sequence.token_ids[-1], *self.draft.token_ids]
+        known = [min(token, scorer.vocab_size - 1) for token in tokens]
+        scored: Scored = yield Score(scorer, Feed(fork.real, known, places, parents))
+        sampling = self.sequence.sampling
+        law = None if sampling.greedy else sampling
+        told: list[TokenLogProb] = yield ReadLogProbs(
+            scored, range(places), [0] * places, _FOLLOWING, law
+        )
+        return [one.top for one in told]
+
+    def _begin(
+        self, copied: Copied, forks: Sequence[ForkedCache], outcome: RoundOutcome
+    ) -> _Prepared:
+        own: DraftSequence = copied.copy([fork.twin() for fork in forks])
+        size, round_ = self.size, self.round_ + 1
+        steps = self.drafter.go_on(own, round_, outcome.token_ids, size.gamma, size.budget)
+        return _Prepared(outcome, own, steps)
+
+    def resolve(self, round_: int, emitted: Sequence[int], size: Size) -> Steps[Made | None]:
+        """The draft of the next round if its outcome is prepared, which depends on the outcome and
+        the size alone; else None, and all is as if nothing had been prepared."""
+        asked_ns, drafts = time.perf_counter_ns(), self.drafts
+        found = next((one for one in self._all if one.outcome.token_ids == tuple(emitted)), None)
+        if found is None or (round_, size) != (self.round_ + 1, self.size):
+            self.forget()
+            return None
+        came = Came.HIT if found.draft is not None else Came.LATE
+        yield from _run([found])
+        if found.draft is None:  # there was no room for it
+            self.forget()
+            return None
+        adopted(self.sequence, found.sequence)
+        self._marks = []
+        return Made(found.draft, came, max(asked_ns - found.since_ns, 0), drafts)
+
+    def forget(self) -> None:
+        """Leave the sequence as it was."""
+        for cache, mark in zip(self.sequence.caches, self._marks, strict=False):
+            cache.return_to(mark)
+        self._marks, self._all = [], []
+
+
+def _run(all_: Sequence[_Prepared]) -> Steps[None]:
+    """Drafts side by side, until all are there."""
+    for one in all_:
+        if not one.begun:
+            one.go_on()
+    while pending := [one for one in all_ if one.ask is not None]:
+        if drawing := [one for one in pending if isinstance(one.ask, Draw)]:
+            yield from _draw(drawing)
+        elif reading := [one for one in pending if isinstance(one.ask, ReadTokens)]:
+            yield from _read(reading)
+        else:
+            for one in pending:
+                assert isinstance(one.ask, ToHost)
+                one.go_on((yield one.ask))
+
+
+def _read(reading: Sequence[_Prepared]) -> Steps[None]:
+    """Answer all that want to learn the same of what they drew as the first."""
+    asks = [cast("ReadTokens", one.ask) for one in reading]
+    shares = asks[0].shares
+    chosen = [(one, ask) for one, ask in zip(reading, asks, strict=True) if ask.shares == shares]
+    told = iter((yield ReadTokens([drawn for _, ask in chosen for drawn in ask.drawn], shares)))
+    for one, ask in chosen:
+        one.go_on([next(told) for _ in ask.drawn])
+
+
+def _draw(drawing: Sequence[_Prepared]) -> Steps[None]:
+    """Answer the draws of those that wait for the same model as the first."""
+    asks = [cast("Draw", one.ask) for one in drawing]
+    scorer = asks[0].scorer
+    real = cast("ForkedCache", asks[0].feed.cache).real
+    room = real.capacity - real.length - len(real.branches)
+    tokens: list[int | Drawn] = []
+    parents: list[int] = []
+    chosen: list[tuple[_Prepared, Draw, Placed]] = []
+    for one, ask in zip(drawing, asks, strict=True):
+        if ask.scorer is not scorer:
+            continue
+        if len(tokens) + len(ask.feed.token_ids) > room:
+            one.ask = None
+            continue
+        fork = cast("ForkedCache", ask.feed.cache)
+        placed = fork.placed(ask.feed, len(real.branches) + len(tokens))
+        tokens += placed.token_ids
+        parents += placed.parents
+        chosen.append((one, ask, placed))
+    if not chosen:
+        return
+    feed = Feed(real, tokens, len(tokens), parents)
+    answers = yield DrawTogether(scorer, feed, [ask for _, ask, _ in chosen])
+    for _, _, placed in chosen:
+        placed.fed()
+    for (one, _, _), answer in zip(chosen, answers, strict=True):
+        one.go_on(answer)
+
+
+def room_for(nodes: int, largest: int) -> int:
+    """Positions of each cache that prepared drafts may take beside a sequence's own.
+
+    Args:
+        nodes: drafted tokens of all that is prepared.
+        largest: draft of a sequence, in tokens: it is computed again, to see what may follow.
+    """
+    # Each draft is fed behind tokens of its outcome, which are hardly more than it has itself.
+    return largest + 1 + 2 * nodes if nodes else 0
+
+
+class Ahead:
+    """A sequence whose drafts may be prepared. Engine thread only.
+
+    Args:
+        drafter: of the sequence.
+        sequence: see there.
+        nodes: drafted tokens that may be prepared behind a draft; 0 prepares nothing.
+        longest: that the sequence may grow to, in tokens.
+    """
+
+    def __init__(self, drafter: Drafter, sequence: DraftSequence, nodes: int, longest: int) -> None:
+        self._drafter, self._sequence = drafter, sequence
+        self._nodes, self._longest = nodes, longest
+        self._ranks = Ranks(_ACCEPTANCE)
+        self._prepared: Prepared | None = None
+
+    def prepare(self, round_: int, draft: Draft, gamma: int, budget: int) -> Steps[None]:
+        """Prepare drafts of a size behind the draft of a round; see `Prepared.steps`."""
+        each = min(budget or gamma, self._drafter.largest_tree or gamma)
+        self._prepared = Prepared(
+            self._drafter,
+            self._sequence,
+            round_,
+            draft,
+            Size(gamma, budget),
+            self._nodes // each,
+            self._longest,
+            self._ranks.acceptance,
+        )
+        yield from self._prepared.steps()
+
+    def go_on(
+        self,
+        round_: int,
+        emitted: Sequence[int],
+        gamma: int,
+        budget: int,
+        features: Sequence[Feature],
+    ) -> Steps[Made]:
+        """As `Drafter.go_on`, by what is prepared where its outcome came."""
+        prepared, self._prepared = self._prepared, None
+        drafts = 0
+        if prepared is not None:
+            self._ranks.see(prepared.draft, emitted[:-1])
+            drafts = prepared.drafts
+            made = yield from prepared.resolve(round_, emitted, Size(gamma, budget))
+            if made is not None:
+                return made
+        draft = yield from self._drafter.go_on(
+            self._sequence, round_, emitted, gamma, budget, features
+        )
+        return Made(draft, Came.MISS if drafts else None, drafts=drafts)

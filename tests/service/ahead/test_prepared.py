@@ -1,0 +1,241 @@
+"""Drafts that are prepared while a target verifies, through real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drafter_svc.sequence import DraftedSequence
+from drafter_svc.servicer import DrafterServicer, service_of
+from drafter_svc.settings import DrafterSettings
+from orchestrator.front.service import make_service as make_orchestrator
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.sizes.ahead import AheadChoice
+from tandem.common.v1 import common_pb2
+from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
+from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from target_svc.sequence import VerifiedSequence
+from target_svc.servicer import make_service as make_target
+from target_svc.settings import TargetSettings
+from tests.service.conftest import address_of, connect, start
+from tests.support.models.tiny import VOCAB_SIZE
+from tests.support.waiting import until
+from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
+from tests.support.wire.scrape import ANY_PORT, Scraped, families
+from tests.support.wire.talk import Talk
+
+TOKENS = 30
+CAME = "tandem_drafts_ahead_total"
+Prepared = drafter_pb2.DraftedStep.Prepared
+DraftedStep = drafter_pb2.DraftedStep
+
+
+class Patience:
+    """Verdicts that wait until all is prepared behind the draft that they are about."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._waiting: dict[str, asyncio.Future[asyncio.Future[None] | None]] = {}
+        step, prepare, verify = (
+            DraftedSequence._step,
+            DraftedSequence._prepare,
+            VerifiedSequence._step,
+        )
+
+        async def draft(sequence: Any, message: Any, traced: Any) -> Any:
+            reply = await step(sequence, message, traced)
+            if reply.behind is not None:
+                begun = asyncio.get_running_loop().create_future()
+                self._waiting[sequence.request_id] = begun
+            return reply
+
+        def behind(sequence: Any, *asked: Any) -> None:
+            prepare(sequence, *asked)
+            self._waiting[sequence.request_id].set_result(sequence._preparing)
+
+        async def decide(sequence: Any, message: Any, traced: Any) -> Any:
+            await self.prepared(sequence.request_id)
+            return await verify(sequence, message, traced)
+
+        patch.setattr(DraftedSequence, "_step", draft)
+        patch.setattr(DraftedSequence, "_prepare", behind)
+        patch.setattr(VerifiedSequence, "_step", decide)
+
+    async def prepared(self, text: str) -> None:
+        """All that is to be, behind the last draft of a text."""
+        begun = self._waiting.pop(text, None)
+        if begun is not None and (preparing := await begun) is not None:
+            with suppress(asyncio.CancelledError):
+                await preparing
+
+
+class Served:
+    """An orchestrator of a drafter that prepares, with its metrics."""
+
+    def __init__(self, stub: Any, drafter: DrafterServicer, metrics: int) -> None:
+        self.stub, self.drafter, self._metrics = stub, drafter, metrics
+
+    async def text(self, **changes: Any) -> list[int]:
+        message = generation(
+            stopping={"max_new_tokens": TOKENS, "ignore_eos": True},
+            **{"sampling": {"seed": 3, "temperature": 0.0}, **changes},
+        )
+        reply = await self.stub.Complete(pb.CompleteRequest(generation=message))
+        return list(reply.token_ids)
+
+    async def came(self, outcome: str) -> float:
+        return Scraped(await families(self._metrics)).value(CAME, outcome=outcome)
+
+
+@pytest.fixture
+async def served(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Served]:
+    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
+    small, large = map(str, random_pair)
+    async with AsyncExitStack() as stack:
+        servicer = DrafterServicer(DrafterSettings(model=small, ahead=32))
+        drafter = await start(stack, service_of(servicer))
+        target = await start(stack, make_target(TargetSettings(model=large)))
+        service = make_orchestrator(
+            OrchestratorSettings(
+                drafters=(address_of(drafter),),
+                targets=(address_of(target),),
+                metrics_listen=ANY_PORT,
+                stage_floor_seconds=60.0,
+                draft_seconds=60.0,
+            )
+        )
+        front = await start(stack, service)
+        await front.ready()
+        channel = await connect(stack, address_of(front))
+        assert service.metering is not None
+        stub = orchestrator_pb2_grpc.OrchestratorServiceStub(channel)
+        yield Served(stub, servicer, service.metering.port)
+
+
+async def test_what_was_ready_is_used_and_counted(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried = await served.text()
+    with monkeypatch.context() as patch:
+        Patience(patch)
+        hits, late = await served.came("hit"), await served.came("late")
+        assert await served.text() == hurried
+        assert await served.came("hit") > hits + 3
+        assert await served.came("late") == late
+        # Sixteen at once, of which some are cancelled in the middle of it.
+        sampled = {"seed": 7, "temperature": 1.0}
+        alone = await served.text(sampling=sampled)
+        texts = [asyncio.create_task(served.text(sampling=sampled)) for _ in range(16)]
+        await asyncio.sleep(0)
+        for text in texts[::4]:
+            text.cancel()
+        found = await asyncio.gather(*texts, return_exceptions=True)
+        assert [ids for ids in found if isinstance(ids, list)] == [alone] * 12
+    admission = served.drafter.loaded.engine.admission
+    free = served.drafter.loaded.models[0]
+    await until(lambda: admission.open_sequences == 0)
+    await until(lambda: free.free_positions == free.positions)
+
+
+async def test_a_text_with_penalties_is_drafted_as_ever(served: Served) -> None:
+    shaped = {"seed": 1, "temperature": 0.0, "shaping": {"presence_penalty": 0.5}}
+    assert len(await served.text(sampling=shaped)) == TOKENS
+
+
+async def test_a_round_that_was_skipped_misses(
+    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one of another size; the drafts are those of a drafter that prepares nothing."""
+    answers: dict[int, list[Any]] = {}
+    patience = Patience(monkeypatch)
+    for nodes in (0, 32):
+        async with AsyncExitStack() as stack:
+            servicer = DrafterServicer(DrafterSettings(model=str(random_pair[0]), ahead=nodes))
+            server = await start(stack, service_of(servicer))
+            await server.ready()
+            channel = await connect(stack, address_of(server))
+            stub: Any = drafter_pb2_grpc.DrafterServiceStub(channel)
+            info = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest())
+            assert info.ahead == nodes
+            talk = Talk(stub.Draft())
+            opening = drafter_pb2.OpenSequence(
+                token_ids=[1, 2],
+                request_id="r",
+                sampling=common_pb2.Sampling(seed=1),
+                target_vocab_size=VOCAB_SIZE,
+                max_new_tokens=60,
+            )
+            await talk.ask(drafter_pb2.SequenceRequest(open=opening))
+            position, news = 2, [3]
+            for round_, gamma in ((1, 3), (2, 3), (4, 3), (5, 2), (6, 2)):
+                step = drafter_pb2.DraftStep(
+                    round=round_, position=position, new_token_ids=news, gamma=gamma, ahead=True
+                )
+                reply = await talk.ask(drafter_pb2.SequenceRequest(draft=step))
+                answers.setdefault(nodes, []).append(reply.drafted)
+                position, news = position + len(news), [*reply.drafted.draft.token_ids[:1], 0]
+                await patience.prepared("r")
+            talk.cancel()
+    plain, prepared = answers[0], answers[32]
+    assert [one.draft for one in plain] == [one.draft for one in prepared]
+    assert not any(one.HasField("prepared") for one in plain)
+    first, second, skipped, shorter, last = (one.prepared.outcome for one in prepared)
+    assert first == 0
+    assert (skipped, shorter) == (DraftedStep.OUTCOME_MISS, DraftedStep.OUTCOME_MISS)
+    assert {second, last} <= {DraftedStep.OUTCOME_HIT, DraftedStep.OUTCOME_MISS}
+
+
+class Claims(FakeDrafter):
+    """Says of its drafts what it is told to.
+
+    Attributes:
+        claim: of each draft.
+        asked: whether each step asked for more to be prepared.
+    """
+
+    def __init__(self, claim: Prepared | None, ahead: int) -> None:
+        super().__init__()
+        self.claim, self._ahead = claim, ahead
+        self.asked: list[bool] = []
+
+    def _draft(self, request: Any, tokens: list[int]) -> drafter_pb2.SequenceResponse:
+        self.asked.append(request.draft.ahead)
+        answer = super()._draft(request, tokens)
+        if self.claim is not None:
+            answer.drafted.prepared.CopyFrom(self.claim)
+        return answer
+
+    async def GetModelInfo(self, request: Any, context: Any) -> drafter_pb2.GetModelInfoResponse:
+        reply = await super().GetModelInfo(request, context)
+        reply.ahead = self._ahead
+        return reply
+
+
+@pytest.mark.parametrize("outcome", [0, 9])
+async def test_an_outcome_that_is_none_loses_the_drafter_and_not_the_text(outcome: int) -> None:
+    claim = Prepared(ready_ns=1)
+    claim.outcome = outcome  # type: ignore[assignment]
+    drafter, target = Claims(claim, 8), FakeTarget()
+    async with orchestrate(drafter, target) as stub:
+        reply = await stub.Complete(request())
+        assert list(reply.token_ids) == target.text(20)
+        assert reply.summary.drafter_lost
+
+
+@pytest.mark.parametrize("ahead", [0, 8])
+async def test_only_a_drafter_that_prepares_is_asked_to(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
+    drafter, target = Claims(None, ahead), FakeTarget()
+    async with orchestrate(drafter, target) as stub:
+        await stub.Complete(request())
+    assert drafter.asked
+    assert set(drafter.asked) == {ahead > 0}

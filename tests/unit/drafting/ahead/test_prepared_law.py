@@ -1,0 +1,75 @@
+"""Prepared drafts have the law of those that are not, behind every outcome. Mutants are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tandem.drafting.ahead import prepare
+from tandem.drafting.ahead.forks import ForkedCache
+from tandem.drafting.ahead.outcomes import RoundOutcome
+from tandem.drafting.ahead.prepare import Ahead, Came, Made
+from tandem.engine.asks import Steps
+from tests.support.laws.ahead import PreparedDrafts
+from tests.unit.drafting.test_methods import SEEN, TOLERANCE, made
+
+# More than there are outcomes.
+ALL = 200
+MANY = 1 << 30
+
+
+@pytest.mark.parametrize("name", ["model", "tree", "chains", "forest"])
+@pytest.mark.parametrize("passes", [0, 1, 2, MANY])
+def test_what_was_prepared_has_the_law_of_what_was_not(name: str, passes: int) -> None:
+    prepared = PreparedDrafts(made(name, 1, zeros=True, length=3), ALL)
+    assert prepared.error(passes) < TOLERANCE
+    assert prepared.came[Came.HIT] > 0 or passes < MANY
+    assert prepared.came[Came.LATE] > 0 or passes != 2
+
+
+class LooksGood(Ahead):
+    """Uses what was prepared if it looks likely; else drafts anew."""
+
+    def go_on(
+        self, round_: int, emitted: Sequence[int], gamma: int, budget: int, features: Any
+    ) -> Steps[Made]:
+        prepared = self._prepared
+        for one in () if prepared is None else prepared._all:
+            if one.draft is not None and one.draft.token_ids[0] == 2:
+                one.outcome = RoundOutcome(0, (), 0.0)
+        return (yield from super().go_on(round_, emitted, gamma, budget, features))
+
+
+class DraftsOn(Ahead):
+    """Goes on with the draft that it was to confirm, whatever was emitted."""
+
+    def go_on(
+        self, round_: int, emitted: Sequence[int], gamma: int, budget: int, features: Any
+    ) -> Steps[Made]:
+        prepared = self._prepared
+        if prepared is not None and prepared._all:
+            likeliest = prepared._all[0]
+            likeliest.outcome = RoundOutcome(0, tuple(emitted), 1.0)
+            prepared._all = [likeliest]
+        return (yield from super().go_on(round_, emitted, gamma, budget, features))
+
+
+@pytest.mark.parametrize("mutant", [LooksGood, DraftsOn])
+def test_a_choice_by_what_was_drafted_is_seen(mutant: type[Ahead]) -> None:
+    assert PreparedDrafts(made("model", 0, zeros=False, length=3), ALL, mutant).error(MANY) > SEEN
+
+
+@pytest.mark.parametrize("name", ["model", "tree"])
+def test_a_stale_branch_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkedCache, "adopt", lambda fork: fork.real.keep(fork.path[:1]))
+    prepared = PreparedDrafts(made(name, 1, zeros=True, length=3), ALL)
+    assert prepared.error(MANY) > SEEN
+
+
+def test_what_is_not_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare.Prepared, "forget", lambda prepared: None)
+    prepared = PreparedDrafts(made("model", 1, zeros=True, length=3), ALL)
+    with pytest.raises(AssertionError):
+        assert prepared.error(MANY) < TOLERANCE

@@ -1,0 +1,81 @@
+"""A seed has one text, with and without prepared drafts, however far these came."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.ahead.prepare import Came, Prepared
+from tandem.drafting.methods import METHODS
+from tandem.speculation.request.sampling import Sampling
+from tests.support.laws.suited import rules_for
+from tests.support.models.tiny import (
+    MANY,
+    make_method,
+    make_target,
+    random_llama,
+    running,
+    speculate,
+)
+
+pytestmark = pytest.mark.real_time  # the engine has its thread
+
+PROMPT = [1, 2, 3]
+SAMPLED = Sampling(temperature=0.8, seed=5)
+# Those that a model drafts, without news of the target.
+AHEAD = ("model", "tree", "chains", "forest")
+CASES = [(name, rule.name) for name in AHEAD for rule in rules_for(METHODS[name].drafter)]
+
+
+async def text_of(
+    name: str, rule: str, sampling: Sampling, nodes: int, passes: int = MANY
+) -> tuple[list[int], Counter[Came | None]]:
+    """A text, and what became of prepared drafts; each preparation is left behind random many
+    passes, at most `passes`."""
+    target = make_target(random_llama(1))
+    drafter = make_method(name, DrafterSettings(max_nodes=6, chains=2))
+    drafter.ahead_nodes = nodes
+    chance = random.Random(7)
+    if passes < MANY:
+        drafter.steps_ahead = lambda: chance.randint(0, passes)
+    budget = 6 if drafter.drafter.largest_tree else 0
+    async with running(target, drafter):
+        text = await speculate(
+            drafter, target, PROMPT, 60, gamma=3, budget=budget, rule=rule, sampling=sampling
+        )
+    return text.token_ids, Counter(drafter.came)
+
+
+async def test_numbers_of_another_round_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Prepared._begin
+
+    def late(self: Prepared, *args: Any) -> Any:
+        self.round_ += 1
+        try:
+            return begin(self, *args)
+        finally:
+            self.round_ -= 1
+
+    plain, _ = await text_of("model", "block", SAMPLED, 0)
+    monkeypatch.setattr(Prepared, "_begin", late)
+    other, came = await text_of("model", "block", SAMPLED, 60)
+    assert came[Came.HIT] > 0
+    assert other != plain
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), SAMPLED], ids=["T0", "T"])
+@pytest.mark.parametrize(("name", "rule"), CASES)
+async def test_what_was_prepared_changes_no_token(name: str, rule: str, sampling: Sampling) -> None:
+    plain, none = await text_of(name, rule, sampling, 0)
+    assert not none
+    whole, came = await text_of(name, rule, sampling, 60)
+    assert whole == plain
+    assert came[Came.HIT] > 3
+    assert came[Came.MISS] > 0
+    cut, came = await text_of(name, rule, sampling, 60, passes=3)
+    assert cut == plain
+    assert came[Came.LATE] > 1
