@@ -15,11 +15,11 @@ from tandem.engine.admission import Admission
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.errors import StartupError
-from tandem.rpc.messages import PROTOCOL_VERSION
+from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.loaded import Loaded
 from tandem.serving.servicer import admission_limits
-from tandem.settings import MIB
+from tandem.settings import KIB, MIB
 
 _log = structlog.get_logger(__name__)
 
@@ -33,12 +33,14 @@ class LoadedDrafter(Loaded):
         method: name of its recipe's.
         recipe: of which it is made, as JSON.
         ahead: drafted tokens that may be prepared behind a draft.
+        ahead_bytes: of these, that are sent at most.
     """
 
     drafter: Drafter
     method: str
     recipe: str
     ahead: int = 0
+    ahead_bytes: int = 0
 
 
 def load(settings: DrafterSettings) -> LoadedDrafter:
@@ -74,7 +76,11 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     ahead = _ahead_of(settings, drafter, info)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
-    return LoadedDrafter(engine, info, models, drafter, recipe.method, described, ahead)
+    return LoadedDrafter(
+        *(engine, info, models, drafter, recipe.method, described),
+        ahead,
+        min(settings.ahead_kib * KIB, settings.max_message_mib * MIB - AROUND_BYTES),
+    )
 
 
 def _ahead_of(settings: DrafterSettings, drafter: Drafter, info: common_pb2.ModelInfo) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from tandem.drafting.ahead.prepare import Came, Made
 from tandem.drafting.features import Feature, FeatureSpec
 from tandem.errors import InvalidRequest
 from tandem.rpc import messages
+from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
 
 # numpy has no bfloat16.
@@ -46,6 +48,20 @@ def prepared_to(made: Made) -> drafter_pb2.DraftedStep.Prepared | None:
     return drafter_pb2.DraftedStep.Prepared(
         outcome=_OUTCOMES[made.came], ready_ns=made.ready_ns, drafts=made.drafts
     )
+
+
+def drafts_to(
+    round_: int, drafts: Sequence[tuple[Sequence[int], Draft]], most_bytes: int
+) -> drafter_pb2.PreparedDrafts:
+    """Prepared drafts with the tokens of their outcomes, as many as fit."""
+    message = drafter_pb2.PreparedDrafts(round=round_)
+    for token_ids, draft in drafts:
+        sent = messages.draft_to(draft)
+        most_bytes -= sent.ByteSize() + 8 * (1 + len(token_ids))
+        if most_bytes < 0:
+            break
+        message.drafts.add(new_token_ids=token_ids, draft=sent)
+    return message
 
 
 def features_from(

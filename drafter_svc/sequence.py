@@ -10,14 +10,15 @@ from functools import partial
 from opentelemetry.util.types import AttributeValue
 
 from drafter_svc.messages import features_from, prepared_to
+from drafter_svc.preparing import Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.ahead.prepare import Ahead, Made, room_for
+from tandem.drafting.ahead.prepare import Ahead, Came, Made, room_for
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature
 from tandem.engine.asks import Steps
 from tandem.engine.engine import Engine
-from tandem.errors import InvalidRequest
+from tandem.errors import InvalidRequest, WrongState
 from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
@@ -37,6 +38,7 @@ class DraftedSequence(
         info: limits that were announced.
         grammars: for texts that keep to one.
         ahead: drafted tokens that may be prepared behind a draft.
+        ahead_bytes: of these, that are sent at most.
     """
 
     def __init__(
@@ -46,14 +48,15 @@ class DraftedSequence(
         info: common_pb2.ModelInfo,
         grammars: Grammars,
         ahead: int = 0,
+        ahead_bytes: int = 0,
     ) -> None:
         super().__init__(engine, info)
         self._drafter = drafter
         self._grammars = grammars
         self._ahead_nodes = ahead
+        self._ahead_bytes = ahead_bytes
         self._ahead: Ahead | None = None
-        self._preparing: asyncio.Future[None] | None = None
-        self._released = False
+        self._preparing: Preparing | None = None
         self._draws = info.vocab_size > 0  # else its tokens are certain
 
     async def _open(
@@ -88,6 +91,12 @@ class DraftedSequence(
             largest = self._drafter.largest_tree or self._max_gamma
             sequence.nodes += room_for(self._ahead_nodes, largest)
             self._ahead = Ahead(self._drafter, sequence, self._ahead_nodes, length)
+        if self._ahead_nodes:
+            self._preparing = Preparing(
+                *(self._engine, sequence, self._ahead, self._ahead_bytes),
+                lambda answer: self.say(answer),
+                self.request_id,
+            )
         self._progress = Progress(prompt_tokens, request.first_round)
         self._end = length
         steps = self._drafter.open(sequence)
@@ -112,7 +121,8 @@ class DraftedSequence(
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
         features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
-        self._stop_preparing()
+        if self._preparing is not None:
+            self._preparing.stop()
         step = request.round, emitted, request.gamma, request.max_nodes, features
         steps = (
             _made(self._drafter, sequence, *step)
@@ -120,6 +130,8 @@ class DraftedSequence(
             else self._ahead.go_on(*step)
         )
         made, times = await self._engine.run(sequence, steps, self.request_id, traced)
+        if request.taken and made.came is not Came.HIT:
+            raise WrongState("draft.taken: no draft was sent for this round, text and size")
         draft = made.draft
         self._progress = Progress(self._progress.length + len(emitted), request.round)
         drafted = drafter_pb2.DraftedStep(
@@ -142,33 +154,29 @@ class DraftedSequence(
             attributes["tandem.prepared"] = made.came.value
             attributes["tandem.prepared.drafts"] = made.drafts
             attributes["tandem.prepared.ready_ms"] = round(made.ready_ns / 1e6, 3)
-        return StepReply(
-            drafter_pb2.SequenceResponse(drafted=drafted),
-            "draft",
-            times,
-            attributes,
-            partial(self._prepare, request, draft) if self._ahead and request.ahead else None,
-        )
-
-    def _prepare(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
-        """Draft on behind a draft that was sent, unless the next step is there already."""
-        if self._ahead is None or self._released or self._progress.last_round != request.round:
-            return
-        steps = self._ahead.prepare(request.round, draft, request.gamma, request.max_nodes)
-        self._preparing = self._engine.run_idle(self._sequence, steps, self.request_id)
-
-    def _stop_preparing(self) -> None:
+        answer = None if request.taken else drafter_pb2.SequenceResponse(drafted=drafted)
+        reply = StepReply(answer, "draft", times, attributes)
         if self._preparing is not None:
-            self._preparing.cancel()
-            self._preparing = None
+            self._preparing.expect(request)
+            reply.behind = partial(self._go_on_ahead, request, draft)
+        return reply
+
+    def _go_on_ahead(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
+        """Draft on behind a draft that was sent, unless the next step is there already."""
+        if self._preparing is not None and self._progress.last_round == request.round:
+            self._preparing.begin(request, draft)
 
     def release(self) -> None:
-        self._stop_preparing()
-        self._released = True
+        if self._preparing is not None:
+            self._preparing.end()
         super().release()
 
     def _emitted(self, request: drafter_pb2.DraftStep, sequence: DraftSequence) -> list[int]:
         """The emitted tokens of a checked request."""
+        if request.send_ahead and not (request.ahead and self._ahead_nodes):
+            raise InvalidRequest(
+                "draft.send_ahead needs draft.ahead, and a drafter that prepares drafts"
+            )
         if not 1 <= request.gamma <= self._max_gamma:
             raise InvalidRequest(f"draft.gamma must be 1..{self._max_gamma}, got {request.gamma}")
         if request.max_nodes > max(self._drafter.largest_tree, request.gamma):

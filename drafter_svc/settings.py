@@ -22,3 +22,10 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         " outcomes of each draft; they take twice as many positions of the KV cache for each"
         " sequence. 0 prepares none",
     )
+    ahead_kib: int = Field(
+        256,
+        ge=1,
+        le=65_536,
+        description="the most KiB of prepared drafts that are sent behind a draft, the likeliest"
+        " first, where an orchestrator wants to have them before it knows the outcome",
+    )

@@ -205,7 +205,7 @@ class ModelSettings(ServiceSettings):
 
 S = TypeVar("S", bound=BaseSettings)
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def variable_of(kind: type[BaseSettings], name: str) -> str:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from orchestrator.replicas.compatibility import longest_text
 from orchestrator.replicas.drafter_of_text import DrafterOfText
-from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt, TextDrafter
+from orchestrator.text.contracts import (
+    AheadWay,
+    Drafted,
+    DraftSize,
+    News,
+    Prompt,
+    TextDrafter,
+)
 from orchestrator.text.drafter_failover import DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
@@ -190,7 +197,9 @@ class RemoteText:
             await self._open_anew()
             return None
         gamma = max(min(gamma, left), 0)
-        drafted = await self._drafter.draft(self._round, self._told, DraftSize(gamma), ahead=True)
+        drafted = await self._drafter.draft(
+            self._round, self._told, DraftSize(gamma), ahead=AheadWay.HELD
+        )
         if drafted is None or not drafted.token_ids:
             return None
         return RemoteDraft(self._sampling.seed, self._round, drafted.payload)
@@ -270,7 +279,7 @@ class _Checked:
         news: News,
         size: DraftSize,
         exact: bool,
-        ahead: bool = False,
+        ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         """See `TextDrafter`.
 

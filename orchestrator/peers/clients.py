@@ -8,16 +8,12 @@ from typing import Any
 
 import grpc
 
-from orchestrator.peers.calls import (
-    DRAFT_METHOD,
-    VERIFY_METHOD,
-    CountingOn,
-    DraftCall,
-    VerifyCall,
-)
+from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.connection import Peer
 from orchestrator.peers.deadlines import Waits
+from orchestrator.peers.draft_call import DRAFT_METHOD, DraftCall
 from orchestrator.peers.settings import PeerSettings
+from orchestrator.peers.verify_call import VERIFY_METHOD, VerifyCall
 from orchestrator.text.codec import TokenizerFiles
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2

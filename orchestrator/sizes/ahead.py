@@ -1,50 +1,72 @@
-"""Whether drafters prepare drafts while the target verifies: as long as rounds are faster so.
+"""Whether drafters prepare drafts while the target verifies, and send them: what makes rounds fast.
 
 What is prepared changes no text, but takes time of whatever computes it: where a drafter shares
-processors with its target, rounds may be slower for it.
+processors with its target, rounds may be slower for it. To send what is prepared saves the way to
+the drafter and back, and takes a network's.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from orchestrator.sizes.goodput import WORTH_IT
 from orchestrator.sizes.round_times import Mean, load_of
-from orchestrator.text.contracts import Decided, Drafted, DraftSize, SizeChoice, SizePolicy
+from orchestrator.text.contracts import (
+    AheadWay,
+    Decided,
+    Drafted,
+    DraftSize,
+    SizeChoice,
+    SizePolicy,
+)
 
-# Rounds of each text that show what a way is worth; a way that lost is tried again for as many,
-# which takes a share of the rounds.
+# Rounds of each text that show what a way is worth; one that lost is tried again for as many, and
+# such trials take a share of the rounds.
 _TRIAL, _SHARE = 16, 0.01
 
 
 @dataclass(slots=True)
 class _Ways:
-    """Rounds of one size at one load, without prepared drafts and with them.
+    """Rounds of one size at one load, in each way.
 
     Attributes:
-        walls: nanoseconds of a round, by whether drafts are prepared.
-        prepares: the way at present.
-        left: rounds until the other way is tried, or the trial ends.
-        trying: whether the present way is on trial.
+        walls: nanoseconds of a round, for each way that was tried.
+        way: at present.
+        left: rounds of it until it is time for another.
+        trying: whether it is on trial.
     """
 
-    walls: tuple[Mean, Mean]
-    prepares: bool = False
-    left: float = _TRIAL
+    way: AheadWay = AheadWay.NOTHING
+    left: float = 0.0
+    walls: dict[AheadWay, Mean] = field(default_factory=dict)
     trying: bool = True
 
     def turn(self, texts: int) -> None:
-        """The present way has had its rounds."""
-        plain, prepared = (mean.value if mean.count else None for mean in self.walls)
-        if plain is None or prepared is None:  # the other way was never tried
-            self.prepares, self.left, self.trying = not self.prepares, _TRIAL * texts, True
-        elif self.trying:
-            self.prepares = prepared * WORTH_IT < plain
-            self.left, self.trying = _TRIAL / _SHARE * texts, False
+        """The present way has had its rounds: another is tried, or the best one is taken."""
+        untried = [way for way in AheadWay if way not in self.walls]
+        self.trying = bool(untried) or not self.trying
+        if untried:
+            self.way = untried[0]
+        elif self.trying:  # the one that was tried longest ago
+            self.way = next(way for way in self.walls if way is not self.way)
         else:
-            self.prepares, self.left, self.trying = not self.prepares, _TRIAL * texts, True
+            self.way = AheadWay.NOTHING
+            for way in AheadWay:  # the simplest, unless another is clearly faster
+                if self.walls[way].value * WORTH_IT < self.walls[self.way].value:
+                    self.way = way
+        self.left = _TRIAL * texts if self.trying else _TRIAL / _SHARE * texts
+
+    def learn(self, way: AheadWay, wall_ns: float, texts: int) -> None:
+        """Learn what a round took."""
+        mean = self.walls.pop(way, None) or Mean()
+        mean.add_share(wall_ns, 1.0 / texts)
+        self.walls[way] = mean  # the last one that was tried
+        if way is self.way:
+            self.left -= 1
+            if self.left <= 0:
+                self.turn(texts)
 
 
 class AheadChoice:
@@ -62,25 +84,23 @@ class AheadChoice:
         self._active = active
         self._ways: dict[tuple[DraftSize, int], _Ways] = {}
 
-    def prepares(self, size: DraftSize) -> bool:
-        """Whether the next drafts of a size are prepared."""
-        return self._of(size).prepares
+    def way(self, size: DraftSize) -> AheadWay:
+        """How the next drafts of a size are prepared."""
+        return self._of(size).way
 
-    def learn(self, size: DraftSize, prepared: bool, wall_ns: float) -> None:
+    def learn(self, size: DraftSize, way: AheadWay, wall_ns: float) -> None:
         """Learn what a round took whose draft was asked for in a way, as the one before was."""
-        ways, texts = self._of(size), max(self._active(), 1)
-        ways.walls[prepared].add_share(wall_ns, 1.0 / texts)
-        if prepared == ways.prepares:
-            ways.left -= 1
-            if ways.left <= 0:
-                ways.turn(texts)
+        self._of(size).learn(way, wall_ns, self._texts)
+
+    @property
+    def _texts(self) -> int:
+        return max(self._active(), 1)
 
     def _of(self, size: DraftSize) -> _Ways:
-        key = size, load_of(max(self._active(), 1))
-        found = self._ways.get(key)
-        if found is None:
-            found = self._ways[key] = _Ways((Mean(), Mean()))
-        return found
+        key = size, load_of(self._texts)
+        if key not in self._ways:
+            self._ways[key] = _Ways(left=_TRIAL * self._texts)
+        return self._ways[key]
 
 
 class PreparedSize:
@@ -94,7 +114,7 @@ class PreparedSize:
     def __init__(self, policy: SizePolicy, everyone: AheadChoice) -> None:
         self._policy, self._all = policy, everyone
         self._choice = SizeChoice(DraftSize(0))
-        self._before: tuple[DraftSize, bool] | None = None  # the round before
+        self._before: tuple[DraftSize, AheadWay] | None = None  # the round before
         self._began_ns = 0
 
     @property
@@ -104,9 +124,9 @@ class PreparedSize:
 
     def choose(self, left: int) -> SizeChoice:
         """See `SizePolicy`."""
-        choice = self._policy.choose(left)
-        ahead = choice.size.gamma > 0 and self._all.prepares(choice.size)
-        self._choice = replace(choice, ahead=ahead)
+        self._choice = choice = self._policy.choose(left)
+        if choice.size.gamma:
+            self._choice = replace(choice, ahead=self._all.way(choice.size))
         self._began_ns = self._all.clock()
         return self._choice
 

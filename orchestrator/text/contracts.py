@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
 from tandem.errors import TandemError
@@ -80,6 +81,19 @@ class Expected:
         return self.tokens / self.wall_ns
 
 
+class AheadWay(IntEnum):
+    """What a drafter does while the target verifies its draft.
+
+    NOTHING: it waits.
+    HELD: it prepares drafts, and holds them until it is asked.
+    SENT: it sends them too, so that the next draft may be there before it is asked for.
+    """
+
+    NOTHING = 0
+    HELD = 1
+    SENT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
     """A policy's word on a round.
@@ -89,13 +103,13 @@ class SizeChoice:
         expected: of it; None where nothing is estimated.
         rounds: that may be asked for ahead, this one included, where the target does them by
             itself. What is chosen meanwhile waits for them.
-        ahead: the drafter prepares drafts of this size while the target verifies this one.
+        ahead: how drafts of this size are prepared while the target verifies this one.
     """
 
     size: DraftSize
     expected: Expected | None = None
     rounds: int = 1
-    ahead: bool = False
+    ahead: AheadWay = AheadWay.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +232,7 @@ class TextDrafter(Protocol):
         news: News,
         size: DraftSize,
         exact: bool,
-        ahead: bool = False,
+        ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         """Move the sequence on and draft behind it: gamma tokens, or fewer unless `exact`.
 
@@ -228,7 +242,7 @@ class TextDrafter(Protocol):
             news: since then.
             size: of the draft.
             exact: no fewer tokens will do.
-            ahead: the next drafts may be prepared behind this one.
+            ahead: how the next drafts are prepared behind this one.
 
         Raises:
             ShortDraft: there are fewer.

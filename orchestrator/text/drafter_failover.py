@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt, TextDrafter
+from orchestrator.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt, TextDrafter
 from orchestrator.text.record import TextRecord
 from tandem.errors import (
     DrafterLost,
@@ -123,7 +123,7 @@ class DrafterWithFailover:
             self._feedback_bytes -= len(self._feedback.popleft().hidden)
 
     async def draft(
-        self, round_: int, length: int, size: DraftSize, ahead: bool = False
+        self, round_: int, length: int, size: DraftSize, ahead: AheadWay = AheadWay.NOTHING
     ) -> Drafted | None:
         """A draft, or None: while there is no drafter, or it is opened late.
 
@@ -131,7 +131,7 @@ class DrafterWithFailover:
             round_: number of the round.
             length: of the text so far, in tokens.
             size: of the draft.
-            ahead: the next drafts may be prepared behind this one.
+            ahead: how the next drafts are prepared behind this one.
 
         Raises:
             DrafterLost: the rule cannot go on without.

@@ -6,7 +6,8 @@ The drafter proposes tokens. Only the orchestrator calls it.
 A stream carries many sequences (common.proto says how). The messages of one sequence:
   -> open(prompt)                     <- opened
   -> step(round 1, new tokens, gamma) <- drafted
-  -> step(round 2, ...)               <- drafted
+  -> step(round 2, ..., send_ahead)   <- drafted <- prepared
+  -> step(round 3, ..., taken)
   -> close                            <- ended (OK)
 """
 
@@ -172,6 +173,8 @@ class DraftStep(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     FEEDBACK_FIELD_NUMBER: builtins.int
     AHEAD_FIELD_NUMBER: builtins.int
+    SEND_AHEAD_FIELD_NUMBER: builtins.int
+    TAKEN_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round numbers the draft; larger than every round before on this sequence. Each
     random number of the draft is keyed by it.
@@ -196,6 +199,16 @@ class DraftStep(google.protobuf.message.Message):
     round, while the target verifies it. If one of them comes, and the size is the same, the next
     step is answered by what is prepared. The draft is the same as without: the text does not
     change. Other drafters ignore it.
+    """
+    send_ahead: builtins.bool
+    """send_ahead: the drafts that are prepared are wanted as soon as they are ready: this step has a
+    second answer, `prepared`. If the next step comes first, that answer comes before the next
+    step's, without drafts. Requires ahead, and a drafter that prepares drafts.
+    """
+    taken: builtins.bool
+    """taken: the caller has this step's draft already, among those of the last `prepared` answer:
+    the step has no `drafted` answer. FAILED_PRECONDITION if none of them was for this round, these
+    new_token_ids, gamma and max_nodes.
     """
     @property
     def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -222,8 +235,10 @@ class DraftStep(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         feedback: collections.abc.Iterable[tandem.common.v1.common_pb2.Feedback] | None = ...,
         ahead: builtins.bool = ...,
+        send_ahead: builtins.bool = ...,
+        taken: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "feedback", b"feedback", "gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "feedback", b"feedback", "gamma", b"gamma", "max_nodes", b"max_nodes", "new_token_ids", b"new_token_ids", "position", b"position", "round", b"round", "send_ahead", b"send_ahead", "taken", b"taken"]) -> None: ...
 
 Global___DraftStep: typing_extensions.TypeAlias = DraftStep
 
@@ -269,6 +284,7 @@ class SequenceResponse(google.protobuf.message.Message):
     OPENED_FIELD_NUMBER: builtins.int
     DRAFTED_FIELD_NUMBER: builtins.int
     ENDED_FIELD_NUMBER: builtins.int
+    PREPARED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """sequence is that of the request."""
     @property
@@ -283,6 +299,10 @@ class SequenceResponse(google.protobuf.message.Message):
     def ended(self) -> tandem.common.v1.common_pb2.SequenceEnd:
         """ended answers close, or takes the place of any other answer if the sequence failed."""
 
+    @property
+    def prepared(self) -> Global___PreparedDrafts:
+        """prepared is the second answer to a draft with send_ahead."""
+
     def __init__(
         self,
         *,
@@ -290,12 +310,66 @@ class SequenceResponse(google.protobuf.message.Message):
         opened: Global___OpenedSequence | None = ...,
         drafted: Global___DraftedStep | None = ...,
         ended: tandem.common.v1.common_pb2.SequenceEnd | None = ...,
+        prepared: Global___PreparedDrafts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "result", b"result"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "result", b"result", "sequence", b"sequence"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "drafted", "ended"] | None: ...
+    def HasField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "prepared", b"prepared", "result", b"result"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["drafted", b"drafted", "ended", b"ended", "opened", b"opened", "prepared", b"prepared", "result", b"result", "sequence", b"sequence"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["result", b"result"]) -> typing.Literal["opened", "drafted", "ended", "prepared"] | None: ...
 
 Global___SequenceResponse: typing_extensions.TypeAlias = SequenceResponse
+
+@typing.final
+class PreparedDrafts(google.protobuf.message.Message):
+    """PreparedDrafts carries drafts of the next round behind likely outcomes of a round. The caller may
+    hold those of one round: the next message replaces them.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class PreparedDraft(google.protobuf.message.Message):
+        """PreparedDraft is the draft behind one outcome."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        NEW_TOKEN_IDS_FIELD_NUMBER: builtins.int
+        DRAFT_FIELD_NUMBER: builtins.int
+        @property
+        def new_token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+            """new_token_ids of the outcome: the accepted tokens of the round and the one behind them. Each
+            outcome occurs once.
+            """
+
+        @property
+        def draft(self) -> tandem.common.v1.common_pb2.Draft:
+            """draft, as `drafted` would have it."""
+
+        def __init__(
+            self,
+            *,
+            new_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+            draft: tandem.common.v1.common_pb2.Draft | None = ...,
+        ) -> None: ...
+        def HasField(self, field_name: typing.Literal["draft", b"draft"]) -> builtins.bool: ...
+        def ClearField(self, field_name: typing.Literal["draft", b"draft", "new_token_ids", b"new_token_ids"]) -> None: ...
+
+    ROUND_FIELD_NUMBER: builtins.int
+    DRAFTS_FIELD_NUMBER: builtins.int
+    round: builtins.int
+    """round whose outcomes these are; the drafts are those of the round after it."""
+    @property
+    def drafts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PreparedDrafts.PreparedDraft]:
+        """drafts, the likeliest outcome's first; at most as many as the drafter's AHEAD_KIB holds."""
+
+    def __init__(
+        self,
+        *,
+        round: builtins.int = ...,
+        drafts: collections.abc.Iterable[Global___PreparedDrafts.PreparedDraft] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "round", b"round"]) -> None: ...
+
+Global___PreparedDrafts: typing_extensions.TypeAlias = PreparedDrafts
 
 @typing.final
 class OpenedSequence(google.protobuf.message.Message):

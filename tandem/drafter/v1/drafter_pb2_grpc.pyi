@@ -6,7 +6,8 @@ The drafter proposes tokens. Only the orchestrator calls it.
 A stream carries many sequences (common.proto says how). The messages of one sequence:
   -> open(prompt)                     <- opened
   -> step(round 1, new tokens, gamma) <- drafted
-  -> step(round 2, ...)               <- drafted
+  -> step(round 2, ..., send_ahead)   <- drafted <- prepared
+  -> step(round 3, ..., taken)
   -> close                            <- ended (OK)
 """
 

@@ -136,6 +136,11 @@ class Prepared:
         """That are prepared, finished or not."""
         return len(self._all)
 
+    @property
+    def ready(self) -> list[tuple[Sequence[int], Draft]]:
+        """Those that are finished, with the tokens of their outcomes, the likeliest first."""
+        return [(one.outcome.token_ids, one.draft) for one in self._all if one.draft is not None]
+
     def steps(self) -> Steps[None]:
         """Prepare. It may be closed at any time: what there is by then can be used."""
         looks = self.drafter.looks
@@ -307,6 +312,12 @@ class Ahead:
             self._ranks.acceptance,
         )
         yield from self._prepared.steps()
+
+    @property
+    def ready(self) -> list[tuple[Sequence[int], Draft]]:
+        """Drafts of the next round, with the tokens of their outcomes; while nothing is prepared or
+        drafted."""
+        return [] if self._prepared is None else self._prepared.ready
 
     def go_on(
         self,

@@ -149,6 +149,10 @@ class SequenceCall(Generic[Q, R]):
             raise self.broken(f"result must be {kind}, got {got}")
         return answer
 
+    def heard(self) -> bool:
+        """Whether the next answer is there; it is heard without a wait."""
+        return self._joined().has_answer(self._number)
+
     def _joined(self) -> SharedStream[R]:
         if self._stream is None:
             raise self.broken("the sequence is over")

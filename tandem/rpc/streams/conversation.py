@@ -144,16 +144,19 @@ class Conversation(Generic[Q, R]):
             raise
         if reply is None:
             return
-        if span is None:
-            self._say(reply.message, reply.behind)
-            return
-        span.end()  # before the caller can read it, or our span would outlast its own
-        self._say(reply.message, partial(_record, span, reply, sequence.request_id))
+        if span is not None:
+            span.end()  # before the caller can read it, or our span would outlast its own
+        told = partial(_told, span, reply, sequence.request_id)
+        if reply.message is None:
+            told()
+        else:
+            self._say(reply.message, told if span is not None else reply.behind)
 
 
-def _record(span: StepSpan, reply: StepReply[Any], request_id: str) -> None:
-    """Write a step's span, once its reply is on the wire."""
-    attributes = {"tandem.request_id": request_id, **reply.attributes}
-    span.record(reply.step, reply.times, attributes)
+def _told(span: StepSpan | None, reply: StepReply[Any], request_id: str) -> None:
+    """A step's reply is on the wire: its span is written."""
+    if span is not None:
+        attributes = {"tandem.request_id": request_id, **reply.attributes}
+        span.record(reply.step, reply.times, attributes)
     if reply.behind is not None:
         reply.behind()

@@ -166,6 +166,11 @@ class SharedStream(Generic[R]):
         self._owed[number] = self._owed.get(number, 0) + answers
         self._outbox.put(message, number)
 
+    def has_answer(self, number: int) -> bool:
+        """Whether an answer to a member, or the end of it, has come that nobody has taken."""
+        ended = number in self._ended or self._failure is not None
+        return bool(self._early.get(number)) or ended
+
     def answer(self, number: int) -> asyncio.Future[R]:
         """The next answer to a member; its end, if that has come already.
 

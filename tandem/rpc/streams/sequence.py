@@ -64,14 +64,14 @@ class StepReply(Generic[R]):
     """What a step answers, and what its span says.
 
     Attributes:
-        message: the answer.
+        message: the answer; None where nothing is answered.
         step: the span's name.
         times: of its stages.
         attributes: of the span.
         behind: called when the answer is on the wire.
     """
 
-    message: R
+    message: R | None
     step: str
     times: StageTimes
     attributes: dict[str, AttributeValue] = field(default_factory=dict)

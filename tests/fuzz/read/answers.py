@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.front.grpc_messages import _stages_to
-from orchestrator.peers.calls import DraftCall, VerifyCall
+from orchestrator.peers.draft_call import DraftCall
+from orchestrator.peers.verify_call import VerifyCall
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.goodput import sizes
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, News

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 
 import pytest
 
+from drafter_svc.preparing import Preparing
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.servicer import DrafterServicer, service_of
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.ahead import AheadChoice
+from orchestrator.text.contracts import AheadWay
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.rpc.streams.link import SharedStream
 from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
@@ -37,39 +41,53 @@ DraftedStep = drafter_pb2.DraftedStep
 
 
 class Patience:
-    """Verdicts that wait until all is prepared behind the draft that they are about."""
+    """Verdicts that wait until all is prepared behind the draft that they are about, and received
+    where it is sent.
+
+    Attributes:
+        taken: drafts that were there before they were asked for.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._waiting: dict[str, asyncio.Future[asyncio.Future[None] | None]] = {}
-        step, prepare, verify = (
-            DraftedSequence._step,
-            DraftedSequence._prepare,
-            VerifiedSequence._step,
-        )
+        self.taken = 0
+        self._sent = self._received = 0
+        # By text and round.
+        self._begun: defaultdict[Any, asyncio.Future[asyncio.Future[None] | None]]
+        self._begun = defaultdict(lambda: asyncio.get_running_loop().create_future())
+        step, begin, send = DraftedSequence._step, Preparing.begin, Preparing._send
+        verify, hand_on = VerifiedSequence._step, SharedStream._hand_on
 
         async def draft(sequence: Any, message: Any, traced: Any) -> Any:
-            reply = await step(sequence, message, traced)
-            if reply.behind is not None:
-                begun = asyncio.get_running_loop().create_future()
-                self._waiting[sequence.request_id] = begun
-            return reply
+            self.taken += message.draft.taken
+            return await step(sequence, message, traced)
 
-        def behind(sequence: Any, *asked: Any) -> None:
-            prepare(sequence, *asked)
-            self._waiting[sequence.request_id].set_result(sequence._preparing)
+        def behind(preparing: Any, request: Any, draft: Any) -> None:
+            begin(preparing, request, draft)
+            self._begun[preparing._request_id, request.round].set_result(preparing._job)
+
+        def sends(preparing: Any, *job: Any) -> None:
+            self._sent += preparing._asked is not None
+            send(preparing, *job)
+
+        def receives(stream: Any, response: Any) -> None:
+            hand_on(stream, response)
+            self._received += response.WhichOneof("result") == "prepared"
 
         async def decide(sequence: Any, message: Any, traced: Any) -> Any:
-            await self.prepared(sequence.request_id)
+            if message.verify.draft.token_ids:
+                await self.prepared(sequence.request_id, message.verify.round)
+            await until(lambda: self._received >= self._sent)
             return await verify(sequence, message, traced)
 
         patch.setattr(DraftedSequence, "_step", draft)
-        patch.setattr(DraftedSequence, "_prepare", behind)
+        patch.setattr(Preparing, "begin", behind)
+        patch.setattr(Preparing, "_send", sends)
+        patch.setattr(SharedStream, "_hand_on", receives)
         patch.setattr(VerifiedSequence, "_step", decide)
 
-    async def prepared(self, text: str) -> None:
-        """All that is to be, behind the last draft of a text."""
-        begun = self._waiting.pop(text, None)
-        if begun is not None and (preparing := await begun) is not None:
+    async def prepared(self, text: str, round_: int) -> None:
+        """All that is to be, behind the draft of a round."""
+        if (preparing := await self._begun[text, round_]) is not None:
             with suppress(asyncio.CancelledError):
                 await preparing
 
@@ -96,7 +114,7 @@ class Served:
 async def served(
     random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Served]:
-    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
     small, large = map(str, random_pair)
     async with AsyncExitStack() as stack:
         servicer = DrafterServicer(DrafterSettings(model=small, ahead=32))
@@ -119,16 +137,19 @@ async def served(
         yield Served(stub, servicer, service.metering.port)
 
 
+@pytest.mark.parametrize("way", [AheadWay.HELD, AheadWay.SENT])
 async def test_what_was_ready_is_used_and_counted(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    way: AheadWay, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: way)
     hurried = await served.text()
     with monkeypatch.context() as patch:
-        Patience(patch)
+        patience = Patience(patch)
         hits, late = await served.came("hit"), await served.came("late")
         assert await served.text() == hurried
         assert await served.came("hit") > hits + 3
         assert await served.came("late") == late
+        assert (patience.taken > 3) == (way is AheadWay.SENT)
         # Sixteen at once, of which some are cancelled in the middle of it.
         sampled = {"seed": 7, "temperature": 1.0}
         alone = await served.text(sampling=sampled)
@@ -181,7 +202,8 @@ async def test_a_round_that_was_skipped_misses(
                 reply = await talk.ask(drafter_pb2.SequenceRequest(draft=step))
                 answers.setdefault(nodes, []).append(reply.drafted)
                 position, news = position + len(news), [*reply.drafted.draft.token_ids[:1], 0]
-                await patience.prepared("r")
+                if nodes:
+                    await patience.prepared("r", round_)
             talk.cancel()
     plain, prepared = answers[0], answers[32]
     assert [one.draft for one in plain] == [one.draft for one in prepared]
@@ -233,7 +255,7 @@ async def test_an_outcome_that_is_none_loses_the_drafter_and_not_the_text(outcom
 async def test_only_a_drafter_that_prepares_is_asked_to(
     ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
     drafter, target = Claims(None, ahead), FakeTarget()
     async with orchestrate(drafter, target) as stub:
         await stub.Complete(request())

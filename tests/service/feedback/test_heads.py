@@ -103,7 +103,7 @@ async def test_a_drafter_that_opens_late_drafts_from_its_second_step_on(
         if self is opened[0] and message.draft.round == KILLED:
             raise Unavailable("killed")
         if self in opened[1:]:
-            drafted.append(len(reply.message.drafted.draft.token_ids))
+            drafted.append(len(reply.message.drafted.draft.token_ids))  # type: ignore[union-attr]
         return reply
 
     async def patient(self: VerifiedSequence, message: Any, traced: Any) -> Any:

@@ -14,6 +14,7 @@ from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.sizes.ahead import AheadChoice
+from orchestrator.text.contracts import AheadWay
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -59,7 +60,7 @@ async def recipe(
         monkeypatch.setenv("TANDEM_DRAFTER_TARGET", large)
         feedback = "last"
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", small)
-    monkeypatch.setattr(AheadChoice, "prepares", lambda *_: True)
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
     async with AsyncExitStack() as stack:
         drafters = [
             await start(stack, make_drafter(DrafterSettings(method=name, ahead=nodes)))

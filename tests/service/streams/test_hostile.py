@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 
 from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
-from orchestrator.peers.calls import DraftCall
 from orchestrator.peers.clients import DrafterClient
+from orchestrator.peers.draft_call import DraftCall
 from orchestrator.text.contracts import Prompt
 from orchestrator.text.record import TextRecord
 from tandem.drafter.v1 import drafter_pb2

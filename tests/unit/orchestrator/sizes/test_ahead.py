@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
-from orchestrator.text.contracts import Decided, Drafted
+from orchestrator.text.contracts import AheadWay, Decided, Drafted
 from tandem.telemetry.stages import StageTimes
 
 DRAFTED = Drafted([1, 2], None, None, 0, StageTimes())
@@ -17,57 +19,61 @@ class World:
     """Rounds of some texts, in turn.
 
     Attributes:
-        wall_ns: of a round, without prepared drafts and with them.
-        prepared: for each round so far, whether its next draft was to be prepared.
+        wall_ns: of a round, in each way.
+        ways: of each text's rounds so far.
     """
 
-    def __init__(self, texts: int, plain_ns: int, prepared_ns: int) -> None:
-        self.wall_ns = plain_ns, prepared_ns
-        self.prepared: list[bool] = []
+    def __init__(self, texts: int, *wall_ns: int) -> None:
+        self.wall_ns = wall_ns
+        self.ways: list[AheadWay] = []
         self._now = 0
         everyone = AheadChoice(lambda: texts, lambda: self._now)
         self.policies = [PreparedSize(FixedSize(2), everyone) for _ in range(texts)]
 
-    def run(self, rounds: int) -> float:
-        """The share of rounds that prepare."""
+    def run(self, rounds: int) -> Counter[AheadWay]:
+        """How often rounds had each way, in hundredths."""
         for _ in range(rounds):
             choices = [policy.choose(100) for policy in self.policies]
             self._now += self.wall_ns[choices[0].ahead]
             for policy in self.policies:
                 policy.observe(DRAFTED, KEPT)
-            self.prepared += [choice.ahead for choice in choices]
-        last = self.prepared[-rounds * len(self.policies) :]
-        return sum(last) / len(last)
+            self.ways += [choice.ahead for choice in choices]
+        last = Counter(self.ways[-rounds * len(self.policies) :])
+        return Counter({way: 100 * count // last.total() for way, count in last.items()})
 
 
 @pytest.mark.parametrize("texts", [1, 16])
-def test_the_faster_way_is_found_and_kept(texts: int) -> None:
-    slower = World(texts, 100, 130)
-    slower.run(200)
-    assert slower.run(4_000) < 0.02
-    faster = World(texts, 100, 70)
-    faster.run(200)
-    assert faster.run(4_000) > 0.98
-
-
-def test_what_makes_no_difference_is_not_done() -> None:
-    same = World(1, 100, 99)
-    same.run(200)
-    assert same.run(4_000) < 0.02
+@pytest.mark.parametrize(
+    ("wall_ns", "best"),
+    [
+        ((100, 130, 140), AheadWay.NOTHING),
+        ((100, 99, 98), AheadWay.NOTHING),
+        ((100, 70, 90), AheadWay.HELD),
+        ((100, 70, 69), AheadWay.HELD),
+        ((100, 80, 60), AheadWay.SENT),
+        ((100, 120, 60), AheadWay.SENT),
+    ],
+)
+def test_the_fastest_way_is_found_and_kept(
+    texts: int, wall_ns: tuple[int, ...], best: AheadWay
+) -> None:
+    world = World(texts, *wall_ns)
+    world.run(200)
+    assert world.run(4_000)[best] >= 98
 
 
 def test_a_world_that_changes_is_noticed() -> None:
-    world = World(1, 100, 130)
+    world = World(1, 100, 130, 130)
     world.run(200)
-    world.wall_ns = 100, 70
-    world.run(3_400)  # it is tried again after 1,600 rounds
-    assert world.run(500) > 0.9
+    world.wall_ns = 100, 130, 60
+    world.run(5_000)  # each way is tried again within 3,200 rounds
+    assert world.run(500)[AheadWay.SENT] > 90
 
 
 def test_rounds_without_a_draft_teach_nothing() -> None:
-    world = World(1, 100, 70)
+    world = World(1, 100, 70, 70)
     policy = world.policies[0]
     for _ in range(100):
-        assert not policy.choose(1).ahead
+        assert policy.choose(1).ahead is AheadWay.NOTHING
         policy.observe(None, Decided(0, 0, 3))
-    assert world.run(1) == 0
+    assert world.run(1)[AheadWay.NOTHING] == 100

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.text.contracts import Drafted, DraftSize, News, Prompt
+from orchestrator.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt
 from orchestrator.text.drafter_failover import REST_SECONDS, DrafterWithFailover
 from orchestrator.text.record import TextRecord
 from tandem.common.v1 import common_pb2
@@ -41,7 +41,7 @@ class Fake:
         news: News,
         size: DraftSize,
         exact: bool,
-        ahead: bool = False,
+        ahead: AheadWay = AheadWay.NOTHING,
     ) -> Drafted:
         self.asked.append((round_, position, list(news.token_ids)))
         self.told.append([each.round for each in news.feedback])

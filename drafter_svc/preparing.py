@@ -1,0 +1,83 @@
+"""A sequence's drafts ahead: begun when a draft is sent, stopped when the next step comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from drafter_svc.messages import drafts_to
+from tandem.drafter.v1 import drafter_pb2
+from tandem.drafting.ahead.prepare import Ahead
+from tandem.drafting.drafter import DraftSequence
+from tandem.engine.engine import Engine
+from tandem.speculation.draft import Draft
+
+
+class Preparing:
+    """Prepares drafts of one sequence, and tells of them where that is wanted. Event loop.
+
+    Args:
+        engine: prepares while it is idle.
+        sequence: see there.
+        ahead: what is prepared; None where nothing is.
+        most_bytes: of drafts that are sent.
+        say: takes an answer.
+        request_id: for the log.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sequence: DraftSequence,
+        ahead: Ahead | None,
+        most_bytes: int,
+        say: Callable[[drafter_pb2.SequenceResponse], None],
+        request_id: str,
+    ) -> None:
+        self._engine, self._sequence = engine, sequence
+        self._ahead, self._most_bytes = ahead, most_bytes
+        self._say = say
+        self._request_id = request_id
+        self._job: asyncio.Future[None] | None = None
+        self._asked: drafter_pb2.DraftStep | None = None  # whose drafts are still to be sent
+        self._ended = False
+
+    def expect(self, request: drafter_pb2.DraftStep) -> None:
+        """A step is about to be answered."""
+        self._asked = request if request.send_ahead else None
+
+    def begin(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
+        """Draft on behind a draft that was sent, unless the next step is there already."""
+        if self._ended or not request.ahead:
+            return
+        if self._ahead is None:
+            self._send()
+            return
+        steps = self._ahead.prepare(request.round, draft, request.gamma, request.max_nodes)
+        self._job = self._engine.run_idle(self._sequence, steps, self._request_id)
+        self._job.add_done_callback(self._over)
+
+    def stop(self) -> None:
+        """The next step comes, before whose answer all drafts have been sent; or the end."""
+        if self._job is not None:
+            self._job.remove_done_callback(self._over)
+            self._job.cancel()
+            self._job = None
+        self._send()
+
+    def end(self) -> None:
+        """The sequence is over."""
+        self._ended, self._asked = True, None
+        self.stop()
+
+    def _over(self, job: asyncio.Future[None]) -> None:
+        self._send(job)
+
+    def _send(self, job: asyncio.Future[None] | None = None) -> None:
+        """Send what is ready; nothing of a job that goes on."""
+        request, self._asked = self._asked, None
+        if request is None:
+            return
+        ready = self._ahead.ready if self._ahead is not None and job is not None else []
+        prepared = drafts_to(request.round, ready, self._most_bytes)
+        self._say(drafter_pb2.SequenceResponse(prepared=prepared))
