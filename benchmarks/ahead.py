@@ -13,10 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory, mkdtemp
 
 from rich.console import Console
 from rich.progress import Progress
@@ -31,10 +34,15 @@ from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.report import LoadReport
 from tandem.tools.local.pair import Pair
 from tandem.tools.local.stack import Stack, StackSettings
+from tandem.tools.traces.prediction.basis import Basis
+from tandem.tools.traces.prediction.whatif import Outlook
+from tandem.tools.traces.read.recording import Recording
 from tandem.tools.watch.scrape import Scrape, scrape
 
 TARGET_MS, STEP_MS = 25.0, 3.0
 CAME = "tandem_drafts_ahead_total"
+# Spans are in their file within a second.
+_WRITTEN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,9 @@ class Row:
         gamma: draft length; "auto" where it is chosen.
         tokens_per_s: without prepared drafts.
         speedup: with them: median of the turns' ratios.
-        predicted: what the hits should give, each of which saves a draft's steps and the way to the
+        by_hits: what the hits should give, each of which saves a draft's steps and the way to the
             drafter and back.
+        what_if: what `tandem trace what-if` predicts from the texts without prepared drafts.
         hits: share of drafts that were ready.
         late: share that was being made.
         same: whether the texts kept as many drafted tokens of each place.
@@ -61,7 +70,8 @@ class Row:
     gamma: str
     tokens_per_s: float
     speedup: float
-    predicted: float
+    by_hits: float
+    what_if: float
     hits: float
     late: float
     same: bool
@@ -69,11 +79,12 @@ class Row:
 
 @dataclass
 class Lane:
-    """A stack behind a network."""
+    """A stack behind a network, with its trace files in a folder."""
 
     proxies: tuple[DelayProxy, DelayProxy]
     generator: LoadGenerator
     metrics: str
+    traces: Path
 
     async def run(
         self, texts: int, temperature: float, gamma: int | None, tokens: int
@@ -93,13 +104,35 @@ class Lane:
     async def scraped(self) -> Scrape:
         return await asyncio.to_thread(scrape, self.metrics, 10.0)
 
+    def marks(self) -> dict[Path, int]:
+        """How much is recorded."""
+        return {path: path.stat().st_size for path in self.traces.glob("*.jsonl")}
+
+    async def ahead_by_what_if(self, before: Mapping[Path, int]) -> float:
+        """The factor predicted for drafting ahead by what was recorded since; 0 for none."""
+        await asyncio.sleep(_WRITTEN_SECONDS)
+        with TemporaryDirectory() as folder:
+            for path, start in before.items():
+                (Path(folder) / path.name).write_bytes(path.read_bytes()[start:])
+            changes = Outlook(Basis(Recording([folder]), None, None)).changes
+        factors = [one.factor for one in changes if one.change.startswith("drafting ahead")]
+        return factors[0] or 0.0 if factors else 0.0
+
 
 @asynccontextmanager
 async def _lane(ahead: int) -> AsyncIterator[Lane]:
     """The embedded pair on simulated devices, and an orchestrator behind proxies."""
     # Two that compute alike, and with branches: a seed then has one text in both.
     one = {"THREADS": "1", "ENGINE": "torch", "DTYPE": "float32"}
-    more = {"drafter": {**one, "AHEAD": str(ahead)}, "target": one}
+    traces = Path(mkdtemp())
+    files = {
+        name: {"TRACE_FILE": str(traces / f"{name}.jsonl")}
+        for name in ("drafter", "target", "orchestrator")
+    }
+    more = {
+        "drafter": {**one, **files["drafter"], "AHEAD": str(ahead)},
+        "target": {**one, **files["target"]},
+    }
     modules = {service: f"benchmarks.simulated.{service}" for service in more}
     async with AsyncExitStack() as stack:
         served = stack.enter_context(serving(Pair(), more, modules=modules))
@@ -107,7 +140,8 @@ async def _lane(ahead: int) -> AsyncIterator[Lane]:
             await stack.enter_async_context(DelayProxy(served.addresses[name]).serving())
             for name in ("drafter", "target")
         ]
-        peers = {"DRAFTERS": drafter.address, "TARGETS": target.address}
+        stack.callback(shutil.rmtree, traces)
+        peers = {"DRAFTERS": drafter.address, "TARGETS": target.address, **files["orchestrator"]}
         own = {"LISTEN": "127.0.0.1:0", "METRICS_LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "2"}
         front = Stack(StackSettings({"orchestrator": {**own, **peers}}))
         await asyncio.to_thread(front.start)
@@ -115,7 +149,7 @@ async def _lane(ahead: int) -> AsyncIterator[Lane]:
         generator = LoadGenerator(front.addresses["orchestrator"])
         await stack.enter_async_context(generator)
         metrics = front.further_addresses("METRICS_LISTEN")["orchestrator"]
-        yield Lane((drafter, target), generator, metrics)
+        yield Lane((drafter, target), generator, metrics, traces)
 
 
 async def _measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
@@ -137,7 +171,7 @@ async def _measure(options: argparse.Namespace, progress: Progress) -> list[Row]
             load = texts, temperature, size, options.tokens
             for lane in (plain, ahead):
                 await lane.run(*load)  # sizes, and the way to prepare, are learnt
-            before, speeds, same = await ahead.scraped(), [], True
+            before, marks, speeds, same = await ahead.scraped(), plain.marks(), [], True
             for _ in range(options.turns):
                 (alone, expected), (report, found) = await plain.run(*load), await ahead.run(*load)
                 speeds.append((alone.tokens_per_s, report.tokens_per_s / alone.tokens_per_s))
@@ -153,7 +187,8 @@ async def _measure(options: argparse.Namespace, progress: Progress) -> list[Row]
                     *(delay, texts, temperature, str(gamma)),
                     tokens_per_s=median(speed for speed, _ in speeds),
                     speedup=median(ratio for _, ratio in speeds),
-                    predicted=wall / (wall - hits / drafts * saved) if size else 0.0,
+                    by_hits=wall / (wall - hits / drafts * saved) if size else 0.0,
+                    what_if=await plain.ahead_by_what_if(marks) if size else 0.0,
                     hits=hits / drafts,
                     late=late / drafts,
                     same=same,

@@ -161,6 +161,10 @@ class DraftedSequence(
             reply.behind = partial(self._go_on_ahead, request, draft)
         return reply
 
+    def unanswered(self, message: drafter_pb2.SequenceRequest) -> bool:
+        """A draft that the caller has already."""
+        return message.draft.taken
+
     def _go_on_ahead(self, request: drafter_pb2.DraftStep, draft: Draft) -> None:
         """Draft on behind a draft that was sent, unless the next step is there already."""
         if self._preparing is not None and self._progress.last_round == request.round:

@@ -109,17 +109,18 @@ class DraftCall:
         if sent is not None:
             step.taken = True
             self._call.tell(drafter_pb2.SequenceRequest(draft=step), int(step.send_ahead))
-            self._record.count_prepared("hit")
-            draft, times = sent, StageTimes()
+            draft, drafts = sent
+            self._record.note_prepared("hit", drafts)
+            times = StageTimes()
         else:
             drafted = await self._ask(step)
             draft, times = drafted.draft, times_of(self._call, drafted)
         self._sending = step if step.send_ahead else None
         return self._checked(draft, size, exact, times)
 
-    async def _sent(self, step: drafter_pb2.DraftStep) -> common_pb2.Draft | None:
-        """The draft of a step among those that were sent ahead, which have come; None if it is not
-        among them.
+    async def _sent(self, step: drafter_pb2.DraftStep) -> tuple[common_pb2.Draft, int] | None:
+        """The draft of a step among those that were sent ahead, which have come, and how many these
+        are; None if it is not among them.
 
         Raises:
             PeerFailure: they are not what they should be.
@@ -139,7 +140,8 @@ class DraftCall:
         expect("outcomes of prepared.drafts", len(found), count, count)
         follows = step.round == before.round + 1 and not step.feedback
         same = (step.gamma, step.max_nodes) == (before.gamma, before.max_nodes)
-        return found.get(tuple(step.new_token_ids)) if follows and same else None
+        draft = found.get(tuple(step.new_token_ids)) if follows and same else None
+        return None if draft is None else (draft, count)
 
     async def _ask(self, step: drafter_pb2.DraftStep) -> drafter_pb2.DraftedStep:
         """The answer to a step."""
@@ -183,7 +185,8 @@ class DraftCall:
         expect = self._call.expect
         expect("drafted.prepared.outcome", prepared.outcome, 1, len(_PREPARED))
         expect("drafted.prepared.ready_ns", prepared.ready_ns, 0, MOST_STAGE_NS)
-        self._record.count_prepared(_PREPARED[prepared.outcome - 1])
+        outcome = _PREPARED[prepared.outcome - 1]
+        self._record.note_prepared(outcome, prepared.drafts, prepared.ready_ns)
 
     def _short(self, count: int, gamma: int) -> ShortDraft:
         error = ShortDraft(

@@ -38,6 +38,9 @@ class RequestMetrics:
         self._from_origin = {
             origin: counter(metrics.TOKENS_EMITTED, origin.value) for origin in Origin
         }
+        self._ahead = {
+            outcome: counter(metrics.DRAFTS_AHEAD, outcome) for outcome in ("hit", "late", "miss")
+        }
         self._undecided = counter(metrics.WASTED_TOKENS, "undecided")
         self._behind_end = counter(metrics.WASTED_TOKENS, "behind_end")
         text = (metrics.ORCHESTRATOR, "text")
@@ -57,7 +60,7 @@ class RequestMetrics:
 
     def count_prepared(self, outcome: str) -> None:
         """A draft was asked for that might have been prepared."""
-        self._instruments.counter(metrics.DRAFTS_AHEAD, outcome).value += 1
+        self._ahead[outcome].value += 1
 
     def prefill(self) -> None:
         """A round was committed whose token the target drew from its prefill."""

@@ -195,8 +195,21 @@ class TextRecord:
             with harmless:
                 self._metrics.lose_drafter()
 
-    def count_prepared(self, outcome: str) -> None:
-        """A draft's outcome was "hit", "late" or "miss" among those that were prepared."""
+    def note_prepared(self, outcome: str, drafts: int, ready_ns: int = 0) -> None:
+        """A round's draft may have been prepared.
+
+        Args:
+            outcome: "hit", "late" or "miss".
+            drafts: that had been prepared for the round.
+            ready_ns: how long the draft had been ready at the drafter when it was asked for.
+        """
+        self.spans.describe(
+            {
+                "tandem.prepared": outcome,
+                "tandem.prepared.drafts": drafts,
+                "tandem.prepared.ready_ms": round(ready_ns / 1e6, 3),
+            }
+        )
         if self._metrics is not None:
             with harmless:
                 self._metrics.count_prepared(outcome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
+from orchestrator.sizes.ahead import AheadChoice
+from orchestrator.text.contracts import AheadWay
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -28,10 +31,16 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.processes.services import generation
 
-TEXTS = {"target": 500, "drafter": 1_000, "drafting target": 500, "orchestrator": 300}
+TEXTS = {
+    "target": 500,
+    "drafter": 1_000,
+    "preparing drafter": 500,
+    "drafting target": 500,
+    "orchestrator": 300,
+}
 CONCURRENT = 48
-# A sound service fails one of the six cases in 1,000 runs.
-SMALLEST_P = 0.001 / 6
+# A sound service fails one of the seven cases in 1,000 runs.
+SMALLEST_P = 0.001 / 7
 # Rounds enough that a second step always comes, with the law's tokens on both sides of the loss.
 TOKENS = 8
 GAMMA = 3
@@ -104,11 +113,13 @@ class Deaths:
 
 
 @asynccontextmanager
-async def served(pair: tuple[Path, Path], inside: bool = False) -> AsyncIterator[Stub]:
+async def served(
+    pair: tuple[Path, Path], inside: bool = False, ahead: int = 0
+) -> AsyncIterator[Stub]:
     """Two targets and an orchestrator in this process; and two drafters, unless targets draft."""
     drafter, target = map(str, pair)
     async with AsyncExitStack() as stack:
-        own = DrafterSettings(model=drafter, draft_support=0, draft_mass=1.0)
+        own = DrafterSettings(model=drafter, draft_support=0, draft_mass=1.0, ahead=ahead)
         drafters = [await start(stack, make_drafter(own)) for _ in range(0 if inside else 2)]
         chosen = TargetSettings(model=target, drafts="model" if inside else "")
         targets = [await start(stack, make_target(chosen)) for _ in range(2)]
@@ -145,6 +156,7 @@ async def counted(
     verifier: str,
     texts: int,
     make: Callable[[Stub, pb.Generation], Awaitable[list[int]]] = plain,
+    concurrent: int = CONCURRENT,
 ) -> np.ndarray:
     """How often each beginning of a text came."""
     counts = np.zeros(CELLS, dtype=np.int64)
@@ -161,7 +173,7 @@ async def counted(
             assert len(tokens) == TOKENS
             counts[int(np.dot(weights, tokens[:LENGTH]))] += 1
 
-    await asyncio.gather(*(work() for _ in range(CONCURRENT)))
+    await asyncio.gather(*(work() for _ in range(concurrent)))
     return counts
 
 
@@ -171,6 +183,7 @@ async def counted(
         ("target", "block"),
         pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
         pytest.param("drafter", "block", marks=pytest.mark.campaign),
+        ("preparing drafter", "block"),
         pytest.param("drafting target", "block", marks=pytest.mark.campaign),
         pytest.param("drafting target", "greedy_block", marks=pytest.mark.campaign),
     ],
@@ -181,15 +194,20 @@ async def test_the_law_holds_where_each_text_loses_one(
     # What fails each text is held off ever longer: here it is to go on failing them.
     monkeypatch.setattr("orchestrator.replicas.breaker._AGAIN_SECONDS", 0.0)
     texts, inside = TEXTS[victim], victim == "drafting target"
-    deaths = Deaths(monkeypatch, DraftedSequence if victim == "drafter" else VerifiedSequence)
+    drafts = victim.endswith("drafter")
+    deaths = Deaths(monkeypatch, DraftedSequence if drafts else VerifiedSequence)
+    ahead = 24 if victim == "preparing drafter" else 0
+    ways = cycle(AheadWay)
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: next(ways))
     if inside:  # the recipe's settings are a drafter's
         own = {"MODEL": random_pair[0], "DRAFT_SUPPORT": 0, "DRAFT_MASS": 1.0}
         for name, value in own.items():
             monkeypatch.setenv(f"TANDEM_DRAFTER_{name}", str(value))
-    async with served(random_pair, inside) as stub:
-        counts = await counted(stub, verifier, texts)
+    async with served(random_pair, inside, ahead) as stub:
+        # Drafts are prepared while no other text waits for the drafter.
+        counts = await counted(stub, verifier, texts, concurrent=4 if ahead else CONCURRENT)
     # A text may find no drafter at all where those before it have just failed both.
-    assert len(deaths.texts) > (0.9 * texts if victim == "drafter" else texts - 1)
+    assert len(deaths.texts) > (0.9 * texts if drafts else texts - 1)
     assert chi_square_p_value(counts, target_law(random_pair[1])) > SMALLEST_P
 
 

@@ -174,6 +174,18 @@ DRAFTED = tuple(
     )
     for draft in SMALL_DRAFTS
 )
+PREPARED = tuple(
+    drafter_pb2.SequenceResponse(
+        prepared=drafter_pb2.PreparedDrafts(
+            round=1,
+            drafts=[
+                drafter_pb2.PreparedDrafts.PreparedDraft(new_token_ids=tokens, draft=draft)
+                for tokens in ([2], [1, 2])
+            ],
+        )
+    )
+    for draft in SMALL_DRAFTS
+)
 VERDICTS = (
     target_pb2.SequenceResponse(
         verdict=target_pb2.Verdict(

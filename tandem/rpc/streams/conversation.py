@@ -53,6 +53,7 @@ class Conversation(Generic[Q, R]):
         self._say = say
         self._ended = ended
         self._request = first  # that is answered, or was last
+        self._kept: Q | None = None  # until one that has no answer is dealt with
         self._next: asyncio.Future[Q] | None = None
         self._silent_since = math.inf
         self._task = asyncio.create_task(self._converse(first))
@@ -67,6 +68,9 @@ class Conversation(Generic[Q, R]):
             return  # it was silent for too long, which it is about to say
         error: TandemError | None = None
         if request.WhichOneof("step") != "close":
+            if self._kept is None and self._sequence.unanswered(self._request):
+                self._kept = request
+                return
             try:
                 self._sequence.more(request, self._request)
                 return
@@ -115,6 +119,9 @@ class Conversation(Generic[Q, R]):
         self._ended(error)
 
     async def _hear(self, patience: Patience) -> Q:
+        if self._kept is not None:
+            self._request, self._kept = self._kept, None
+            return self._request
         self._next = asyncio.get_running_loop().create_future()
         self._silent_since = time.monotonic()
         seconds = self._idle_seconds

@@ -137,6 +137,11 @@ class ServedSequence(ABC, Generic[Q, R]):
     async def _step(self, message: Q, traced: SpanIds | None) -> StepReply[R] | None:
         """Do one step of an open sequence."""
 
+    def unanswered(self, message: Q) -> bool:
+        """Whether a message has no answer that its caller would wait for: the next one may come
+        while it is dealt with."""
+        return False
+
     def more(self, message: Q, amid: Q) -> None:
         """Take a message, not `close`, that comes before the answer to another one.
 

@@ -14,6 +14,7 @@ from orchestrator.sizes.goodput import sizes
 from orchestrator.text.contracts import Decided, Drafted, DraftSize, News
 from orchestrator.text.measures import TextTimes
 from orchestrator.text.record import TextRecord
+from tandem.drafter.v1 import drafter_pb2
 from tandem.profile import Profile
 from tandem.rpc.streams.call import SequenceCall
 from tandem.rpc.streams.link import Link
@@ -34,8 +35,8 @@ class AnsweredCall(SequenceCall[Any, Any]):
         super().__init__(link, lambda requests: None, None, None, 1 << 20)
         self.answer: Any = None
 
-    async def ask(self, request: Any, kind: str, seconds: float, span: Any = None) -> Any:
-        return await self.hear(kind, seconds)
+    def tell(self, request: Any, answers: int = 1) -> None:
+        """It does not matter what is asked."""
 
     async def hear(self, kind: str, seconds: float) -> Any:
         if (got := self.answer.WhichOneof("result")) != kind:
@@ -68,6 +69,32 @@ class Draftings(Answers):
         assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
         for place in range(len(drafted.token_ids) + 1):
             drafted.path_to(place), drafted.siblings_to(place), drafted.kept_first(place)
+        return "OK"
+
+
+class Prepareds(Answers):
+    """Of a drafter that sends what it has prepared behind outcomes of a round."""
+
+    name = "prepared"
+    seeds = seeds.PREPARED
+
+    async def judge(self, message: Any) -> str:
+        peer = AnsweredCall("drafter")
+        peer.answer = message
+        call = DraftCall(peer, PATIENT, TextRecord(), 1 << 20, ANYBODY)
+        call._vocab_size = VOCAB_SIZE
+        first, wanted = (
+            drafter_pb2.DraftStep(
+                round=round_, new_token_ids=news, gamma=_SIZE.gamma, max_nodes=_SIZE.nodes
+            )
+            for round_, news in ((1, [4]), (2, [2]))
+        )
+        call._sending = first
+        found = await call._sent(wanted)
+        if found is not None:
+            drafted = call._checked(found[0], _SIZE, False, StageTimes())
+            assert drafted.gamma <= _SIZE.gamma
+            assert all(0 <= token < VOCAB_SIZE for token in drafted.token_ids)
         return "OK"
 
 

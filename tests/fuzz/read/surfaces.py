@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.read.answers import Draftings, RunVerdicts, Verdicts
+from tests.fuzz.read.answers import Draftings, Prepareds, RunVerdicts, Verdicts
 from tests.fuzz.read.bodies import Chats, Completions
 from tests.fuzz.read.drafts import Drafts
 from tests.fuzz.read.generations import Generations
@@ -17,6 +17,7 @@ _ALL: tuple[type[Surface], ...] = (
         DraftSequences,
         Generations,
         Draftings,
+        Prepareds,
         Verdicts,
         RunVerdicts,
         Completions,

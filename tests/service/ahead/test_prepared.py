@@ -6,14 +6,17 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from drafter_svc.preparing import Preparing
 from drafter_svc.sequence import DraftedSequence
 from drafter_svc.servicer import DrafterServicer, service_of
+from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
@@ -27,14 +30,26 @@ from tandem.rpc.streams.link import SharedStream
 from target_svc.sequence import VerifiedSequence
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
+from tests.exactness import CELLS, LENGTH, PROMPT, target_law
 from tests.service.conftest import address_of, connect, start
+from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
+from tests.support.processes.refusals import refusal
+from tests.support.processes.services import generation as law_generation
 from tests.support.waiting import until
 from tests.support.wire.fakes import FakeDrafter, FakeTarget, generation, orchestrate, request
 from tests.support.wire.scrape import ANY_PORT, Scraped, families
 from tests.support.wire.talk import Talk
 
 TOKENS = 30
+LAW_TEXTS = 300
+OPENING = drafter_pb2.OpenSequence(
+    token_ids=[1, 2],
+    request_id="r",
+    sampling=common_pb2.Sampling(seed=1),
+    target_vocab_size=VOCAB_SIZE,
+    max_new_tokens=60,
+)
 CAME = "tandem_drafts_ahead_total"
 Prepared = drafter_pb2.DraftedStep.Prepared
 DraftedStep = drafter_pb2.DraftedStep
@@ -165,6 +180,30 @@ async def test_what_was_ready_is_used_and_counted(
     await until(lambda: free.free_positions == free.positions)
 
 
+async def test_the_law_is_the_targets(
+    served: Served, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts of open sizes, whose rounds are prepared in each way in turn."""
+    ways = cycle((AheadWay.HELD, AheadWay.SENT, AheadWay.SENT))
+    monkeypatch.setattr(AheadChoice, "way", lambda *_: next(ways))
+    patience = Patience(monkeypatch)
+    hits = await served.came("hit")
+    counts = np.zeros(CELLS, dtype=np.int64)
+    weights = VOCAB_SIZE ** np.arange(LENGTH - 1, -1, -1)
+    seeds = iter(range(LAW_TEXTS))
+
+    async def work() -> None:
+        for seed in seeds:
+            asked = law_generation(PROMPT, max_new_tokens=2 * LENGTH, seed=seed, gamma=3)
+            reply = await served.stub.Complete(pb.CompleteRequest(generation=asked))
+            counts[int(np.dot(weights, reply.token_ids[:LENGTH]))] += 1
+
+    await asyncio.gather(*(work() for _ in range(8)))
+    assert await served.came("hit") > hits + LAW_TEXTS / 2
+    assert patience.taken > LAW_TEXTS / 4
+    assert chi_square_p_value(counts, target_law(random_pair[1])) > 0.001
+
+
 async def test_a_text_with_penalties_is_drafted_as_ever(served: Served) -> None:
     shaped = {"seed": 1, "temperature": 0.0, "shaping": {"presence_penalty": 0.5}}
     assert len(await served.text(sampling=shaped)) == TOKENS
@@ -186,14 +225,7 @@ async def test_a_round_that_was_skipped_misses(
             info = await stub.GetModelInfo(drafter_pb2.GetModelInfoRequest())
             assert info.ahead == nodes
             talk = Talk(stub.Draft())
-            opening = drafter_pb2.OpenSequence(
-                token_ids=[1, 2],
-                request_id="r",
-                sampling=common_pb2.Sampling(seed=1),
-                target_vocab_size=VOCAB_SIZE,
-                max_new_tokens=60,
-            )
-            await talk.ask(drafter_pb2.SequenceRequest(open=opening))
+            await talk.ask(drafter_pb2.SequenceRequest(open=OPENING))
             position, news = 2, [3]
             for round_, gamma in ((1, 3), (2, 3), (4, 3), (5, 2), (6, 2)):
                 step = drafter_pb2.DraftStep(
@@ -212,6 +244,101 @@ async def test_a_round_that_was_skipped_misses(
     assert first == 0
     assert (skipped, shorter) == (DraftedStep.OUTCOME_MISS, DraftedStep.OUTCOME_MISS)
     assert {second, last} <= {DraftedStep.OUTCOME_HIT, DraftedStep.OUTCOME_MISS}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "steps", "code", "sentence"),
+    [
+        (0, [{"ahead": True, "send_ahead": True}], "INVALID_ARGUMENT", "draft.send_ahead needs"),
+        (8, [{"send_ahead": True}], "INVALID_ARGUMENT", "draft.send_ahead needs draft.ahead"),
+        (8, [{"taken": True}], "FAILED_PRECONDITION", "draft.taken: no draft was sent"),
+        (
+            8,
+            [{"ahead": True}, {"taken": True, "new_token_ids": [4, 4, 4, 4]}],
+            "FAILED_PRECONDITION",
+            "draft.taken: no draft was sent",
+        ),
+    ],
+)
+async def test_a_step_that_cannot_be_ends_its_sequence(
+    nodes: int,
+    steps: list[dict[str, Any]],
+    code: str,
+    sentence: str,
+    random_pair: tuple[Path, Path],
+) -> None:
+    async with AsyncExitStack() as stack:
+        servicer = DrafterServicer(DrafterSettings(model=str(random_pair[0]), ahead=nodes))
+        server = await start(stack, service_of(servicer))
+        await server.ready()
+        stub: Any = drafter_pb2_grpc.DrafterServiceStub(await connect(stack, address_of(server)))
+        talk = Talk(stub.Draft())
+        await talk.ask(drafter_pb2.SequenceRequest(open=OPENING))
+        position = 2
+        for round_, fields in enumerate(steps, 1):
+            step = {"new_token_ids": [3], "gamma": 2, **fields}
+            asked = drafter_pb2.DraftStep(round=round_, position=position, **step)
+            await talk.ask(drafter_pb2.SequenceRequest(draft=asked))
+            position += len(asked.new_token_ids)
+        ended, said = await talk.end()
+        assert ended.name == code
+        assert sentence in said
+        await until(lambda: servicer.loaded.engine.admission.open_sequences == 0)
+
+
+async def test_drafts_are_sent_behind_the_answer_as_far_as_they_fit(
+    random_pair: tuple[Path, Path],
+) -> None:
+    counts = []
+    for kib in (1, 64):
+        async with AsyncExitStack() as stack:
+            settings = DrafterSettings(model=str(random_pair[0]), ahead=1024, ahead_kib=kib)
+            server = await start(stack, make_drafter(settings))
+            await server.ready()
+            channel = await connect(stack, address_of(server))
+            talk = Talk(drafter_pb2_grpc.DrafterServiceStub(channel).Draft())
+            await talk.ask(drafter_pb2.SequenceRequest(open=OPENING))
+            step = drafter_pb2.DraftStep(
+                round=1, position=2, new_token_ids=[3], gamma=4, ahead=True, send_ahead=True
+            )
+            drafted = await talk.ask(drafter_pb2.SequenceRequest(draft=step))
+            assert drafted.WhichOneof("result") == "drafted"
+            prepared = (await talk.read()).prepared
+            assert prepared.round == 1
+            assert prepared.ByteSize() <= kib * 1024
+            counts.append(len(prepared.drafts))
+            # The next step is answered by what was sent, and by nothing else.
+            first = prepared.drafts[0]
+            taken = drafter_pb2.DraftStep(
+                round=2, position=3, new_token_ids=first.new_token_ids, gamma=4, taken=True
+            )
+            after = drafter_pb2.DraftStep(
+                round=3, position=3 + len(first.new_token_ids), new_token_ids=[1], gamma=4
+            )
+            await talk.write(drafter_pb2.SequenceRequest(draft=taken))
+            answer = await talk.ask(drafter_pb2.SequenceRequest(draft=after))
+            assert answer.drafted.round == 3
+            talk.cancel()
+    assert 0 < counts[0] < counts[1]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "sentence"),
+    [
+        ("64", "AHEAD=64: a sequence of 64 tokens takes 209 positions with the drafts that are"),
+        ("5000", "TANDEM_DRAFTER_AHEAD"),
+    ],
+)
+def test_more_ahead_than_a_sequence_has_room_for_is_refused(
+    ahead: str, sentence: str, random_pair: tuple[Path, Path]
+) -> None:
+    environment = {
+        "TANDEM_DRAFTER_MODEL": str(random_pair[0]),
+        "TANDEM_DRAFTER_MAX_LENGTH": "64",
+        "TANDEM_DRAFTER_CACHE_TOKENS": "128",
+        "TANDEM_DRAFTER_AHEAD": ahead,
+    }
+    assert sentence in refusal("drafter_svc", environment)
 
 
 class Claims(FakeDrafter):

@@ -102,7 +102,7 @@ class Turning:
 async def test_drafts_follow_plain_rounds_that_were_asked_for_ahead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(policies.SizePolicies, "policy_for", lambda *_: Turning(20))
+    monkeypatch.setattr(policies.SizePolicies, "policy_for", lambda *_, **__: Turning(20))
     drafter, target = FakeDrafter(), FakeTarget(wraps=60)
     async with orchestrate(drafter, target, gamma="auto") as stub:
         rounds, _ = await rounds_of(stub, 200)

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tandem.tools.traces.analysis.acceptance import RecordedAcceptance
+from tandem.tools.traces.analysis.ahead import RecordedAhead
 from tandem.tools.traces.analysis.attribution import segments, unit_of
 from tandem.tools.traces.analysis.batches import Batches
 from tandem.tools.traces.analysis.figures import RequestFigures
@@ -31,6 +32,7 @@ class TraceReport:
         tokens: emitted tokens.
         rounds: decided rounds, without the prefills.
         acceptance: by verifier.
+        ahead: what became of prepared drafts.
         batches: how long steps waited for a batch, and the engines' passes.
         slowest: the requests with the longest wall time, the slowest first.
         skews: of the clocks.
@@ -43,6 +45,7 @@ class TraceReport:
     tokens: int = 0
     rounds: int = 0
     acceptance: dict[str, RecordedAcceptance] = field(default_factory=dict)
+    ahead: RecordedAhead = field(default_factory=RecordedAhead)
     batches: Batches = field(default_factory=Batches)
     slowest: list[RequestFigures] = field(default_factory=list)
     skews: list[Skew] = field(default_factory=list)
@@ -80,6 +83,7 @@ class TraceReport:
         for round_ in request.rounds():
             if round_.gamma:
                 self.acceptance.setdefault(round_.verifier, RecordedAcceptance()).add(round_)
+        self.ahead.add(request, path)
         self.batches.add_rounds(request)
         return figures
 

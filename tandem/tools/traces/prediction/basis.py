@@ -43,6 +43,7 @@ class Group:
         stages: wall time by stage.
         rounds: number and times of their rounds.
         inside: whether targets made any of their drafts.
+        ahead: whether any were prepared while targets verified.
     """
 
     requests: int = 0
@@ -51,6 +52,7 @@ class Group:
     stages: Counter[OwnedStage] = field(default_factory=Counter)
     rounds: Costs = field(default_factory=Costs)
     inside: bool = False
+    ahead: bool = False
 
 
 class Basis:
@@ -102,6 +104,7 @@ class Basis:
             round_.draft is not None and bool(round_.draft.attributes.get(INSIDE))
             for round_ in drafted
         )
+        group.ahead |= any(round_.prepared for round_ in drafted)
         group.requests += 1
         group.tokens += request.tokens
         group.wall_ns += request.wall_ns

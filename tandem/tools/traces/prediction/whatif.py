@@ -8,7 +8,7 @@ from typing import Any
 from tandem.tools.traces.analysis.stages import DRAFTER, OwnedStage
 from tandem.tools.traces.prediction.basis import LONGEST, Basis
 from tandem.tools.traces.prediction.costs import batch_curve, mean_batch
-from tandem.tools.traces.prediction.speculation import RULES, RatioModel
+from tandem.tools.traces.prediction.speculation import RULES, RatioModel, foreseen
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Outlook:
         self.gammas = [self._gamma(rule, gamma) for rule in self._shares for gamma in lengths]
         changes = [*self._other_drafts(), self._faster_drafter(), self._free_network()]
         changes.append(self._batch())
-        if not self._group.inside:  # else who would draft ahead is busy verifying
+        # Who would draft ahead may be busy verifying, or do so already.
+        if not (self._group.inside or self._group.ahead):
             changes.append(self._draft_ahead())
         self.changes = sorted(changes, key=lambda change: -(change.factor or 0.0))
 
@@ -171,12 +172,11 @@ class Outlook:
             rounds.mean_ns(*(name for name in names if name.startswith(f"{step}.")))
             for step in ("draft", "verify")
         )
-        # The token after a fully kept draft is guessed as well as one more drafted token.
-        right = self._shares[way.verifier][way.gamma]
+        right = foreseen(self._shares[way.verifier], way.gamma, way.greedy)
         assumption = (
-            f"{right:.1%} of the guesses are right: all {way.gamma} tokens are accepted, and the"
-            " target's next token is guessed as often as one more drafted token would be accepted,"
-            " an upper bound; a wrong guess costs nothing, since the drafter is idle then"
+            f"sixteen drafts are prepared a round, and sent: {right:.1%} of the rounds end as one"
+            " of them foresaw, by the recorded acceptance and the embedded pair's guesses; others"
+            " cost nothing, since the drafter is idle then"
         )
         speed = self._speed(right * min(draft, verify))
         return self._prediction("drafting ahead during verification", speed, assumption)

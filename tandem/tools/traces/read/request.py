@@ -24,6 +24,9 @@ class TracedRound:
         gamma: depth of the draft.
         accepted: tokens kept.
         verifier: the rule that decided.
+        prepared: what became of drafts that were prepared for it: "hit", "late" or "miss"; empty
+            where none were.
+        prepared_drafts: how many these were.
     """
 
     span: RecordedSpan
@@ -32,6 +35,8 @@ class TracedRound:
     gamma: int
     accepted: int
     verifier: str
+    prepared: str = ""
+    prepared_drafts: int = 0
 
 
 class TracedRequest:
@@ -134,6 +139,8 @@ class TracedRequest:
                 max(span.number("tandem.depth") or 0, 0),
                 accepted,
                 span.text("tandem.verifier"),
+                span.text("tandem.prepared"),
+                max(span.number("tandem.prepared.drafts") or 0, 0),
             )
 
 

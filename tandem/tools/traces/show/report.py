@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tandem.tools.traces.analysis.ahead import HIT, LATE, MISS
 from tandem.tools.traces.analysis.batches import WAITED
 from tandem.tools.traces.analysis.figures import RequestFigures
 from tandem.tools.traces.analysis.quantiles import Quantiles
@@ -44,6 +45,15 @@ def as_json(report: TraceReport) -> dict[str, Any]:
                 "accepted": found.accepted,
             }
             for verifier, found in sorted(report.acceptance.items())
+        },
+        "ahead": {
+            "rounds": dict(report.ahead.rounds),
+            "drafts": report.ahead.drafts,
+            "thrown_away": report.ahead.thrown_away,
+            "waited_ms": {
+                outcome: report.ahead.mean_ns(outcome) / 1e6 for outcome in report.ahead.rounds
+            },
+            "hidden_ms": report.ahead.hidden_ns / 1e6,
         },
         "waits": [
             {
@@ -100,8 +110,8 @@ def _skew(skew: Skew) -> dict[str, Any]:
 
 
 def tables(report: TraceReport) -> list[Table]:
-    """Stages, acceptance, waits for a batch, engines, and the slowest requests."""
-    found = [_stages(report), _acceptance(report), _waits(report), _passes(report)]
+    """Stages, acceptance, prepared drafts, waits for a batch, engines, and the slowest requests."""
+    found = [_stages(report), _acceptance(report), _ahead(report), _waits(report), _passes(report)]
     return [table for table in (*found, _slowest(report)) if table.row_count]
 
 
@@ -141,6 +151,22 @@ def _acceptance(report: TraceReport) -> Table:
             cells = (str(place), str(drafted), str(accepted), f"{accepted / drafted:.3f}")
             table.add_row(verifier if place == 1 else "", *cells, f"{onward:.3f}")
         table.add_section()
+    return table
+
+
+def _ahead(report: TraceReport) -> Table:
+    ahead = report.ahead
+    hidden, wall = ahead.hidden_ns, report.wall.total_ns
+    table = _table(
+        f"Drafts ahead: {hidden / wall if wall else 0:.1%} of the wall time hidden,"
+        f" {ahead.thrown_away:.0%} of {ahead.drafts} prepared drafts thrown away",
+        1,
+        *("outcome", "rounds", "share", "wait for the draft (mean ms)"),
+    )
+    for outcome in (HIT, LATE, MISS):
+        if ahead.total:
+            cells = (str(ahead.rounds[outcome]), f"{ahead.share(outcome):.1%}")
+            table.add_row(outcome, *cells, f"{ahead.mean_ns(outcome) / 1e6:.3f}")
     return table
 
 
