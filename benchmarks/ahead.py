@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -27,9 +27,11 @@ from rich.progress import Progress
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
-from benchmarks.measure.texts import asked
+from benchmarks.measure.texts import asked, token_ids
+from benchmarks.overhead import save_pair
 from benchmarks.simulated.device import variables
 from benchmarks.sweep.delay_proxy import DelayProxy
+from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.tools.load.generator import LoadGenerator
 from tandem.tools.load.report import LoadReport
 from tandem.tools.local.pair import Pair
@@ -39,7 +41,7 @@ from tandem.tools.traces.prediction.whatif import Outlook
 from tandem.tools.traces.read.recording import Recording
 from tandem.tools.watch.scrape import Scrape, scrape
 
-TARGET_MS, STEP_MS = 25.0, 3.0
+PASS_MS = {"drafter": 3.0, "target": 25.0}
 CAME = "tandem_drafts_ahead_total"
 # Spans are in their file within a second.
 _WRITTEN_SECONDS = 2.0
@@ -54,7 +56,9 @@ class Row:
         texts: at once.
         temperature: see there.
         gamma: draft length; "auto" where it is chosen.
-        tokens_per_s: without prepared drafts.
+        tokens_per_s: without prepared drafts; so are the next two.
+        tokens_a_round: of rounds with a draft.
+        round_ms: mean.
         speedup: with them: median of the turns' ratios.
         by_hits: what the hits should give, each of which saves a draft's steps and the way to the
             drafter and back.
@@ -69,6 +73,8 @@ class Row:
     temperature: float
     gamma: str
     tokens_per_s: float
+    tokens_a_round: float
+    round_ms: float
     speedup: float
     by_hits: float
     what_if: float
@@ -78,22 +84,17 @@ class Row:
 
 
 @dataclass
-class Lane:
-    """A stack behind a network, with its trace files in a folder."""
+class Front:
+    """An orchestrator, and what it has recorded."""
 
-    proxies: tuple[DelayProxy, DelayProxy]
     generator: LoadGenerator
     metrics: str
     traces: Path
 
     async def run(
-        self, texts: int, temperature: float, gamma: int | None, tokens: int
+        self, wanted: Sequence[pb.Generation], texts: int
     ) -> tuple[LoadReport, list[list[int]]]:
         """A load, and how often each text kept a token of each place."""
-        wanted = [asked(seed, tokens, temperature) for seed in range(max(texts, 4))]
-        for each in wanted:
-            if gamma is not None:
-                each.speculation.gamma = gamma
         timelines = await self.generator.closed_loop(wanted, texts)
         report = LoadReport.of(timelines)
         assert not report.errors, report.errors
@@ -119,43 +120,106 @@ class Lane:
         return factors[0] or 0.0 if factors else 0.0
 
 
+@dataclass
+class Lane:
+    """A drafter and a target on simulated devices, behind a network; with their trace files."""
+
+    drafter: DelayProxy
+    target: DelayProxy
+    traces: Path
+
+    @asynccontextmanager
+    async def front(self) -> AsyncIterator[Front]:
+        """An orchestrator that has learnt nothing yet."""
+        peers = {"DRAFTERS": self.drafter.address, "TARGETS": self.target.address}
+        own = {"LISTEN": "127.0.0.1:0", "METRICS_LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "2"}
+        traced = {"TRACE_FILE": str(self.traces / "orchestrator.jsonl")}
+        stack = Stack(StackSettings({"orchestrator": {**own, **peers, **traced}}))
+        await asyncio.to_thread(stack.start)
+        try:
+            metrics = stack.further_addresses("METRICS_LISTEN")["orchestrator"]
+            async with LoadGenerator(stack.addresses["orchestrator"]) as generator:
+                yield Front(generator, metrics, self.traces)
+        finally:
+            await asyncio.to_thread(stack.drain)
+
+
 @asynccontextmanager
-async def _lane(ahead: int) -> AsyncIterator[Lane]:
-    """The embedded pair on simulated devices, and an orchestrator behind proxies."""
+async def _lane(pair: Pair, ahead: int) -> AsyncIterator[Lane]:
     # Two that compute alike, and with branches: a seed then has one text in both.
     one = {"THREADS": "1", "ENGINE": "torch", "DTYPE": "float32"}
-    traces = Path(mkdtemp())
-    files = {
-        name: {"TRACE_FILE": str(traces / f"{name}.jsonl")}
-        for name in ("drafter", "target", "orchestrator")
-    }
-    more = {
-        "drafter": {**one, **files["drafter"], "AHEAD": str(ahead)},
-        "target": {**one, **files["target"]},
-    }
-    modules = {service: f"benchmarks.simulated.{service}" for service in more}
     async with AsyncExitStack() as stack:
-        served = stack.enter_context(serving(Pair(), more, modules=modules))
-        drafter, target = [
-            await stack.enter_async_context(DelayProxy(served.addresses[name]).serving())
-            for name in ("drafter", "target")
-        ]
-        stack.callback(shutil.rmtree, traces)
-        peers = {"DRAFTERS": drafter.address, "TARGETS": target.address, **files["orchestrator"]}
-        own = {"LISTEN": "127.0.0.1:0", "METRICS_LISTEN": "127.0.0.1:0", "DRAIN_SECONDS": "2"}
-        front = Stack(StackSettings({"orchestrator": {**own, **peers}}))
-        await asyncio.to_thread(front.start)
-        stack.push_async_callback(asyncio.to_thread, front.drain)
-        generator = LoadGenerator(front.addresses["orchestrator"])
-        await stack.enter_async_context(generator)
-        metrics = front.further_addresses("METRICS_LISTEN")["orchestrator"]
-        yield Lane((drafter, target), generator, metrics, traces)
+        traces = Path(stack.enter_context(TemporaryDirectory()))
+        files = {name: {"TRACE_FILE": str(traces / f"{name}.jsonl")} for name in PASS_MS}
+        more = {name: {**one, **files[name]} for name in PASS_MS}
+        more["drafter"]["AHEAD"] = str(ahead)
+        modules = {service: f"benchmarks.simulated.{service}" for service in PASS_MS}
+        served = stack.enter_context(serving(pair, more, modules=modules))
+        proxies = {
+            name: await stack.enter_async_context(DelayProxy(served.addresses[name]).serving())
+            for name in PASS_MS
+        }
+        yield Lane(proxies["drafter"], proxies["target"], traces)
 
 
-async def _measure(options: argparse.Namespace, progress: Progress) -> list[Row]:
-    os.environ |= variables("target", TARGET_MS, 0.0) | variables("drafter", STEP_MS, 0.0)
+def _wanted(options: argparse.Namespace, texts: int, temperature: float, gamma: str) -> list[Any]:
+    """Requests of a load."""
+    found = []
+    for seed in range(max(texts, 4)):
+        prompt = token_ids(seed, 8) if options.pair == "tiny" else None
+        each = asked(seed, options.tokens, temperature, prompt)
+        if gamma != "auto":
+            each.speculation.gamma = int(gamma)
+        found.append(each)
+    return found
+
+
+async def _row(
+    plain: Front, ahead: Front, options: argparse.Namespace, kind: tuple[float, int, float, str]
+) -> Row:
+    """A load, by both in turn."""
+    delay, texts, temperature, gamma = kind
+    wanted = _wanted(options, texts, temperature, gamma)
+    for front in (plain, ahead):
+        for _ in range(2):
+            await front.run(wanted, texts)  # sizes, and the way to prepare, are learnt
+    before, marks, speeds, same = await ahead.scraped(), plain.marks(), [], True
+    for _ in range(options.turns):
+        (alone, expected), (report, found) = (
+            await plain.run(wanted, texts),
+            await ahead.run(wanted, texts),
+        )
+        speeds.append((alone.tokens_per_s, report.tokens_per_s / alone.tokens_per_s))
+        same &= found == expected
+    came = (await ahead.scraped()).since(before)
+    hits, late, miss = (came.value(CAME, outcome=one) for one in ("hit", "late", "miss"))
+    drafts = max(hits + late + miss, 1.0)
+    assert alone.round is not None
+    fixed = gamma != "auto"
+    saved = int(gamma) * PASS_MS["drafter"] + 2 * delay if fixed else 0.0
+    return Row(
+        *kind,
+        tokens_per_s=median(speed for speed, _ in speeds),
+        tokens_a_round=alone.block_efficiency,
+        round_ms=alone.round.mean,
+        speedup=median(ratio for _, ratio in speeds),
+        by_hits=alone.round.mean / (alone.round.mean - hits / drafts * saved) if fixed else 0.0,
+        what_if=await plain.ahead_by_what_if(marks) if fixed else 0.0,
+        hits=hits / drafts,
+        late=late / drafts,
+        same=same,
+    )
+
+
+async def _measure(options: argparse.Namespace, progress: Progress, folder: Path) -> list[Row]:
+    for service, milliseconds in PASS_MS.items():
+        os.environ |= variables(service, milliseconds, 0.0)
+    pair = Pair()
+    if options.pair == "tiny":
+        models = save_pair(folder)
+        pair = Pair(str(models["target"]), str(models["drafter"]), max_length=512)
     kinds = [
-        (delay, texts, temperature, gamma)
+        (delay, texts, temperature, str(gamma))
         for delay in options.delays
         for texts in options.texts
         for temperature in options.temperatures
@@ -163,37 +227,12 @@ async def _measure(options: argparse.Namespace, progress: Progress) -> list[Row]
     ]
     bar = progress.add_task("loads", total=len(kinds))
     rows = []
-    async with _lane(0) as plain, _lane(options.ahead) as ahead:
-        for delay, texts, temperature, gamma in kinds:
-            for proxy in (*plain.proxies, *ahead.proxies):
-                proxy.delay_s = delay / 1e3
-            size = None if gamma == "auto" else int(gamma)
-            load = texts, temperature, size, options.tokens
-            for lane in (plain, ahead):
-                await lane.run(*load)  # sizes, and the way to prepare, are learnt
-            before, marks, speeds, same = await ahead.scraped(), plain.marks(), [], True
-            for _ in range(options.turns):
-                (alone, expected), (report, found) = await plain.run(*load), await ahead.run(*load)
-                speeds.append((alone.tokens_per_s, report.tokens_per_s / alone.tokens_per_s))
-                same &= found == expected
-            came = (await ahead.scraped()).since(before)
-            hits, late, miss = (came.value(CAME, outcome=one) for one in ("hit", "late", "miss"))
-            drafts = max(hits + late + miss, 1.0)
-            assert alone.round is not None
-            saved = (size or 0) * STEP_MS + 2 * delay
-            wall = alone.round.p50
-            rows.append(
-                Row(
-                    *(delay, texts, temperature, str(gamma)),
-                    tokens_per_s=median(speed for speed, _ in speeds),
-                    speedup=median(ratio for _, ratio in speeds),
-                    by_hits=wall / (wall - hits / drafts * saved) if size else 0.0,
-                    what_if=await plain.ahead_by_what_if(marks) if size else 0.0,
-                    hits=hits / drafts,
-                    late=late / drafts,
-                    same=same,
-                )
-            )
+    async with _lane(pair, 0) as plain, _lane(pair, options.ahead) as ahead:
+        for kind in kinds:
+            for proxy in (plain.drafter, plain.target, ahead.drafter, ahead.target):
+                proxy.delay_s = kind[0] / 1e3
+            async with plain.front() as without, ahead.front() as with_:
+                rows.append(await _row(without, with_, options, kind))
             progress.advance(bar)
     return rows
 
@@ -205,14 +244,21 @@ def main() -> None:
     parser.add_argument("--delays", type=float, nargs="+", default=[0.2, 1.0, 5.0, 20.0])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--gammas", nargs="+", default=["4", "auto"], help="lengths, or auto")
+    parser.add_argument(
+        "--pair",
+        choices=("embedded", "tiny"),
+        default="embedded",
+        help="tiny models leave the machine's cores to many texts",
+    )
     parser.add_argument("--ahead", type=int, default=64, help="drafted tokens prepared a round")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
-    with Progress(transient=True) as progress:
-        rows = asyncio.run(_measure(options, progress))
-    Console(width=140).print(table_of(map(asdict, rows)))
-    keep(RESULTS / "ahead.json", options=vars(options), rows=[asdict(row) for row in rows])
+    with Progress(transient=True) as progress, TemporaryDirectory() as folder:
+        rows = asyncio.run(_measure(options, progress, Path(folder)))
+    Console(width=160).print(table_of(map(asdict, rows)))
+    name = "ahead.json" if options.pair == "embedded" else "ahead-tiny.json"
+    keep(RESULTS / name, options=vars(options), rows=[asdict(row) for row in rows])
 
 
 if __name__ == "__main__":

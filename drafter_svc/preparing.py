@@ -20,6 +20,7 @@ class Preparing:
         engine: prepares while it is idle.
         sequence: see there.
         ahead: what is prepared; None where nothing is.
+        nodes: drafted tokens that may be prepared at a time for all sequences together.
         most_bytes: of drafts that are sent.
         say: takes an answer.
         request_id: for the log.
@@ -30,12 +31,13 @@ class Preparing:
         engine: Engine,
         sequence: DraftSequence,
         ahead: Ahead | None,
+        nodes: int,
         most_bytes: int,
         say: Callable[[drafter_pb2.SequenceResponse], None],
         request_id: str,
     ) -> None:
         self._engine, self._sequence = engine, sequence
-        self._ahead, self._most_bytes = ahead, most_bytes
+        self._ahead, self._nodes, self._most_bytes = ahead, nodes, most_bytes
         self._say = say
         self._request_id = request_id
         self._job: asyncio.Future[None] | None = None
@@ -53,7 +55,9 @@ class Preparing:
         if self._ahead is None:
             self._send()
             return
-        steps = self._ahead.prepare(request.round, draft, request.gamma, request.max_nodes)
+        share = self._nodes // max(self._engine.admission.open_sequences, 1)
+        size = request.gamma, request.max_nodes
+        steps = self._ahead.prepare(request.round, draft, *size, share)
         self._job = self._engine.run_idle(self._sequence, steps, self._request_id)
         self._job.add_done_callback(self._over)
 

@@ -90,10 +90,10 @@ class DraftedSequence(
         if self._ahead_nodes and sequence.shaped is None:
             largest = self._drafter.largest_tree or self._max_gamma
             sequence.nodes += room_for(self._ahead_nodes, largest)
-            self._ahead = Ahead(self._drafter, sequence, self._ahead_nodes, length)
+            self._ahead = Ahead(self._drafter, sequence, length)
         if self._ahead_nodes:
             self._preparing = Preparing(
-                *(self._engine, sequence, self._ahead, self._ahead_bytes),
+                *(self._engine, sequence, self._ahead, self._ahead_nodes, self._ahead_bytes),
                 lambda answer: self.say(answer),
                 self.request_id,
             )

@@ -18,9 +18,9 @@ class DrafterSettings(RecipeSettings, ModelSettings):
         0,
         ge=0,
         le=4096,
-        description="drafted tokens that may be prepared while a target verifies, behind likely"
-        " outcomes of each draft; they take twice as many positions of the KV cache for each"
-        " sequence. 0 prepares none",
+        description="drafted tokens that may be prepared at a time, behind likely outcomes of"
+        " drafts that targets verify; open sequences share them. Each sequence reserves twice as"
+        " many positions of the KV cache. 0 prepares none",
     )
     ahead_kib: int = Field(
         256,

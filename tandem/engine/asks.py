@@ -245,6 +245,17 @@ class ToHost:
 
 
 @dataclass(slots=True, eq=False)
+class ToHostTogether:
+    """Bring several drafts of one sequence to the host; the answer is a list, in order.
+
+    Attributes:
+        hosts: each as it would be asked for alone.
+    """
+
+    hosts: Sequence[ToHost]
+
+
+@dataclass(slots=True, eq=False)
 class DrawnTree:
     """A tree on the host.
 
@@ -378,6 +389,16 @@ class Lap:
 
 
 Ask = (
-    Take | Score | Draw | DrawTogether | ReadTokens | ReadLogProbs | Decide | ToHost | Report | Lap
+    Take
+    | Score
+    | Draw
+    | DrawTogether
+    | ReadTokens
+    | ReadLogProbs
+    | Decide
+    | ToHost
+    | ToHostTogether
+    | Report
+    | Lap
 )
 Steps = Generator[Ask, Any, T]

@@ -53,7 +53,8 @@ class Engine:
         on_device_lost: called on the event loop when the device answers no more.
         on_answered: called there with the times of results, when those who wait for them have
             them.
-        on_step: called in the engine's thread with the number of jobs that share a step.
+        on_step: called in the engine's thread with the number of jobs that share a step, unless
+            nobody waits for it.
 
     Args:
         name: of the thread.
@@ -262,7 +263,8 @@ class Engine:
         """A failure of the model ends this batch, and no other sequence."""
         stepper = self._stepper
         assert stepper is not None  # or no job would have asked
-        self.on_step(len(jobs))
+        if not jobs[0].idle:
+            self.on_step(len(jobs))
         now_ns = time.perf_counter_ns()
         for job in jobs:
             job.start(gathering_ns, now_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from tandem.engine.asks import (
     Scored,
     Take,
     ToHost,
+    ToHostTogether,
     Truncation,
 )
 from tandem.engine.clock import clock_of
@@ -37,7 +38,6 @@ from tandem.telemetry.tracing.steps import PassRecord
 
 _PASSES = (Take, Score, Draw, DrawTogether)
 _Jobs = Sequence[Job[Any]]
-A = TypeVar("A", Decide, ToHost, ReadTokens, ReadLogProbs, Report)
 
 
 class Stepper:
@@ -81,23 +81,12 @@ class Stepper:
         step = _Step(jobs, times, tokens, [started, self._clock.stamp()])
         for sharing, feeds, output in passes:
             _hand_out(sharing, feeds, output)
-        while True:
-            if deciding := _asking(jobs, Decide):
-                _decide(deciding)
-            elif asking := _asking(jobs, ReadTokens):
-                _tell(asking)
-            elif waiting := _asking(jobs, ToHost):
-                _bring_home(waiting)
-            elif reading := _asking(jobs, ReadLogProbs):
-                _tell_log_probs(reading)
-            elif reporting := _asking(jobs, Report):
-                for job, ask in reporting:
-                    job.report(ask.result)
-            else:
-                break
+        while any(_answered(jobs, kind, answer) for kind, answer in _ANSWERS):
+            pass
         step.stamps.append(self._clock.stamp())
         self._unbooked.append(step)
-        if any(job.over or job.reports for job in jobs):
+        # Of jobs that nobody waits for a single pass is under way: whoever comes waits for it.
+        if any(job.over or job.reports or job.idle for job in jobs):
             self._book()
 
     def _book(self) -> None:
@@ -130,9 +119,12 @@ class _Step:
     stamps: list[Any]
 
 
-def _asking(jobs: _Jobs, kind: type[A]) -> list[tuple[Job[Any], A]]:
-    """The jobs that wait for an ask of a kind, each with it."""
-    return [(job, job.ask) for job in jobs if isinstance(job.ask, kind)]
+def _answered(jobs: _Jobs, kind: type[Any], answer: Callable[[Any], None]) -> bool:
+    """Answer the jobs that wait for an ask of a kind; whether there are any."""
+    asking = [(job, job.ask) for job in jobs if isinstance(job.ask, kind)]
+    if asking:
+        answer(asking)
+    return bool(asking)
 
 
 def _by_scorer(jobs: _Jobs) -> Iterator[tuple[Scorer, _Jobs]]:
@@ -242,6 +234,14 @@ def _tell_log_probs(asking: Sequence[tuple[Job[Any], ReadLogProbs]]) -> None:
         job.resume(answer)
 
 
+def _bring_drafts_home(asking: Sequence[tuple[Job[Any], ToHostTogether]]) -> None:
+    """Answer all that wait for several drafts."""
+    drafts = iter(drafts_of([host for _, ask in asking for host in ask.hosts]))
+    for job, ask in asking:
+        own = [next(drafts) for _ in ask.hosts]
+        job.resume(not_finite("drafter") if None in own else own)
+
+
 def _bring_home(asking: Sequence[tuple[Job[Any], ToHost]]) -> None:
     """Answer all that wait for the host."""
     decided: list[tuple[Job[Any], DeviceVerdict]] = []
@@ -258,3 +258,19 @@ def _bring_home(asking: Sequence[tuple[Job[Any], ToHost]]) -> None:
         found = decisions_of([verdict for _, verdict in decided])
         for (job, _), decision in zip(decided, found, strict=True):
             job.resume(decision)
+
+
+def _report(asking: Sequence[tuple[Job[Any], Report]]) -> None:
+    for job, ask in asking:
+        job.report(ask.result)
+
+
+# What needs no pass, in this order: what is decided is told before anything else is.
+_ANSWERS: tuple[tuple[type[Any], Callable[[Any], None]], ...] = (
+    (Decide, _decide),
+    (ReadTokens, _tell),
+    (ToHost, _bring_home),
+    (ToHostTogether, _bring_drafts_home),
+    (ReadLogProbs, _tell_log_probs),
+    (Report, _report),
+)

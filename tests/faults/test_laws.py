@@ -183,7 +183,7 @@ async def counted(
         ("target", "block"),
         pytest.param("target", "greedy_block", marks=pytest.mark.campaign),
         pytest.param("drafter", "block", marks=pytest.mark.campaign),
-        ("preparing drafter", "block"),
+        pytest.param("preparing drafter", "block", marks=pytest.mark.campaign),
         pytest.param("drafting target", "block", marks=pytest.mark.campaign),
         pytest.param("drafting target", "greedy_block", marks=pytest.mark.campaign),
     ],

@@ -23,6 +23,7 @@ from tandem.engine.asks import (
     Scored,
     Steps,
     ToHost,
+    ToHostTogether,
 )
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
@@ -226,9 +227,9 @@ def _run(all_: Sequence[_Prepared]) -> Steps[None]:
         elif reading := [one for one in pending if isinstance(one.ask, ReadTokens)]:
             yield from _read(reading)
         else:
-            for one in pending:
-                assert isinstance(one.ask, ToHost)
-                one.go_on((yield one.ask))
+            drafts = yield ToHostTogether([cast("ToHost", one.ask) for one in pending])
+            for one, draft in zip(pending, drafts, strict=True):
+                one.go_on(draft)
 
 
 def _read(reading: Sequence[_Prepared]) -> Steps[None]:
@@ -288,26 +289,37 @@ class Ahead:
     Args:
         drafter: of the sequence.
         sequence: see there.
-        nodes: drafted tokens that may be prepared behind a draft; 0 prepares nothing.
         longest: that the sequence may grow to, in tokens.
     """
 
-    def __init__(self, drafter: Drafter, sequence: DraftSequence, nodes: int, longest: int) -> None:
+    def __init__(self, drafter: Drafter, sequence: DraftSequence, longest: int) -> None:
         self._drafter, self._sequence = drafter, sequence
-        self._nodes, self._longest = nodes, longest
+        self._longest = longest
         self._ranks = Ranks(_ACCEPTANCE)
         self._prepared: Prepared | None = None
 
-    def prepare(self, round_: int, draft: Draft, gamma: int, budget: int) -> Steps[None]:
-        """Prepare drafts of a size behind the draft of a round; see `Prepared.steps`."""
+    def prepare(
+        self, round_: int, draft: Draft, gamma: int, budget: int, nodes: int
+    ) -> Steps[None]:
+        """Prepare drafts of a size behind the draft of a round; see `Prepared.steps`.
+
+        Args:
+            round_: of the draft.
+            draft: see there.
+            gamma: of each prepared draft, as for `Drafter.draft`.
+            budget: likewise; 0 for none beside gamma.
+            nodes: drafted tokens of all of them.
+        """
         each = min(budget or gamma, self._drafter.largest_tree or gamma)
+        if nodes < each:
+            return
         self._prepared = Prepared(
             self._drafter,
             self._sequence,
             round_,
             draft,
             Size(gamma, budget),
-            self._nodes // each,
+            nodes // each,
             self._longest,
             self._ranks.acceptance,
         )

@@ -132,7 +132,7 @@ async def served(
     monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
     small, large = map(str, random_pair)
     async with AsyncExitStack() as stack:
-        servicer = DrafterServicer(DrafterSettings(model=small, ahead=32))
+        servicer = DrafterServicer(DrafterSettings(model=small, ahead=256))
         drafter = await start(stack, service_of(servicer))
         target = await start(stack, make_target(TargetSettings(model=large)))
         service = make_orchestrator(

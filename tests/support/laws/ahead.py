@@ -65,10 +65,10 @@ class PreparedDrafts:
         def run(chooser: Chooser) -> tuple[Draft, bytes]:
             own: DraftSequence = pickle.loads(before)
             text = (*own.token_ids, *news)
-            ahead = self._make(self._of.drafter, own, self._nodes, 1 << 20)
+            ahead = self._make(self._of.drafter, own, 1 << 20)
             answering = Answering(chooser, tuple(own.token_ids[:-1]))
             answering.explores = lambda behind: behind[: len(text)] == text
-            answering.run(ahead.prepare(ROUND, draft, gamma, budget), passes)
+            answering.run(ahead.prepare(ROUND, draft, gamma, budget, self._nodes), passes)
             steps = ahead.go_on(ROUND + 1, news, gamma, budget, ())
             made: Made = answering.run(steps)
             self.came[made.came] += 1

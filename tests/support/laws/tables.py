@@ -23,6 +23,7 @@ from tandem.engine.asks import (
     Steps,
     Take,
     ToHost,
+    ToHostTogether,
 )
 from tandem.engine.numbers.draws import drafts_of, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
@@ -236,6 +237,8 @@ class Answering:
             return log_probs_of([ask])[0]
         if isinstance(ask, ReadTokens):
             return tokens_of([ask])[0]
+        if isinstance(ask, ToHostTogether):
+            return drafts_of(ask.hosts)
         assert isinstance(ask, ToHost)
         return drafts_of([ask])[0]
 

@@ -104,7 +104,7 @@ class DrafterEngine(Engine):
     async def begin(self, sequence: DraftSequence, capacity: int) -> None:
         if self.ahead_nodes:
             sequence.nodes += room_for(self.ahead_nodes, capacity)
-            self._aheads[sequence] = Ahead(self.drafter, sequence, self.ahead_nodes, capacity)
+            self._aheads[sequence] = Ahead(self.drafter, sequence, capacity)
         await self.open(sequence, self.drafter.open(sequence), capacity)
 
     async def draft(
@@ -123,7 +123,8 @@ class DrafterEngine(Engine):
         made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, features))
         draft = made.draft
         self.came.append(made.came)
-        prepared = first_of(ahead.prepare(round_, draft, gamma, budget), self.steps_ahead())
+        steps_ahead = ahead.prepare(round_, draft, gamma, budget, self.ahead_nodes)
+        prepared = first_of(steps_ahead, self.steps_ahead())
         with suppress(asyncio.CancelledError):
             await self.run_idle(sequence, prepared)
         return draft
