@@ -10,6 +10,9 @@ from tandem.tools.traces.prediction.basis import LONGEST, Basis
 from tandem.tools.traces.prediction.costs import batch_curve, mean_batch
 from tandem.tools.traces.prediction.speculation import RULES, RatioModel, foreseen
 
+# Sequences in a mean pass of the target, from which on requests share passes.
+_SHARED = 1.5
+
 
 @dataclass(frozen=True)
 class PredictedChange:
@@ -167,6 +170,13 @@ class Outlook:
 
     def _draft_ahead(self) -> PredictedChange:
         way, rounds = self.basis.way, self._group.rounds
+        change = "drafting ahead during verification"
+        if mean_batch(self.basis.batches.waits, "verify") > _SHARED:
+            reason = (
+                "texts whose draft is ready leave the passes that they shared with others, which"
+                " may cost as much as it gains: record a load of one client"
+            )
+            return PredictedChange(change, None, None, reason)
         names = {stage.name for stage in rounds.stages}
         draft, verify = (
             rounds.mean_ns(*(name for name in names if name.startswith(f"{step}.")))
@@ -179,7 +189,7 @@ class Outlook:
             " cost nothing, since the drafter is idle then"
         )
         speed = self._speed(right * min(draft, verify))
-        return self._prediction("drafting ahead during verification", speed, assumption)
+        return self._prediction(change, speed, assumption)
 
     def _batch(self) -> PredictedChange:
         change, waits = "twice the sequences in a batch", self.basis.batches.waits

@@ -76,6 +76,14 @@ def test_who_drafts_ahead_is_not_told_to(tmp_path: Path) -> None:
     assert not [one for one in ahead.changes if "ahead" in one.change]
 
 
+def test_what_shared_passes_would_lose_is_not_predicted(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "a.jsonl", 3, [(4, 3)] * 20, batch=4)
+    outlook = Outlook(Basis(Recording([str(path)]), None, None))
+    (ahead,) = [one for one in outlook.changes if "ahead" in one.change]
+    assert ahead.factor is None
+    assert "record a load of one client" in ahead.assumption
+
+
 def test_as_many_outcomes_are_foreseen_as_acceptance_lets() -> None:
     # Always kept: only the token behind the draft is to be guessed.
     assert foreseen([1.0] * 5, 4, greedy=True) == pytest.approx(1.0)
