@@ -43,6 +43,7 @@ from tandem.tools.watch.scrape import Scrape, scrape
 
 PASS_MS = {"drafter": 3.0, "target": 25.0}
 CAME = "tandem_drafts_ahead_total"
+_USUAL = ("embedded", "simulated")
 # Spans are in their file within a second.
 _WRITTEN_SECONDS = 2.0
 
@@ -145,15 +146,16 @@ class Lane:
 
 
 @asynccontextmanager
-async def _lane(pair: Pair, ahead: int) -> AsyncIterator[Lane]:
+async def _lane(pair: Pair, ahead: int, simulated: bool) -> AsyncIterator[Lane]:
     # Two that compute alike, and with branches: a seed then has one text in both.
-    one = {"THREADS": "1", "ENGINE": "torch", "DTYPE": "float32"}
+    alike = {"THREADS": "1", "ENGINE": "torch", "DTYPE": "float32"}
+    one = alike if simulated else {}
     async with AsyncExitStack() as stack:
         traces = Path(stack.enter_context(TemporaryDirectory()))
         files = {name: {"TRACE_FILE": str(traces / f"{name}.jsonl")} for name in PASS_MS}
         more = {name: {**one, **files[name]} for name in PASS_MS}
         more["drafter"]["AHEAD"] = str(ahead)
-        modules = {service: f"benchmarks.simulated.{service}" for service in PASS_MS}
+        modules = {service: f"benchmarks.simulated.{service}" for service in PASS_MS if simulated}
         served = stack.enter_context(serving(pair, more, modules=modules))
         proxies = {
             name: await stack.enter_async_context(DelayProxy(served.addresses[name]).serving())
@@ -227,7 +229,11 @@ async def _measure(options: argparse.Namespace, progress: Progress, folder: Path
     ]
     bar = progress.add_task("loads", total=len(kinds))
     rows = []
-    async with _lane(pair, 0) as plain, _lane(pair, options.ahead) as ahead:
+    simulated = options.devices == "simulated"
+    async with (
+        _lane(pair, 0, simulated) as plain,
+        _lane(pair, options.ahead, simulated) as ahead,
+    ):
         for kind in kinds:
             for proxy in (plain.drafter, plain.target, ahead.drafter, ahead.target):
                 proxy.delay_s = kind[0] / 1e3
@@ -250,6 +256,12 @@ def main() -> None:
         default="embedded",
         help="tiny models leave the machine's cores to many texts",
     )
+    parser.add_argument(
+        "--devices",
+        choices=("simulated", "real"),
+        default="simulated",
+        help="real: this machine's, which drafter and target share",
+    )
     parser.add_argument("--ahead", type=int, default=64, help="drafted tokens prepared a round")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--turns", type=int, default=3)
@@ -257,7 +269,8 @@ def main() -> None:
     with Progress(transient=True) as progress, TemporaryDirectory() as folder:
         rows = asyncio.run(_measure(options, progress, Path(folder)))
     Console(width=160).print(table_of(map(asdict, rows)))
-    name = "ahead.json" if options.pair == "embedded" else "ahead-tiny.json"
+    others = [each for each in (options.pair, options.devices) if each not in _USUAL]
+    name = "-".join(["ahead", *others]) + ".json"
     keep(RESULTS / name, options=vars(options), rows=[asdict(row) for row in rows])
 
 

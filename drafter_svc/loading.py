@@ -23,6 +23,8 @@ from tandem.settings import KIB, MIB
 
 _log = structlog.get_logger(__name__)
 
+_NO_EFFECT = "AHEAD has no effect: the method needs news of its target before it drafts, or no time"
+
 
 @dataclass(frozen=True)
 class LoadedDrafter(Loaded):
@@ -32,7 +34,7 @@ class LoadedDrafter(Loaded):
         drafter: drafts.
         method: name of its recipe's.
         recipe: of which it is made, as JSON.
-        ahead: drafted tokens that may be prepared behind a draft.
+        ahead: drafted tokens that may be prepared at a time.
         ahead_bytes: of these, that are sent at most.
     """
 
@@ -62,9 +64,8 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     from tandem.serving.drafting import law_of, load_models
     from tandem.serving.model import engine_over, info_of
 
-    models = load_models(
-        recipe, settings, settings.model, settings.target, branches=settings.ahead > 0
-    )
+    room = room_for(settings.ahead, recipe.largest_tree or settings.max_gamma)
+    models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
     info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:]))
     info.vocab_size = max(model.vocab_size for model in models)
@@ -73,7 +74,7 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.parameters = sum(model.parameters for model in models)
     info.max_nodes = recipe.largest_tree
     drafter = recipe.make(models, truncation)
-    ahead = _ahead_of(settings, drafter, info)
+    ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
     return LoadedDrafter(
@@ -83,8 +84,16 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     )
 
 
-def _ahead_of(settings: DrafterSettings, drafter: Drafter, info: common_pb2.ModelInfo) -> int:
-    """Drafted tokens that may be prepared behind a draft.
+def _ahead_of(
+    settings: DrafterSettings, drafter: Drafter, info: common_pb2.ModelInfo, room: int
+) -> int:
+    """Drafted tokens that may be prepared at a time.
+
+    Args:
+        settings: of the service.
+        drafter: see there.
+        info: with its limits.
+        room: positions of each sequence for them.
 
     Raises:
         StartupError: a sequence of the greatest length has no room for them.
@@ -92,9 +101,8 @@ def _ahead_of(settings: DrafterSettings, drafter: Drafter, info: common_pb2.Mode
     if not settings.ahead:
         return 0
     if drafter.looks is None:
-        _log.warning("AHEAD has no effect: the method needs news of its target before it drafts")
+        _log.warning(_NO_EFFECT)
         return 0
-    room = room_for(settings.ahead, drafter.largest_tree or settings.max_gamma)
     needed = info.max_length + drafter.largest_tree + room
     if info.cache_tokens < needed:
         raise StartupError(
@@ -123,4 +131,6 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         zone=settings.zone,
     )
     drafter = recipe.make((), settings.truncation)
+    if settings.ahead:
+        _log.warning(_NO_EFFECT)
     return LoadedDrafter(engine, info, (), drafter, recipe.method, described)

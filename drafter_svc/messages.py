@@ -51,10 +51,16 @@ def prepared_to(made: Made) -> drafter_pb2.DraftedStep.Prepared | None:
 
 
 def drafts_to(
-    round_: int, drafts: Sequence[tuple[Sequence[int], Draft]], most_bytes: int
+    round_: int,
+    drafts: Sequence[tuple[Sequence[int], Draft]],
+    most_bytes: int,
+    open_sequences: int,
 ) -> drafter_pb2.PreparedDrafts:
     """Prepared drafts with the tokens of their outcomes, as many as fit."""
-    message = drafter_pb2.PreparedDrafts(round=round_)
+    message = drafter_pb2.PreparedDrafts(
+        round=round_, prepared=len(drafts), open_sequences=open_sequences
+    )
+    most_bytes -= message.ByteSize()
     for token_ids, draft in drafts:
         sent = messages.draft_to(draft)
         most_bytes -= sent.ByteSize() + 8 * (1 + len(token_ids))

@@ -83,5 +83,6 @@ class Preparing:
         if request is None:
             return
         ready = self._ahead.ready if self._ahead is not None and job is not None else []
-        prepared = drafts_to(request.round, ready, self._most_bytes)
+        opened = self._engine.admission.open_sequences
+        prepared = drafts_to(request.round, ready, self._most_bytes, opened)
         self._say(drafter_pb2.SequenceResponse(prepared=prepared))

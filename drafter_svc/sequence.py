@@ -37,7 +37,7 @@ class DraftedSequence(
         drafter: the method.
         info: limits that were announced.
         grammars: for texts that keep to one.
-        ahead: drafted tokens that may be prepared behind a draft.
+        ahead: drafted tokens that may be prepared at a time.
         ahead_bytes: of these, that are sent at most.
     """
 
@@ -123,6 +123,8 @@ class DraftedSequence(
         features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
         if self._preparing is not None:
             self._preparing.stop()
+        # From now on nothing is prepared behind the last draft, though it be written only now.
+        self._progress = Progress(self._progress.length + len(emitted), request.round)
         step = request.round, emitted, request.gamma, request.max_nodes, features
         steps = (
             _made(self._drafter, sequence, *step)
@@ -133,7 +135,6 @@ class DraftedSequence(
         if request.taken and made.came is not Came.HIT:
             raise WrongState("draft.taken: no draft was sent for this round, text and size")
         draft = made.draft
-        self._progress = Progress(self._progress.length + len(emitted), request.round)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
             position=self._progress.length,

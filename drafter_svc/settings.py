@@ -17,7 +17,7 @@ class DrafterSettings(RecipeSettings, ModelSettings):
     ahead: int = Field(
         0,
         ge=0,
-        le=4096,
+        le=1024,
         description="drafted tokens that may be prepared at a time, behind likely outcomes of"
         " drafts that targets verify; open sequences share them. Each sequence reserves twice as"
         " many positions of the KV cache. 0 prepares none",

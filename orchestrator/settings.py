@@ -75,6 +75,11 @@ class OrchestratorSettings(PeerSettings, ServiceSettings):
         description="which services draft: auto takes drafters if any match, else targets (their"
         " DRAFTS); drafters and target permit only one of the two",
     )
+    ahead: Literal["auto", "off", "held", "sent"] = Field(
+        "auto",
+        description="whether drafters with AHEAD prepare drafts while targets verify: held until"
+        " they are asked for, or sent at once; auto takes what makes rounds fastest",
+    )
     token_file: Path | None = Field(
         None,
         description="file of bearer tokens; each call then needs one. A line has a name, and a"

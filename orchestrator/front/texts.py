@@ -61,7 +61,7 @@ class Texts:
         self._pool = pool
         self._metrics = metrics
         self._budget = RetryBudget(settings.retry_share, lambda: self.active)
-        self._sizes = SizePolicies(self._texts_of_a_target)
+        self._sizes = SizePolicies(self._texts_of_a_target, settings.ahead)
         limits = QueueLimits(
             settings.max_waiting, settings.queue_seconds, settings.max_client_requests
         )
@@ -229,7 +229,8 @@ class Texts:
                     generation,
                     capabilities.pair,
                     *capabilities.pass_times,
-                    prepares=capabilities.prepares,
+                    # Nothing is prepared for texts whose logits are shaped.
+                    prepares=capabilities.prepares and not generation.sampling.shaping,
                 ),
                 emission=emission,
                 record=record,

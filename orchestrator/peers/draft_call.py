@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from typing import NamedTuple
+
 from orchestrator.peers.calls import MOST_STAGE_NS, CountingOn, parents_of, times_of
 from orchestrator.peers.deadlines import Waits
 from orchestrator.text.contracts import AheadWay, Drafted, DraftSize, News, Prompt
@@ -17,6 +21,13 @@ from tandem.telemetry.stages import StageTimes
 DRAFT_METHOD = "tandem.drafter.v1.DrafterService/Draft"
 # In the order of drafter.proto's Outcome, from 1 on.
 _PREPARED = ("hit", "late", "miss")
+
+
+class _Sent(NamedTuple):
+    """A draft that was sent ahead, and how many had been prepared with it."""
+
+    draft: common_pb2.Draft
+    prepared: int
 
 
 class DraftCall:
@@ -109,18 +120,18 @@ class DraftCall:
         if sent is not None:
             step.taken = True
             self._call.tell(drafter_pb2.SequenceRequest(draft=step), int(step.send_ahead))
-            draft, drafts = sent
-            self._record.note_prepared("hit", drafts)
-            times = StageTimes()
+            self._record.note_prepared("hit", sent.prepared)
+            draft, times, came = sent.draft, StageTimes(), "hit"
         else:
             drafted = await self._ask(step)
             draft, times = drafted.draft, times_of(self._call, drafted)
+            came = self._note_prepared(drafted)
         self._sending = step if step.send_ahead else None
-        return self._checked(draft, size, exact, times)
+        return replace(self._checked(draft, size, exact, times), ahead=ahead, came=came)
 
-    async def _sent(self, step: drafter_pb2.DraftStep) -> tuple[common_pb2.Draft, int] | None:
-        """The draft of a step among those that were sent ahead, which have come, and how many these
-        are; None if it is not among them.
+    async def _sent(self, step: drafter_pb2.DraftStep) -> _Sent | None:
+        """The draft of a step among those that were sent ahead, which have come; None if it is not
+        among them.
 
         Raises:
             PeerFailure: they are not what they should be.
@@ -138,28 +149,28 @@ class DraftCall:
             found[tokens] = each.draft
         count = len(prepared.drafts)
         expect("outcomes of prepared.drafts", len(found), count, count)
+        self._replica.note_load(prepared.open_sequences)
         follows = step.round == before.round + 1 and not step.feedback
         same = (step.gamma, step.max_nodes) == (before.gamma, before.max_nodes)
         draft = found.get(tuple(step.new_token_ids)) if follows and same else None
-        return None if draft is None else (draft, count)
+        return None if draft is None else _Sent(draft, prepared.prepared)
 
     async def _ask(self, step: drafter_pb2.DraftStep) -> drafter_pb2.DraftedStep:
         """The answer to a step."""
         message = drafter_pb2.SequenceRequest(draft=step)
         span = self._record.spans.call("draft", DRAFT_METHOD, self._call.address)
         with recorded(span, message):
+            until = time.monotonic() + self._waits.step()
             self._call.tell(message, 1 + step.send_ahead)
             if self._sending is not None:  # too late for what was sent ahead: it comes first
-                await self._call.hear("prepared", self._waits.step())
-            drafted = (await self._call.hear("drafted", self._waits.step())).drafted
+                await self._call.hear("prepared", until - time.monotonic())
+            drafted = (await self._call.hear("drafted", until - time.monotonic())).drafted
         self._waits.stepped()
         expect = self._call.expect
         self._replica.note_load(drafted.open_sequences)
         expect("drafted.round", drafted.round, step.round, step.round)
         end = step.position + len(step.new_token_ids)
         expect("drafted.position", drafted.position, end, end)
-        if drafted.HasField("prepared"):
-            self._note_prepared(drafted.prepared)
         return drafted
 
     def _checked(
@@ -176,17 +187,20 @@ class DraftCall:
         weight = self._check(draft, token_ids)
         return Drafted(token_ids, parents, draft, weight, times)
 
-    def _note_prepared(self, prepared: drafter_pb2.DraftedStep.Prepared) -> None:
-        """Count what became of prepared drafts.
+    def _note_prepared(self, drafted: drafter_pb2.DraftedStep) -> str:
+        """Count what became of prepared drafts; see `Drafted.came`.
 
         Raises:
             PeerFailure: it cannot be that.
         """
-        expect = self._call.expect
+        if not drafted.HasField("prepared"):
+            return ""
+        prepared, expect = drafted.prepared, self._call.expect
         expect("drafted.prepared.outcome", prepared.outcome, 1, len(_PREPARED))
         expect("drafted.prepared.ready_ns", prepared.ready_ns, 0, MOST_STAGE_NS)
         outcome = _PREPARED[prepared.outcome - 1]
         self._record.note_prepared(outcome, prepared.drafts, prepared.ready_ns)
+        return outcome
 
     def _short(self, count: int, gamma: int) -> ShortDraft:
         error = ShortDraft(

@@ -27,19 +27,19 @@ from orchestrator.text.contracts import (
 _TRIAL, _SHARE = 16, 0.01
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Ways:
     """Rounds of one size at one load, in each way.
 
     Attributes:
-        walls: nanoseconds of a round, for each way that was tried.
         way: at present.
         left: rounds of it until it is time for another.
-        trying: whether it is on trial.
+        walls: nanoseconds of a round, for each way that was tried, the last one last.
+        trying: whether the present way is on trial.
     """
 
-    way: AheadWay = AheadWay.NOTHING
-    left: float = 0.0
+    way: AheadWay
+    left: float
     walls: dict[AheadWay, Mean] = field(default_factory=dict)
     trying: bool = True
 
@@ -49,8 +49,9 @@ class _Ways:
         self.trying = bool(untried) or not self.trying
         if untried:
             self.way = untried[0]
-        elif self.trying:  # the one that was tried longest ago
+        elif self.trying:  # the one that was tried longest ago, of which little is believed now
             self.way = next(way for way in self.walls if way is not self.way)
+            self.walls[self.way].count = 1.0
         else:
             self.way = AheadWay.NOTHING
             for way in AheadWay:  # the simplest, unless another is clearly faster
@@ -62,7 +63,7 @@ class _Ways:
         """Learn what a round took."""
         mean = self.walls.pop(way, None) or Mean()
         mean.add_share(wall_ns, 1.0 / texts)
-        self.walls[way] = mean  # the last one that was tried
+        self.walls[way] = mean
         if way is self.way:
             self.left -= 1
             if self.left <= 0:
@@ -74,33 +75,37 @@ class AheadChoice:
 
     Args:
         active: how many texts a target has.
+        only: the way of all rounds; None chooses.
         clock: in nanoseconds.
     """
 
     def __init__(
-        self, active: Callable[[], int], clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        active: Callable[[], int],
+        only: AheadWay | None = None,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
+        self.only = only
         self.clock = clock
         self._active = active
         self._ways: dict[tuple[DraftSize, int], _Ways] = {}
-
-    def way(self, size: DraftSize) -> AheadWay:
-        """How the next drafts of a size are prepared."""
-        return self._of(size).way
-
-    def learn(self, size: DraftSize, way: AheadWay, wall_ns: float) -> None:
-        """Learn what a round took whose draft was asked for in a way, as the one before was."""
-        self._of(size).learn(way, wall_ns, self._texts)
+        self._last: dict[int, _Ways] = {}  # of the size that was chosen last, by load
 
     @property
-    def _texts(self) -> int:
+    def texts(self) -> int:
+        """That a target has."""
         return max(self._active(), 1)
 
-    def _of(self, size: DraftSize) -> _Ways:
-        key = size, load_of(self._texts)
-        if key not in self._ways:
-            self._ways[key] = _Ways(left=_TRIAL * self._texts)
-        return self._ways[key]
+    def of(self, size: DraftSize) -> _Ways:
+        """The ways of a size now. A new size begins with the way of the last one."""
+        load = load_of(self.texts)
+        found = self._ways.get((size, load))
+        if found is None:
+            before = self._last.get(load)
+            way = AheadWay.NOTHING if before is None or before.trying else before.way
+            found = self._ways[size, load] = _Ways(way, _TRIAL * self.texts)
+        self._last[load] = found
+        return found
 
 
 class PreparedSize:
@@ -113,8 +118,8 @@ class PreparedSize:
 
     def __init__(self, policy: SizePolicy, everyone: AheadChoice) -> None:
         self._policy, self._all = policy, everyone
-        self._choice = SizeChoice(DraftSize(0))
-        self._before: tuple[DraftSize, AheadWay] | None = None  # the round before
+        self._ways: _Ways | None = None  # of this round, where it has a draft
+        self._before: tuple[_Ways, AheadWay] | None = None  # of the round before, as it was drafted
         self._began_ns = 0
 
     @property
@@ -124,18 +129,26 @@ class PreparedSize:
 
     def choose(self, left: int) -> SizeChoice:
         """See `SizePolicy`."""
-        self._choice = choice = self._policy.choose(left)
+        choice = self._policy.choose(left)
+        self._ways = None
+        if choice.size.gamma and self._all.only is not None:
+            return replace(choice, ahead=self._all.only)
         if choice.size.gamma:
-            self._choice = replace(choice, ahead=self._all.way(choice.size))
+            self._ways = self._all.of(choice.size)
+            choice = replace(choice, ahead=self._ways.way)
         self._began_ns = self._all.clock()
-        return self._choice
+        return choice
 
     def observe(self, drafted: Drafted | None, decided: Decided) -> None:
         """See `SizePolicy`."""
         self._policy.observe(drafted, decided)
-        here = (self._choice.size, self._choice.ahead) if drafted is not None else None
-        if here is not None and here == self._before:
-            self._all.learn(*here, self._all.clock() - self._began_ns)
+        here = None
+        # The target's own drafts are prepared by nobody.
+        if self._ways is not None and drafted is not None and drafted.asked is None:
+            here = self._ways, drafted.ahead
+            if self._before == here:
+                wall_ns = self._all.clock() - self._began_ns
+                self._ways.learn(drafted.ahead, wall_ns, self._all.texts)
         self._before = here
 
     def end(self) -> None:

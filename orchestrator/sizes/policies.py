@@ -15,9 +15,16 @@ from collections.abc import Callable, Sequence
 from orchestrator.sizes.adaptive import Adaptation, AdaptiveSize
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
-from orchestrator.text.contracts import SizePolicy
+from orchestrator.text.contracts import AheadWay, SizePolicy
 from orchestrator.text.values import Generation
 from tandem.profile import PassTime, Profile
+
+_WAYS = {
+    "auto": None,
+    "off": AheadWay.NOTHING,
+    "held": AheadWay.HELD,
+    "sent": AheadWay.SENT,
+}
 
 
 class SizePolicies:
@@ -25,13 +32,15 @@ class SizePolicies:
 
     Args:
         active: how many texts a target has.
+        ahead: how drafts are prepared: "off", "held" or "sent"; "auto" chooses.
     """
 
-    def __init__(self, active: Callable[[], int]) -> None:
+    def __init__(self, active: Callable[[], int], ahead: str = "auto") -> None:
         self._active = active
+        self._only = _WAYS[ahead]
         self._pair: object = None
         self._adaptation: Adaptation | None = None
-        self._ahead = AheadChoice(active)
+        self._ahead = AheadChoice(active, self._only)
 
     def policy_for(
         self,
@@ -53,7 +62,7 @@ class SizePolicies:
         """
         if self._pair != pair:
             self._pair = pair
-            self._adaptation, self._ahead = None, AheadChoice(self._active)
+            self._adaptation, self._ahead = None, AheadChoice(self._active, self._only)
         policy = self._of(generation, verify, draft)
         return PreparedSize(policy, self._ahead) if prepares else policy
 

@@ -48,7 +48,8 @@ class RoundTimes:
     """A round is the target's pass, the drafter's passes, and the rest: messages, and waiting.
 
     Factors correct the passes. The rest is known for each load. Plain and drafted rounds are known
-    apart from each other: what a profile does not know of many rows says nothing of one row.
+    apart from each other: what a profile does not know of many rows says nothing of one row. A
+    draft that was prepared while the target verified takes what exceeds that time.
 
     Args:
         verify: the target's profile.
@@ -60,6 +61,7 @@ class RoundTimes:
         self._verify_factors = Mean(1.0), Mean(1.0)  # of plain rounds, and of drafted ones
         self._draft_factor = Mean(float(draft.known))  # without a model nothing is measured
         self._rest: dict[tuple[bool, int], Mean] = {}
+        self._ready: dict[int, Mean] = {}  # share of drafts that were, by load
 
     def wall(self, size: DraftSize, texts: int) -> float:
         """Nanoseconds of a round, where so many texts have rounds of this size."""
@@ -93,6 +95,8 @@ class RoundTimes:
         factor = self._verify_factors[kind]
         factor.add_share(took / self._verify.at(verify.batch_size, _rows(size)), weight)
         if drafted is not None and kind:
+            self._ready.setdefault(load, Mean()).add(drafted.came == "hit", weight)
+        if drafted is not None and kind and drafted.came in ("", "miss"):
             draft = drafted.times
             took = draft.forward_ns + draft.numbers_ns
             self._draft_factor.add_share(took / self._drafting(size, draft.batch_size), weight)
@@ -115,7 +119,10 @@ class RoundTimes:
         verifying = factor.value * self._verify.at(texts, _rows(size))
         if not size.gamma:
             return verifying
-        return verifying + self._draft_factor.value * self._drafting(size, texts)
+        drafting = self._draft_factor.value * self._drafting(size, texts)
+        ready = self._ready.get(load_of(texts))
+        hidden = 0.0 if ready is None else ready.value * min(drafting, verifying)
+        return verifying + drafting - hidden
 
     def _drafting(self, size: DraftSize, texts: int) -> float:
         return size.gamma * self._draft.at(texts, max(size.nodes / size.gamma, 1.0))

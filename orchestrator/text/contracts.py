@@ -50,6 +50,19 @@ class Prompt:
         return not told and self.sampling.shaping.grammar is None
 
 
+class AheadWay(IntEnum):
+    """What a drafter does while the target verifies its draft.
+
+    NOTHING: it waits.
+    HELD: it prepares drafts, and holds them until it is asked.
+    SENT: it sends them too, so that the next draft may be there before it is asked for.
+    """
+
+    NOTHING = 0
+    HELD = 1
+    SENT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class DraftSize:
     """The most that a round drafts.
@@ -79,19 +92,6 @@ class Expected:
     def goodput(self) -> float:
         """Tokens a nanosecond."""
         return self.tokens / self.wall_ns
-
-
-class AheadWay(IntEnum):
-    """What a drafter does while the target verifies its draft.
-
-    NOTHING: it waits.
-    HELD: it prepares drafts, and holds them until it is asked.
-    SENT: it sends them too, so that the next draft may be there before it is asked for.
-    """
-
-    NOTHING = 0
-    HELD = 1
-    SENT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,8 @@ class Drafted:
         payload_bytes: size of the distributions.
         times: the drafter's.
         asked: the size that was asked for, where the target drafted: perhaps some rounds ago.
+        ahead: how the next drafts were asked to be prepared behind this one.
+        came: what of it had been prepared: "hit", "late" or "miss"; empty where nothing was.
     """
 
     token_ids: Sequence[int]
@@ -132,6 +134,8 @@ class Drafted:
     payload_bytes: int
     times: StageTimes
     asked: DraftSize | None = None
+    ahead: AheadWay = AheadWay.NOTHING
+    came: str = ""
 
     @property
     def gamma(self) -> int:

@@ -45,8 +45,8 @@ class Engine:
     """Jobs in, steps over all of them, results out.
 
     The thread takes all that is ready and runs it step by step; between two steps jobs may
-    join, end or be given up (continuous batching). A sequence has at most one job at a time,
-    so the queue never holds more than `max_sequences` jobs.
+    join, end or be given up (continuous batching). A sequence has at most one job at a time, and
+    one that is given up, so the queue never holds more than twice `max_sequences` jobs.
 
     Attributes:
         admission: who has a place.

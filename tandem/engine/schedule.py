@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.asks import Draw, Take
+from tandem.engine.asks import Draw, DrawTogether, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
@@ -82,7 +82,7 @@ def select(
     selected: list[Job[Any]] = []
     opening: list[Job[Any]] = []
     budget = limits.token_budget
-    drafting = {id(job.ask.scorer) for job in jobs if isinstance(job.ask, Draw)}
+    drafting = {id(job.ask.scorer) for job in jobs if isinstance(job.ask, (Draw, DrawTogether))}
     for job in jobs:
         if drafting and id(job.ask.scorer) not in drafting:  # type: ignore[union-attr]
             continue

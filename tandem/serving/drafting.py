@@ -20,7 +20,7 @@ def load_models(
     model: str,
     target: str,
     beside: Model | None = None,
-    branches: bool = False,
+    ahead: int = 0,
 ) -> list[Model]:
     """The decoders and heads that a recipe drafts with, one for each of its checkpoints.
 
@@ -30,8 +30,8 @@ def load_models(
         model: the checkpoint that the recipe calls "".
         target: the checkpoint that its heads are for, where the recipe names none.
         beside: a target in this process, which verifies the drafts.
-        branches: the models compute branches, even if the recipe drafts chains: drafts are prepared
-            ahead.
+        ahead: positions that each sequence has for drafts that are prepared ahead, which are
+            branches; 0 where none are.
 
     Raises:
         StartupError: one sentence on what is missing or does not fit.
@@ -50,14 +50,14 @@ def load_models(
             room = Room(own.cache_tokens, at_most)
             loaded = load_head(own.model, head, of or target, own.device, own.dtype, room)
         else:
-            trees = branches or recipe.largest_tree > 0
-            loaded = load_decoder(own, drafts=True, trees=trees, beside=beside)
+            trees = ahead > 0 or recipe.largest_tree > 0
+            loaded = load_decoder(own, drafts=True, trees=trees, beside=beside, room=ahead)
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"
                 " recipe model"
             )
-        if branches and not loaded.takes_trees:
+        if ahead and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.name} cannot compute the branches that AHEAD needs; set AHEAD=0"
             )

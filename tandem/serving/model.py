@@ -38,6 +38,7 @@ def load_decoder(
     trees: bool = False,
     beside: Model | None = None,
     states_of: str = "none",
+    room: int = 0,
 ) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
@@ -48,16 +49,18 @@ def load_decoder(
         beside: a larger model of this process, whose sequences it has too: it needs no more memory
             and no more threads than that one.
         states_of: layers whose hidden states it gives.
+        room: positions of each sequence beside its text.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
     """
+    each = settings.max_length + room
     decoder = Decoder.load(
         settings.model,
         settings.device,
         settings.dtype,
         settings.cache_tokens,
-        at_most=beside.positions if beside else settings.max_sequences * settings.max_length,
+        at_most=beside.positions if beside else settings.max_sequences * each,
         threads=None if beside else settings.threads,
         engine=settings.engine,
         drafts=drafts,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.sizes.ahead import AheadChoice
-from orchestrator.text.contracts import AheadWay
 from tandem.errors import Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -124,7 +121,9 @@ async def served(
         chosen = TargetSettings(model=target, drafts="model" if inside else "")
         targets = [await start(stack, make_target(chosen)) for _ in range(2)]
         settings = OrchestratorSettings(
-            drafters=tuple(map(address_of, drafters)), targets=tuple(map(address_of, targets))
+            drafters=tuple(map(address_of, drafters)),
+            targets=tuple(map(address_of, targets)),
+            ahead="sent",
         )
         front = await start(stack, make_orchestrator(settings))
         await front.ready()
@@ -197,8 +196,6 @@ async def test_the_law_holds_where_each_text_loses_one(
     drafts = victim.endswith("drafter")
     deaths = Deaths(monkeypatch, DraftedSequence if drafts else VerifiedSequence)
     ahead = 24 if victim == "preparing drafter" else 0
-    ways = cycle(AheadWay)
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: next(ways))
     if inside:  # the recipe's settings are a drafter's
         own = {"MODEL": random_pair[0], "DRAFT_SUPPORT": 0, "DRAFT_MASS": 1.0}
         for name, value in own.items():

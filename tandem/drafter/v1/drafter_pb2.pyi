@@ -207,7 +207,7 @@ class DraftStep(google.protobuf.message.Message):
     """
     taken: builtins.bool
     """taken: the caller has this step's draft already, among those of the last `prepared` answer:
-    the step has no `drafted` answer. FAILED_PRECONDITION if none of them was for this round, these
+    the step has no `drafted` answer. FAILED_PRECONDITION if no draft is ready for this round, these
     new_token_ids, gamma and max_nodes.
     """
     @property
@@ -355,8 +355,14 @@ class PreparedDrafts(google.protobuf.message.Message):
 
     ROUND_FIELD_NUMBER: builtins.int
     DRAFTS_FIELD_NUMBER: builtins.int
+    PREPARED_FIELD_NUMBER: builtins.int
+    OPEN_SEQUENCES_FIELD_NUMBER: builtins.int
     round: builtins.int
     """round whose outcomes these are; the drafts are those of the round after it."""
+    prepared: builtins.int
+    """prepared is how many drafts were prepared, sent or not."""
+    open_sequences: builtins.int
+    """open_sequences on the service now, of all its callers."""
     @property
     def drafts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PreparedDrafts.PreparedDraft]:
         """drafts, the likeliest outcome's first; at most as many as the drafter's AHEAD_KIB holds."""
@@ -366,8 +372,10 @@ class PreparedDrafts(google.protobuf.message.Message):
         *,
         round: builtins.int = ...,
         drafts: collections.abc.Iterable[Global___PreparedDrafts.PreparedDraft] | None = ...,
+        prepared: builtins.int = ...,
+        open_sequences: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "round", b"round"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "open_sequences", b"open_sequences", "prepared", b"prepared", "round", b"round"]) -> None: ...
 
 Global___PreparedDrafts: typing_extensions.TypeAlias = PreparedDrafts
 
@@ -483,8 +491,8 @@ class DraftedStep(google.protobuf.message.Message):
 
     @property
     def prepared(self) -> Global___DraftedStep.Prepared:
-        """prepared: what was ready for this round. Unset: nothing was prepared, because the step before did
-        not ask for it (ahead), or the drafter had no time to begin.
+        """prepared: what was ready for this round. Unset: nothing was prepared, because the step before
+        did not ask for it (ahead), or the drafter had no time to begin.
         """
 
     def __init__(
@@ -550,7 +558,7 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     with another one does not suit it. Empty: any target that has the layers and their width.
     """
     ahead: builtins.int
-    """ahead is the most drafted tokens that are prepared behind a draft, in all; 0: none ever are."""
+    """ahead is the most drafted tokens that are prepared at a time, for all sequences; 0: none ever are."""
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""

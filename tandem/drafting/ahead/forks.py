@@ -6,7 +6,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.inference.feed import Drawn, Feed, listed
@@ -14,7 +14,8 @@ from tandem.inference.kv.branches import NO_BRANCHES, Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.randomness import Foreseen
 
-T = TypeVar("T")
+# Tokens of a text that is copied as one.
+_LONG = 32
 
 
 @dataclass(eq=False)
@@ -107,7 +108,7 @@ class Placed:
 
 
 class Copied:
-    """Copies of an object that share what may be shared, and have stand-ins for other things.
+    """Copies of an object, with stand-ins for some of what it holds.
 
     Args:
         original: copied as it is now.
@@ -115,7 +116,7 @@ class Copied:
     """
 
     def __init__(self, original: Any, stands: Sequence[object]) -> None:
-        self._kept: list[object] = []
+        self._kept: list[Any] = []
         self._stands = {id(one): i for i, one in enumerate(stands)}
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
@@ -124,30 +125,46 @@ class Copied:
         self._bytes = buffer.getvalue()
 
     def _name(self, one: object) -> tuple[str, int] | None:
+        """Of what is not written out: stand-ins, numbers, which are the same behind every outcome,
+        and texts, which are long."""
         place = self._stands.get(id(one))
         if place is not None:
             return "stands", place
-        if isinstance(one, Foreseen):  # numbers are the same behind every outcome
-            self._kept.append(one)
-            return "kept", len(self._kept) - 1
-        return None
+        kind = "numbers" if isinstance(one, Foreseen) else "text" if _is_text(one) else ""
+        if not kind:
+            return None
+        self._kept.append(one)
+        return kind, len(self._kept) - 1
 
-    def copy(self, stand_ins: Sequence[object]) -> Any:
-        """A copy with these stand-ins, in the order of what they stand for."""
+    def copy(self, stand_ins: Sequence[object], *, last: bool = False) -> Any:
+        """A copy.
+
+        Args:
+            stand_ins: in the order of what they stand for.
+            last: the original and its texts are not used any more.
+        """
         unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
 
         def load(name: tuple[str, int]) -> object:
             kind, place = name
-            return stand_ins[place] if kind == "stands" else self._kept[place]
+            if kind == "stands":
+                return stand_ins[place]
+            kept = self._kept[place]
+            return list(kept) if kind == "text" and not last else kept
 
         unpickler.persistent_load = load  # type: ignore[method-assign]
         return unpickler.load()
 
 
+def _is_text(one: object) -> bool:
+    """Whether it is a list of token ids that is worth a name."""
+    return type(one) is list and len(one) >= _LONG and type(one[0]) is type(one[-1]) is int
+
+
 def adopted(sequence: DraftSequence, fork: DraftSequence) -> None:
-    """Have a sequence go on as its fork did."""
+    """Have a sequence go on as its fork did, which is not used any more."""
     forks = fork.caches
     for cache in forks:
         cache.adopt()
-    behind: DraftSequence = Copied(fork, forks).copy(sequence.caches)
+    behind: DraftSequence = Copied(fork, forks).copy(sequence.caches, last=True)
     sequence.token_ids, sequence.state = behind.token_ids, behind.state

@@ -15,12 +15,10 @@ class RoundOutcome:
     """A round's end, as a drafter foresees it.
 
     Attributes:
-        place: of the last kept token.
         token_ids: the kept ones, and the one that follows them.
         chance: that the round ends so, as far as the drafter knows.
     """
 
-    place: int
     token_ids: tuple[int, ...]
     chance: float
 
@@ -34,7 +32,8 @@ def likeliest_outcomes(
     """The likeliest outcomes, the likeliest first.
 
     A round ends at a place if the path to it is kept and none of its children is. The token that
-    follows is none of the children's, since theirs would have been kept.
+    follows is none of the children's, since theirs would have been kept. A twin has no place of its
+    own: to keep it leads to its first sibling's.
 
     Args:
         draft: that is being verified.
@@ -45,14 +44,17 @@ def likeliest_outcomes(
         most: outcomes.
     """
     children: list[list[int]] = [[] for _ in range(len(draft) + 1)]
+    homes = draft.homes()
     for node, place in enumerate(draft.places()):
         children[place].append(node)
     reached = [1.0, *[0.0] * len(draft)]
     found: list[RoundOutcome] = []
     for place, nodes in enumerate(children):
+        if place and homes[place - 1] != place:
+            continue
         kept = [acceptance[min(rank, len(acceptance) - 1)] for rank in range(len(nodes))]
         for node, share in zip(nodes, kept, strict=True):
-            reached[node + 1] = reached[place] * share
+            reached[homes[node]] += reached[place] * share
         ends = reached[place] * max(1 - sum(kept), 0.0)
         taken = {draft.token_ids[node] for node in nodes}
         own = [(token, math.exp(value)) for token, value in following[place]]
@@ -60,7 +62,6 @@ def likeliest_outcomes(
         left = 1 - sum(share for token, share in own if token in taken)
         path = tuple(draft.token_ids[step - 1] for step in draft.path_to(place))
         found += [
-            RoundOutcome(place, (*path, token), ends * share / max(left, share))
-            for token, share in others
+            RoundOutcome((*path, token), ends * share / max(left, share)) for token, share in others
         ]
     return heapq.nlargest(most, found, key=lambda outcome: outcome.chance)

@@ -13,6 +13,7 @@ from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature
 from tandem.drafting.ranks import Ranks
+from tandem.drafting.tree import ACCEPTANCE
 from tandem.engine.asks import (
     Ask,
     Draw,
@@ -33,8 +34,6 @@ from tandem.speculation.request.log_probs import TokenLogProb
 
 # Likely tokens that are looked at behind each place: further ones come in one of fifty rounds.
 _FOLLOWING = 4
-# By sibling rank, before a text has shown its own; of the embedded pair.
-_ACCEPTANCE = (0.74, 0.08, 0.035)
 
 
 class Came(Enum):
@@ -71,7 +70,7 @@ class Size:
 
 
 @dataclass(eq=False, slots=True)
-class _Prepared:
+class _Candidate:
     """A draft behind an outcome, on its way.
 
     Attributes:
@@ -103,7 +102,7 @@ class _Prepared:
 
 
 @dataclass(eq=False)
-class Prepared:
+class Preparation:
     """What is prepared behind one draft of a sequence. Engine thread only.
 
     What is prepared stands in branch rows of the sequence's caches, behind all that it holds, and
@@ -130,7 +129,7 @@ class Prepared:
     longest: int
     acceptance: Sequence[float]
     _marks: list[Mark] = field(default_factory=list)
-    _all: list[_Prepared] = field(default_factory=list)
+    _all: list[_Candidate] = field(default_factory=list)
 
     @property
     def drafts(self) -> int:
@@ -182,15 +181,16 @@ class Prepared:
         told: list[TokenLogProb] = yield ReadLogProbs(
             scored, range(places), [0] * places, _FOLLOWING, law
         )
-        return [one.top for one in told]
+        most = self.sequence.vocab_size  # of the target, whose tokens follow
+        return [[each for each in one.top if each[0] < most] for one in told]
 
     def _begin(
         self, copied: Copied, forks: Sequence[ForkedCache], outcome: RoundOutcome
-    ) -> _Prepared:
+    ) -> _Candidate:
         own: DraftSequence = copied.copy([fork.twin() for fork in forks])
         size, round_ = self.size, self.round_ + 1
         steps = self.drafter.go_on(own, round_, outcome.token_ids, size.gamma, size.budget)
-        return _Prepared(outcome, own, steps)
+        return _Candidate(outcome, own, steps)
 
     def resolve(self, round_: int, emitted: Sequence[int], size: Size) -> Steps[Made | None]:
         """The draft of the next round if its outcome is prepared, which depends on the outcome and
@@ -216,7 +216,7 @@ class Prepared:
         self._marks, self._all = [], []
 
 
-def _run(all_: Sequence[_Prepared]) -> Steps[None]:
+def _run(all_: Sequence[_Candidate]) -> Steps[None]:
     """Drafts side by side, until all are there."""
     for one in all_:
         if not one.begun:
@@ -232,7 +232,7 @@ def _run(all_: Sequence[_Prepared]) -> Steps[None]:
                 one.go_on(draft)
 
 
-def _read(reading: Sequence[_Prepared]) -> Steps[None]:
+def _read(reading: Sequence[_Candidate]) -> Steps[None]:
     """Answer all that want to learn the same of what they drew as the first."""
     asks = [cast("ReadTokens", one.ask) for one in reading]
     shares = asks[0].shares
@@ -242,7 +242,7 @@ def _read(reading: Sequence[_Prepared]) -> Steps[None]:
         one.go_on([next(told) for _ in ask.drawn])
 
 
-def _draw(drawing: Sequence[_Prepared]) -> Steps[None]:
+def _draw(drawing: Sequence[_Candidate]) -> Steps[None]:
     """Answer the draws of those that wait for the same model as the first."""
     asks = [cast("Draw", one.ask) for one in drawing]
     scorer = asks[0].scorer
@@ -250,7 +250,7 @@ def _draw(drawing: Sequence[_Prepared]) -> Steps[None]:
     room = real.capacity - real.length - len(real.branches)
     tokens: list[int | Drawn] = []
     parents: list[int] = []
-    chosen: list[tuple[_Prepared, Draw, Placed]] = []
+    chosen: list[tuple[_Candidate, Draw, Placed]] = []
     for one, ask in zip(drawing, asks, strict=True):
         if ask.scorer is not scorer:
             continue
@@ -279,8 +279,10 @@ def room_for(nodes: int, largest: int) -> int:
         nodes: drafted tokens of all that is prepared.
         largest: draft of a sequence, in tokens: it is computed again, to see what may follow.
     """
-    # Each draft is fed behind tokens of its outcome, which are hardly more than it has itself.
-    return largest + 1 + 2 * nodes if nodes else 0
+    # No more outcomes are known. Each draft is fed behind its outcome's tokens, which are hardly
+    # more than it has itself.
+    useful = min(nodes, _FOLLOWING * (largest + 1) * largest)
+    return largest + 1 + 2 * useful if nodes else 0
 
 
 class Ahead:
@@ -295,13 +297,13 @@ class Ahead:
     def __init__(self, drafter: Drafter, sequence: DraftSequence, longest: int) -> None:
         self._drafter, self._sequence = drafter, sequence
         self._longest = longest
-        self._ranks = Ranks(_ACCEPTANCE)
-        self._prepared: Prepared | None = None
+        self._ranks = Ranks(ACCEPTANCE)
+        self._prepared: Preparation | None = None
 
     def prepare(
         self, round_: int, draft: Draft, gamma: int, budget: int, nodes: int
     ) -> Steps[None]:
-        """Prepare drafts of a size behind the draft of a round; see `Prepared.steps`.
+        """Prepare drafts of a size behind the draft of a round; see `Preparation.steps`.
 
         Args:
             round_: of the draft.
@@ -313,7 +315,7 @@ class Ahead:
         each = min(budget or gamma, self._drafter.largest_tree or gamma)
         if nodes < each:
             return
-        self._prepared = Prepared(
+        self._prepared = Preparation(
             self._drafter,
             self._sequence,
             round_,

@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.sizes.ahead import AheadChoice
-from orchestrator.text.contracts import AheadWay
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
@@ -112,10 +109,13 @@ class Served:
 
     def __init__(self, stub: Any, drafter: DrafterServicer, metrics: int) -> None:
         self.stub, self.drafter, self._metrics = stub, drafter, metrics
+        trees = drafter.loaded.info.max_nodes > 0
+        self._size = {"gamma": 4} | ({"max_nodes": 8} if trees else {})
 
     async def text(self, **changes: Any) -> list[int]:
         message = generation(
             stopping={"max_new_tokens": TOKENS, "ignore_eos": True},
+            speculation=self._size,
             **{"sampling": {"seed": 3, "temperature": 0.0}, **changes},
         )
         reply = await self.stub.Complete(pb.CompleteRequest(generation=message))
@@ -127,18 +127,20 @@ class Served:
 
 @pytest.fixture
 async def served(
-    random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, random_pair: tuple[Path, Path]
 ) -> AsyncIterator[Served]:
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
+    """Of the orchestrator's setting AHEAD, "held" if it has no parameter; perhaps with a method."""
+    way, method = getattr(request, "param", ("held", "model"))
     small, large = map(str, random_pair)
     async with AsyncExitStack() as stack:
-        servicer = DrafterServicer(DrafterSettings(model=small, ahead=256))
+        servicer = DrafterServicer(DrafterSettings(model=small, method=method, ahead=256))
         drafter = await start(stack, service_of(servicer))
         target = await start(stack, make_target(TargetSettings(model=large)))
         service = make_orchestrator(
             OrchestratorSettings(
                 drafters=(address_of(drafter),),
                 targets=(address_of(target),),
+                ahead=way,
                 metrics_listen=ANY_PORT,
                 stage_floor_seconds=60.0,
                 draft_seconds=60.0,
@@ -152,11 +154,14 @@ async def served(
         yield Served(stub, servicer, service.metering.port)
 
 
-@pytest.mark.parametrize("way", [AheadWay.HELD, AheadWay.SENT])
+@pytest.mark.parametrize(
+    ("served", "sends"),
+    [(("held", "model"), False), (("sent", "model"), True), (("sent", "chains"), True)],
+    indirect=["served"],
+)
 async def test_what_was_ready_is_used_and_counted(
-    way: AheadWay, served: Served, monkeypatch: pytest.MonkeyPatch
+    served: Served, sends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: way)
     hurried = await served.text()
     with monkeypatch.context() as patch:
         patience = Patience(patch)
@@ -164,7 +169,7 @@ async def test_what_was_ready_is_used_and_counted(
         assert await served.text() == hurried
         assert await served.came("hit") > hits + 3
         assert await served.came("late") == late
-        assert (patience.taken > 3) == (way is AheadWay.SENT)
+        assert (patience.taken > 3) == sends
         # Sixteen at once, of which some are cancelled in the middle of it.
         sampled = {"seed": 7, "temperature": 1.0}
         alone = await served.text(sampling=sampled)
@@ -180,12 +185,10 @@ async def test_what_was_ready_is_used_and_counted(
     await until(lambda: free.free_positions == free.positions)
 
 
+@pytest.mark.parametrize("served", [("sent", "model")], indirect=True)
 async def test_the_law_is_the_targets(
     served: Served, random_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of texts of open sizes, whose rounds are prepared in each way in turn."""
-    ways = cycle((AheadWay.HELD, AheadWay.SENT, AheadWay.SENT))
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: next(ways))
     patience = Patience(monkeypatch)
     hits = await served.came("hit")
     counts = np.zeros(CELLS, dtype=np.int64)
@@ -322,6 +325,41 @@ async def test_drafts_are_sent_behind_the_answer_as_far_as_they_fit(
     assert 0 < counts[0] < counts[1]
 
 
+async def test_an_answer_that_is_written_late_prepares_nothing(
+    random_pair: tuple[Path, Path],
+) -> None:
+    """A caller may send the next step before it reads the answer to the one before."""
+    async with AsyncExitStack() as stack:
+        servicer = DrafterServicer(DrafterSettings(model=str(random_pair[0]), ahead=64))
+        server = await start(stack, service_of(servicer))
+        await server.ready()
+        loaded = servicer.loaded
+        shared = loaded.engine, loaded.drafter, loaded.info, loaded.grammars, loaded.ahead
+        sequence = DraftedSequence(*shared, 1 << 20)
+        said: list[Any] = []
+        sequence.say = said.append
+        await sequence.handle(drafter_pb2.SequenceRequest(open=OPENING))
+        wanted: dict[str, Any] = {"ahead": True, "send_ahead": True}
+        first, second = (
+            drafter_pb2.DraftStep(
+                round=round_, position=round_ + 1, new_token_ids=[3], gamma=4, **ahead
+            )
+            for round_, ahead in ((1, wanted), (2, {}))
+        )
+        answer = await sequence.handle(drafter_pb2.SequenceRequest(draft=first))
+        assert answer is not None
+        assert answer.behind is not None
+        going_on = asyncio.create_task(sequence.handle(drafter_pb2.SequenceRequest(draft=second)))
+        await asyncio.sleep(0)
+        answer.behind()
+        assert sequence._preparing is not None
+        assert sequence._preparing._job is None
+        await going_on
+        (prepared,) = said
+        assert (prepared.prepared.round, len(prepared.prepared.drafts)) == (1, 0)
+        sequence.release()
+
+
 @pytest.mark.parametrize(
     ("ahead", "sentence"),
     [
@@ -379,12 +417,9 @@ async def test_an_outcome_that_is_none_loses_the_drafter_and_not_the_text(outcom
 
 
 @pytest.mark.parametrize("ahead", [0, 8])
-async def test_only_a_drafter_that_prepares_is_asked_to(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
+async def test_only_a_drafter_that_prepares_is_asked_to(ahead: int) -> None:
     drafter, target = Claims(None, ahead), FakeTarget()
-    async with orchestrate(drafter, target) as stub:
+    async with orchestrate(drafter, target, ahead="held") as stub:
         await stub.Complete(request())
     assert drafter.asked
     assert set(drafter.asked) == {ahead > 0}

@@ -13,8 +13,6 @@ from drafter_svc.servicer import make_service as make_drafter
 from drafter_svc.settings import DrafterSettings
 from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.sizes.ahead import AheadChoice
-from orchestrator.text.contracts import AheadWay
 from tandem.drafting.methods import METHODS
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
@@ -60,7 +58,6 @@ async def recipe(
         monkeypatch.setenv("TANDEM_DRAFTER_TARGET", large)
         feedback = "last"
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", small)
-    monkeypatch.setattr(AheadChoice, "way", lambda *_: AheadWay.HELD)
     async with AsyncExitStack() as stack:
         drafters = [
             await start(stack, make_drafter(DrafterSettings(method=name, ahead=nodes)))
@@ -76,6 +73,7 @@ async def recipe(
                 drafters=(address_of(drafter),),
                 targets=(address_of(target),),
                 draft_by="target" if own else "drafters",
+                ahead="sent",
                 # A service that stands still on a busy machine is waited for.
                 stage_floor_seconds=60.0,
                 draft_seconds=60.0,

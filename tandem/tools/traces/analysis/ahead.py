@@ -9,13 +9,14 @@ from tandem.tools.traces.analysis.attribution import OwnedInterval
 from tandem.tools.traces.read.request import TracedRequest
 
 HIT, LATE, MISS = "hit", "late", "miss"
+_ELSE = ""  # rounds with a draft for which nothing had been prepared
 
 
 class RecordedAhead:
     """Counts rounds behind which drafts had been prepared.
 
     Attributes:
-        rounds: by what became of them: "hit", "late" or "miss".
+        rounds: by what became of them: "hit", "late" or "miss"; the others under "".
         drafts: that had been prepared in all, finished or not.
         waited_ns: on requests' critical paths, for drafts of such rounds, likewise.
     """
@@ -39,15 +40,15 @@ class RecordedAhead:
             while place < len(segments) and segments[place].start_ns < end:
                 spent += segments[place].duration_ns * (segments[place].start_ns >= start)
                 place += 1
-            if round_.prepared in (HIT, LATE, MISS):
+            if round_.gamma and round_.prepared in (HIT, LATE, MISS, _ELSE):
                 self.rounds[round_.prepared] += 1
                 self.drafts += round_.prepared_drafts
                 self.waited_ns[round_.prepared] += spent
 
     @property
     def total(self) -> int:
-        """Rounds behind which drafts had been prepared."""
-        return self.rounds.total()
+        """Rounds for which drafts had been prepared."""
+        return self.rounds.total() - self.rounds[_ELSE]
 
     def share(self, outcome: str) -> float:
         """Of those rounds; 0 without any."""
@@ -61,11 +62,8 @@ class RecordedAhead:
     def hidden_ns(self) -> float:
         """Time that was not waited, in all: as if each round had waited as one whose draft was not
         prepared."""
-        if not self.rounds[MISS]:
-            return 0.0
-        saved = sum(
-            self.rounds[one] * (self.mean_ns(MISS) - self.mean_ns(one)) for one in (HIT, LATE)
-        )
+        whole_ns = self.mean_ns(MISS if self.rounds[MISS] else _ELSE)
+        saved = sum(self.rounds[one] * (whole_ns - self.mean_ns(one)) for one in (HIT, LATE))
         return max(saved, 0.0)
 
     @property

@@ -47,11 +47,11 @@ def as_json(report: TraceReport) -> dict[str, Any]:
             for verifier, found in sorted(report.acceptance.items())
         },
         "ahead": {
-            "rounds": dict(report.ahead.rounds),
+            "rounds": {outcome: report.ahead.rounds[outcome] for outcome in (HIT, LATE, MISS)},
             "drafts": report.ahead.drafts,
             "thrown_away": report.ahead.thrown_away,
             "waited_ms": {
-                outcome: report.ahead.mean_ns(outcome) / 1e6 for outcome in report.ahead.rounds
+                outcome: report.ahead.mean_ns(outcome) / 1e6 for outcome in (HIT, LATE, MISS)
             },
             "hidden_ms": report.ahead.hidden_ns / 1e6,
         },

@@ -36,7 +36,20 @@ def test_a_tree_ends_where_none_of_several_children_is_kept() -> None:
     assert found[4, 8].chance == pytest.approx(0.1 * 0.5)
     assert found[6,].chance == pytest.approx(0.2 * 0.1 / 0.4)
     assert found[3, 7].chance == pytest.approx(0.7 * 0.3 * 0.5)
-    assert found[3, 5, 9].place == 3
+    assert found[3, 5, 9].chance > found[4, 8].chance
+
+
+def test_a_twin_is_no_place_of_its_own() -> None:
+    draft = replace(Draft.certain([5, 5, 7]), parents=[0, 0, 1])
+    rows = [[(6, HALF)], [(7, HALF), (8, TENTH)], [(7, HALF), (8, TENTH)], [(9, HALF)]]
+    found = likeliest_outcomes(draft, rows, (0.6, 0.2), 9)
+    chances = {one.token_ids: one.chance for one in found}
+    assert len(found) == len(chances)
+    assert chances == {
+        (6,): pytest.approx(0.2 * 0.5),
+        (5, 8): pytest.approx(0.8 * 0.4 * 0.1 / 0.5),
+        (5, 7, 9): pytest.approx(0.8 * 0.6 * 0.5),
+    }
 
 
 def test_nothing_follows_that_cannot_come() -> None:

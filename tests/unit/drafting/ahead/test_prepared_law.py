@@ -51,7 +51,7 @@ class LooksGood(Ahead):
         prepared = self._prepared
         for one in () if prepared is None else prepared._all:
             if one.draft is not None and one.draft.token_ids[0] == 2:
-                one.outcome = RoundOutcome(0, (), 0.0)
+                one.outcome = RoundOutcome((), 0.0)
         return (yield from super().go_on(round_, emitted, gamma, budget, features))
 
 
@@ -64,7 +64,7 @@ class DraftsOn(Ahead):
         prepared = self._prepared
         if prepared is not None and prepared._all:
             likeliest = prepared._all[0]
-            likeliest.outcome = RoundOutcome(0, tuple(emitted), 1.0)
+            likeliest.outcome = RoundOutcome(tuple(emitted), 1.0)
             prepared._all = [likeliest]
         return (yield from super().go_on(round_, emitted, gamma, budget, features))
 
@@ -82,7 +82,7 @@ def test_a_stale_branch_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_not_forgotten_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare.Prepared, "forget", lambda prepared: None)
+    monkeypatch.setattr(prepare.Preparation, "forget", lambda prepared: None)
     prepared = PreparedDrafts(made("model", 1, zeros=True, length=3), ALL)
     with pytest.raises(AssertionError):
         assert prepared.error(MANY) < TOLERANCE

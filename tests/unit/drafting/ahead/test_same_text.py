@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from drafter_svc.settings import DrafterSettings
-from tandem.drafting.ahead.prepare import Came, Prepared
+from tandem.drafting.ahead.outcomes import RoundOutcome
+from tandem.drafting.ahead.prepare import Came, Preparation
 from tandem.drafting.methods import METHODS
 from tandem.speculation.request.sampling import Sampling
 from tests.support.laws.suited import rules_for
@@ -60,9 +61,9 @@ async def text_of(
 
 
 async def test_numbers_of_another_round_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Prepared._begin
+    begin = Preparation._begin
 
-    def late(self: Prepared, *args: Any) -> Any:
+    def late(self: Preparation, *args: Any) -> Any:
         self.round_ += 1
         try:
             return begin(self, *args)
@@ -70,10 +71,30 @@ async def test_numbers_of_another_round_are_seen(monkeypatch: pytest.MonkeyPatch
             self.round_ -= 1
 
     plain, _ = await text_of("model", "block", SAMPLED, 0)
-    monkeypatch.setattr(Prepared, "_begin", late)
+    monkeypatch.setattr(Preparation, "_begin", late)
     other, came = await text_of("model", "block", SAMPLED, 60)
     assert came[Came.HIT] > 0
     assert other != plain
+
+
+async def test_no_outcome_has_a_token_that_the_target_has_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its vocabulary may be padded less."""
+    outcomes: list[RoundOutcome] = []
+    begin = Preparation._begin
+
+    def noted(self: Preparation, copied: Any, forks: Any, outcome: RoundOutcome) -> Any:
+        outcomes.append(outcome)
+        return begin(self, copied, forks, outcome)
+
+    monkeypatch.setattr(Preparation, "_begin", noted)
+    target, drafter = make_target(random_llama(1, 3)), make_method("model")
+    drafter.ahead_nodes = 60
+    async with running(target, drafter):
+        await speculate(drafter, target, [1, 2], 30, gamma=3, sampling=SAMPLED)
+    assert len(outcomes) > 20
+    assert {token for one in outcomes for token in one.token_ids} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("name", "rule", "sampling"), CASES)

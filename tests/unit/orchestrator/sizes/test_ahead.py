@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from orchestrator.sizes.ahead import AheadChoice, PreparedSize
 from orchestrator.sizes.fixed import FixedSize
-from orchestrator.text.contracts import AheadWay, Decided, Drafted
+from orchestrator.text.contracts import AheadWay, Decided, Drafted, DraftSize
 from tandem.telemetry.stages import StageTimes
 
 DRAFTED = Drafted([1, 2], None, None, 0, StageTimes())
@@ -27,7 +28,7 @@ class World:
         self.wall_ns = wall_ns
         self.ways: list[AheadWay] = []
         self._now = 0
-        everyone = AheadChoice(lambda: texts, lambda: self._now)
+        everyone = AheadChoice(lambda: texts, clock=lambda: self._now)
         self.policies = [PreparedSize(FixedSize(2), everyone) for _ in range(texts)]
 
     def run(self, rounds: int) -> Counter[AheadWay]:
@@ -35,8 +36,8 @@ class World:
         for _ in range(rounds):
             choices = [policy.choose(100) for policy in self.policies]
             self._now += self.wall_ns[choices[0].ahead]
-            for policy in self.policies:
-                policy.observe(DRAFTED, KEPT)
+            for policy, choice in zip(self.policies, choices, strict=True):
+                policy.observe(replace(DRAFTED, ahead=choice.ahead), KEPT)
             self.ways += [choice.ahead for choice in choices]
         last = Counter(self.ways[-rounds * len(self.policies) :])
         return Counter({way: 100 * count // last.total() for way, count in last.items()})
@@ -65,8 +66,8 @@ def test_the_fastest_way_is_found_and_kept(
 def test_a_world_that_changes_is_noticed() -> None:
     world = World(1, 100, 130, 130)
     world.run(200)
-    world.wall_ns = 100, 130, 60
-    world.run(5_000)  # each way is tried again within 3,200 rounds
+    world.wall_ns = 100, 130, 90
+    world.run(5_000)  # each way is tried again within 3,300 rounds
     assert world.run(500)[AheadWay.SENT] > 90
 
 
@@ -77,3 +78,30 @@ def test_rounds_without_a_draft_teach_nothing() -> None:
         assert policy.choose(1).ahead is AheadWay.NOTHING
         policy.observe(None, Decided(0, 0, 3))
     assert world.run(1)[AheadWay.NOTHING] == 100
+
+
+def test_drafts_that_were_not_prepared_as_asked_teach_what_was_done() -> None:
+    """A drafter without AHEAD, among others."""
+    world = World(1, 100, 70, 70)
+    policy = world.policies[0]
+    for _ in range(200):
+        policy.choose(100)
+        policy.observe(DRAFTED, KEPT)
+    assert {policy.choose(100).ahead for _ in range(3)} == {AheadWay.HELD}, "still untried"
+
+
+def test_what_a_target_drafts_itself_teaches_nothing() -> None:
+    world = World(1, 100, 70, 70)
+    policy = world.policies[0]
+    for _ in range(200):
+        assert policy.choose(100).ahead is AheadWay.NOTHING
+        policy.observe(replace(DRAFTED, asked=DraftSize(2)), KEPT)
+
+
+@pytest.mark.parametrize("way", AheadWay)
+def test_a_setting_fixes_the_way(way: AheadWay) -> None:
+    policy = PreparedSize(FixedSize(2), AheadChoice(lambda: 1, way))
+    for _ in range(100):
+        assert policy.choose(100).ahead is way
+        policy.observe(replace(DRAFTED, ahead=way), KEPT)
+    assert policy.choose(1).ahead is AheadWay.NOTHING

@@ -45,7 +45,7 @@ def test_outcomes_hidden_time_and_waste_are_counted(tmp_path: Path) -> None:
     rounds = [("", 12.0), ("miss", 12.0), ("hit", 0.0), ("hit", 2.0), ("late", 7.0), ("miss", 14.0)]
     report = TraceReport.of(Recording([str(record(tmp_path, rounds))]))
     ahead = report.ahead
-    assert dict(ahead.rounds) == {"miss": 2, "hit": 2, "late": 1}
+    assert dict(ahead.rounds) == {"miss": 2, "hit": 2, "late": 1, "": 1}
     assert ahead.mean_ns("miss") == pytest.approx(13e6)
     assert ahead.mean_ns("hit") == pytest.approx(1e6)
     assert ahead.hidden_ns == pytest.approx((2 * 12 + 6) * 1e6)
@@ -58,6 +58,12 @@ def test_outcomes_hidden_time_and_waste_are_counted(tmp_path: Path) -> None:
     assert "18.0% of the wall time hidden, 96% of 80 prepared drafts thrown away" in str(
         table.title
     )
+
+
+def test_where_all_were_ready_other_rounds_say_what_that_saves(tmp_path: Path) -> None:
+    rounds = [("", 12.0), ("hit", 0.0), ("hit", 2.0)]
+    report = TraceReport.of(Recording([str(record(tmp_path, rounds))]))
+    assert report.ahead.hidden_ns == pytest.approx((12 + 10) * 1e6)
 
 
 def test_without_prepared_drafts_nothing_is_said_of_them(tmp_path: Path) -> None:
