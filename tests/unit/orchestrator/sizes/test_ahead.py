@@ -60,7 +60,7 @@ def test_the_fastest_way_is_found_and_kept(
 ) -> None:
     world = World(texts, *wall_ns)
     world.run(200)
-    assert world.run(4_000)[best] >= 98
+    assert world.run(1_700)[best] >= 98
 
 
 def test_a_world_that_changes_is_noticed() -> None:
