@@ -186,7 +186,7 @@ class Outlook:
         assumption = (
             f"sixteen drafts are prepared a round, and sent: {right:.1%} of the rounds end as one"
             " of them foresaw, by the recorded acceptance and the embedded pair's guesses; others"
-            " cost nothing, since the drafter is idle then"
+            " cost nothing, if the drafter has a device of its own, which is idle then"
         )
         speed = self._speed(right * min(draft, verify))
         return self._prediction(change, speed, assumption)
