@@ -22,7 +22,7 @@ from orchestrator.front.service import make_service as make_orchestrator
 from orchestrator.settings import OrchestratorSettings
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
-from tandem.errors import StartupError
+from tandem.errors import StartupError, Unavailable
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.rpc.streams.link import SharedStream
@@ -98,6 +98,10 @@ class Patience:
         patch.setattr(Preparing, "_send", sends)
         patch.setattr(SharedStream, "_hand_on", receives)
         patch.setattr(VerifiedSequence, "_step", decide)
+
+    def nothing_more(self, text: str, round_: int) -> None:
+        """Nothing will be prepared behind the draft of a round."""
+        self._begun[text, round_].set_result(None)
 
     async def prepared(self, text: str, round_: int) -> None:
         """All that is to be, behind the draft of a round."""
@@ -207,6 +211,27 @@ async def test_the_law_is_the_targets(
     assert await served.came("hit") > hits + LAW_TEXTS / 2
     assert patience.taken > LAW_TEXTS / 4
     assert chi_square_p_value(counts, target_law(random_pair[1])) > 0.001
+
+
+@pytest.mark.parametrize("served", [("held", "model"), ("sent", "model")], indirect=True)
+async def test_a_drafter_that_dies_over_what_it_prepared_changes_no_greedy_text(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = await served.text()
+    patience = Patience(monkeypatch)
+    step, dead = DraftedSequence._step, set[str]()
+
+    async def mortal(sequence: Any, message: Any, traced: Any) -> Any:
+        reply = await step(sequence, message, traced)
+        if message.draft.round >= 4 and sequence.request_id not in dead:
+            dead.add(sequence.request_id)
+            patience.nothing_more(sequence.request_id, message.draft.round)
+            raise Unavailable("killed")
+        return reply
+
+    monkeypatch.setattr(DraftedSequence, "_step", mortal)
+    assert [await served.text() for _ in range(3)] == [expected] * 3
+    assert len(dead) >= 1
 
 
 async def test_a_text_with_penalties_is_drafted_as_ever(served: Served) -> None:
