@@ -142,9 +142,16 @@ class Run:
         os.replace(temporary, self.path)
 
 
-def train(model: nn.Module, stages: list[Stage], draw: Draw, loss: Loss, checkpoint: Path) -> float:
+def train(
+    model: nn.Module,
+    stages: list[Stage],
+    draw: Draw,
+    loss: Loss,
+    checkpoint: Path,
+    optimisers: list[torch.optim.Optimizer] | None = None,
+) -> float:
     """Run `stages`, resuming from `checkpoint` if it is there; returns the seconds spent."""
-    run = Run(model, optimizers(model), checkpoint)
+    run = Run(model, optimisers or optimizers(model), checkpoint)
     bases = [[group["lr"] for group in optimiser.param_groups] for optimiser in run.optimisers]
     run.load()
     total = sum(stage.steps for stage in stages)

@@ -32,7 +32,17 @@ def load_target(settings: TargetSettings) -> Model:
         StartupError: one sentence on what is missing, broken or too large.
     """
     if settings.engine != "vllm":
-        return load_decoder(settings, trees=settings.max_nodes > 0, states_of=settings.feedback)
+        return load_decoder(
+            settings,
+            trees=settings.max_nodes > 0,
+            states_of=settings.feedback,
+            adapter=settings.adapter,
+        )
+    if settings.adapter:
+        raise StartupError(
+            "TANDEM_TARGET_ADAPTER: ENGINE=vllm takes no adapter; merge it into a checkpoint, or"
+            " use another ENGINE"
+        )
     if settings.feedback != "none":
         raise StartupError("TANDEM_TARGET_FEEDBACK: ENGINE=vllm gives no hidden states; unset it")
     from tandem.inference.vllm.model import VllmModel

@@ -23,6 +23,11 @@ class TargetSettings(ModelSettings):
         " gives the same logits and is faster, and the next start begins with the faster one",
     )
     model: str = Field("models/target", description="directory or hub id of the checkpoint")
+    adapter: str = Field(
+        "",
+        description="folder of a low-rank adapter (peft's files) that is merged into MODEL's"
+        " weights; texts follow the adapted model. Empty for none",
+    )
     max_nodes: int = Field(
         64,
         ge=0,

@@ -150,12 +150,18 @@ def made_for(folder: Path) -> dict[str, Any]:
     }
 
 
-def save(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Replace a head's folder, weights in bfloat16."""
+def save(
+    folder: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    config_name: str = "config.json",
+    weights_name: str = "model.safetensors",
+) -> None:
+    """Replace the folder of a head or an adapter, weights in bfloat16."""
     half = {name: part.detach().to(torch.bfloat16).contiguous() for name, part in tensors.items()}
     with llama.replacing(folder) as fresh:
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file(half, fresh / "model.safetensors", metadata={"format": "pt"})
+        (fresh / config_name).write_text(json.dumps(config, indent=2) + "\n")
+        save_file(half, fresh / weights_name, metadata={"format": "pt"})
 
 
 def own_texts(folder: Path, count: int = 96) -> Tensor:

@@ -154,11 +154,17 @@ class Checkpoint(NamedTuple):
         path: directory or hub id; "" is MODEL's.
         head: its family, if it is a head, such as "medusa"; "" for a decoder.
         target: of a head: its target's checkpoint; "" is TARGET's.
+        adapter: of a decoder: folder of a low-rank adapter; "" for none.
+        exit: of a decoder: its first layers, which alone are computed; 0 for all.
+        skip: of a decoder: file with the sublayers to leave out; "" for none.
     """
 
     path: str = ""
     head: str = ""
     target: str = ""
+    adapter: str = ""
+    exit: int = 0
+    skip: str = ""
 
 
 class Recipe(BaseModel, ABC):

@@ -118,7 +118,7 @@ class ForestRecipe(Recipe):
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One a part."""
-        return tuple(Checkpoint(part.model) for part in self.parts)
+        return tuple(checkpoint for part in self.parts for checkpoint in part.checkpoints)
 
     @property
     def largest_tree(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import field_serializer
+from pydantic import Field, field_serializer
 
-from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
@@ -106,16 +106,29 @@ class OfModel(Recipe):
     """A recipe with one model."""
 
     model: str = ""
+    adapter: Annotated[
+        str,
+        Setting("adapter", "folder of a low-rank adapter (peft's files) of MODEL; empty for none"),
+    ] = ""
+    exit: Annotated[
+        int,
+        Field(ge=0),
+        Setting("exit", "number of MODEL's first layers that are computed; 0 computes all"),
+    ] = 0
+    skip: Annotated[
+        str,
+        Setting("skip", "file with the sublayers of MODEL that are left out; empty for none"),
+    ] = ""
 
-    @field_serializer("model")
-    def _name(self, model: str) -> str:
+    @field_serializer("model", "adapter", "skip")
+    def _name(self, path: str) -> str:
         """Without its place on this machine: what is told to callers."""
-        return Path(model).name
+        return Path(path).name
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
         """One."""
-        return (Checkpoint(self.model),)
+        return (Checkpoint(self.model, adapter=self.adapter, exit=self.exit, skip=self.skip),)
 
 
 class ModelRecipe(OfModel):

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
+from tandem.inference.adapter import merge_adapter
 from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
@@ -22,6 +23,7 @@ from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
 from tandem.inference.output import PassOutput
+from tandem.inference.partial import WHOLE, Part, take_part
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
@@ -83,6 +85,8 @@ class Decoder(Description):
         graph_rows: int = 0,
         longest: int = 0,
         states_of: str = NONE,
+        adapter: str = "",
+        part: Part = WHOLE,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -103,11 +107,17 @@ class Decoder(Description):
                 takes a batch in one call; 0 captures none.
             longest: length of the longest sequence, in positions; for the graphs.
             states_of: layers whose hidden states passes can give, see `layers_from`.
+            adapter: folder of an adapter to merge into the weights; empty for none.
+            part: what is computed of the model.
 
         Raises:
             StartupError: what is missing, broken or too large, in one sentence.
         """
         loaded = read_model(model, device, dtype)
+        if adapter:
+            loaded = merge_adapter(loaded, adapter)
+        if part != WHOLE:
+            take_part(loaded, part)
         if threads is not None:  # before the layout is chosen
             use_threads(threads, loaded.num_parameters())
         tokenizer = read_tokenizer(model)

@@ -10,6 +10,7 @@ from tandem.engine.scorer import Model
 from tandem.errors import StartupError
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
+from tandem.inference.partial import Part
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
 
@@ -42,16 +43,25 @@ def load_models(
             " with --drafter of `tandem up`"
         )
     models: list[Model] = []
-    for path, head, of in recipe.checkpoints:
-        own = settings.model_copy(update={"model": path or model})
+    for checkpoint in recipe.checkpoints:
+        own = settings.model_copy(update={"model": checkpoint.path or model})
         loaded: Model
-        if head:
+        if checkpoint.head:
             at_most = beside.positions if beside else own.max_sequences * own.max_length
             room = Room(own.cache_tokens, at_most)
-            loaded = load_head(own.model, head, of or target, own.device, own.dtype, room)
+            of = checkpoint.target or target
+            loaded = load_head(own.model, checkpoint.head, of, own.device, own.dtype, room)
         else:
             trees = ahead > 0 or recipe.largest_tree > 0
-            loaded = load_decoder(own, drafts=True, trees=trees, beside=beside, room=ahead)
+            loaded = load_decoder(
+                own,
+                drafts=True,
+                trees=trees,
+                beside=beside,
+                room=ahead,
+                adapter=checkpoint.adapter,
+                part=Part(checkpoint.exit, checkpoint.skip),
+            )
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(
                 f"the model {loaded.name} cannot compute the branches of {recipe.method}; use the"

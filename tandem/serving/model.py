@@ -15,6 +15,7 @@ from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
+from tandem.inference.partial import WHOLE, Part
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -39,6 +40,8 @@ def load_decoder(
     beside: Model | None = None,
     states_of: str = "none",
     room: int = 0,
+    adapter: str = "",
+    part: Part = WHOLE,
 ) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
@@ -50,6 +53,8 @@ def load_decoder(
             and no more threads than that one.
         states_of: layers whose hidden states it gives.
         room: positions of each sequence beside its text.
+        adapter: folder of an adapter of the checkpoint; empty for none.
+        part: what is computed of the checkpoint.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -68,6 +73,8 @@ def load_decoder(
         longest=settings.max_length,
         trees=trees,
         states_of=states_of,
+        adapter=adapter,
+        part=part,
     )
     _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
     prepare(decoder, settings, f"{decoder.name}: " if beside else "")

@@ -49,8 +49,10 @@ class LlamaPass(nn.Module):
             inner.rotary_emb, max_positions(model.config), self._embedding.device
         )
         self.layers = nn.ModuleList()
+        self._attend: list[bool] = []
         while inner.layers:  # one by one, so that no two copies of the model exist
             self.layers.append(LlamaLayer(inner.layers[0]))
+            self._attend.append(inner.layers[0].self_attn is not None)
             del inner.layers[0]
 
     @staticmethod
@@ -70,7 +72,8 @@ class LlamaPass(nn.Module):
         if not _plain(inner.embed_tokens, nn.Embedding):
             return False
         cos, _ = inner.rotary_emb(inner.norm.weight, torch.zeros(1, 1, device=model.device))
-        return bool(cos.shape[-1] == inner.layers[0].self_attn.head_dim)
+        attention = next(filter(None, (layer.self_attn for layer in inner.layers)))
+        return bool(cos.shape[-1] == attention.head_dim)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> PassOutput:
         """The rows that the batch asks for; keys and values go to the pool."""
@@ -78,10 +81,12 @@ class LlamaPass(nn.Module):
         states = self._embedding.index_select(0, batch.token_ids[0])
         rotation = self._rotations.of(batch)
         found = {0: states} if self._of_layers else {}
-        for index, layer in enumerate(self.layers):
-            states = layer(states, rotation, batch, pool, index)
-            if index + 1 in self._of_layers:
-                found[index + 1] = states
+        attentions = 0
+        for number, layer in enumerate(self.layers, 1):
+            states = layer(states, rotation, batch, pool, attentions)
+            attentions += self._attend[number - 1]
+            if number in self._of_layers:
+                found[number] = states
         wanted = states if batch.rows is None else states.index_select(0, batch.rows)
         logits: Tensor = self.head(self._norm(wanted))
         if batch.states is None:
@@ -148,11 +153,22 @@ class LlamaLayer(nn.Module):
 
     Args:
         layer: of `transformers`; without `input_layernorm` attention reads the states as they are.
+            Its attention or its MLP may be None (`tandem.inference.partial`).
     """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        attention, mlp = layer.self_attn, layer.mlp
+        self._attends = layer.self_attn is not None
+        self._computes = layer.mlp is not None
+        if self._attends:
+            self._take_attention(layer)
+        if self._computes:
+            self._between = RMSNorm(layer.post_attention_layernorm)
+            self.gate_up = _fused(layer.mlp.gate_proj, layer.mlp.up_proj)
+            self.down = PlainLinear(layer.mlp.down_proj.weight, layer.mlp.down_proj.bias)
+
+    def _take_attention(self, layer: Any) -> None:
+        attention = layer.self_attn
         head_dim = self._head_dim = attention.head_dim
         self._key_heads = attention.k_proj.out_features // head_dim
         self._query_heads = attention.q_proj.out_features // head_dim
@@ -160,7 +176,6 @@ class LlamaLayer(nn.Module):
         self._window = _window_of(attention)
         before = layer.input_layernorm
         self._before = None if before is None else RMSNorm(before)
-        self._between = RMSNorm(layer.post_attention_layernorm)
         self._head_norm = None
         if hasattr(attention, "q_norm"):
             self._head_norm = _head_norm(attention, self._query_heads, self._key_heads)
@@ -170,8 +185,6 @@ class LlamaLayer(nn.Module):
             attention.v_proj,
         )
         self.out = PlainLinear(attention.o_proj.weight, attention.o_proj.bias)
-        self.gate_up = _fused(mlp.gate_proj, mlp.up_proj)
-        self.down = PlainLinear(mlp.down_proj.weight, mlp.down_proj.bias)
 
     def forward(
         self,
@@ -189,9 +202,25 @@ class LlamaLayer(nn.Module):
             rotation: see `Rotations`.
             batch: the tokens.
             pool: of keys and values.
-            index: of the layer in the pool.
+            index: of the layer in the pool, which is the number of attentions before it.
             read: [T, *] what attention reads; None for the states behind the norm.
         """
+        if self._attends:
+            states = self._attend(states, rotation, batch, pool, index, read)
+        if not self._computes:
+            return states
+        gate, up = self.gate_up(self._between(states)).chunk(2, -1)
+        return self.down.plus(states, silu(gate).mul_(up))
+
+    def _attend(
+        self,
+        states: Tensor,
+        rotation: Tensor,
+        batch: PackedBatch,
+        pool: KVPool,
+        index: int,
+        read: Tensor | None,
+    ) -> Tensor:
         if read is None:
             read = states if self._before is None else self._before(states)
         heads = self.qkv(read).view(len(states), -1, self._head_dim)
@@ -202,9 +231,7 @@ class LlamaLayer(nn.Module):
         query, key = turned.tensor_split((self._query_heads,))
         keys, values = pool.write(index, key, value.transpose(0, 1))
         seen = attend(batch, query, keys, values, self._scaling, self._window)
-        states = self.out.plus(states, seen.flatten(1))
-        gate, up = self.gate_up(self._between(states)).chunk(2, -1)
-        return self.down.plus(states, silu(gate).mul_(up))
+        return self.out.plus(states, seen.flatten(1))
 
 
 def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
@@ -216,8 +243,10 @@ def _turn(heads: Tensor, rotation: Tensor) -> Tensor:
 
 def _projections(layer: Any) -> Iterator[nn.Module]:
     attention, mlp = layer.self_attn, layer.mlp
-    yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-    yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if attention is not None:
+        yield from (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+    if mlp is not None:
+        yield from (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
 
 
 def _plain(part: nn.Module, kind: type[nn.Module]) -> bool:

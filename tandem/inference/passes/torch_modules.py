@@ -101,8 +101,11 @@ def refuse_what_is_unknown(
     config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
     kinds = getattr(config, "layer_types", None)
     slides = getattr(config, "sliding_window", None) is not None
-    if kinds and layer is not None and layer < len(kinds):
-        slides = kinds[layer] == "sliding_attention"
+    kind = getattr(module, "layer_type", None)  # a part's layers are numbered anew
+    if kind is None and kinds and layer is not None and layer < len(kinds):
+        kind = kinds[layer]
+    if kind is not None:
+        slides = kind == "sliding_attention"
     elif not getattr(config, "use_sliding_window", True):
         slides = False
     if slides and sliding_window is None:

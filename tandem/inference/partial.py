@@ -1,0 +1,173 @@
+"""Parts of a decoder: its first layers (the exits of LayerSkip, Elhoushi et al., arXiv 2404.16710),
+or all but some sublayers (Draft & Verify, Zhang et al., arXiv 2309.08168).
+
+A part is a decoder of its own from here on: layers and their positions in the KV pool are numbered
+anew, and what is left out is not kept in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tandem.errors import StartupError, first_line
+from tandem.inference.fingerprint import fingerprints
+
+# Each layer is a residual sum of attention and MLP, each behind a norm of its own, and no layer
+# reads another one's keys: so any sublayer can be left out.
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is computed of a model.
+
+    Attributes:
+        exit: first layers, which the final norm and the head follow; 0 for all.
+        skip: path of a file with the sublayers to leave out; empty for none.
+    """
+
+    exit: int = 0
+    skip: str = ""
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Sublayers that are left out, by the numbers of their layers from 0.
+
+    Attributes:
+        attention: layers whose attention is left out.
+        mlp: layers whose MLP is left out.
+        made_for: weights fingerprint of the model that they were chosen for; empty for any.
+    """
+
+    attention: Sequence[int] = ()
+    mlp: Sequence[int] = ()
+    made_for: str = ""
+
+
+def read_skipped(path: str) -> Skipped:
+    """The file that `models/zoo/skip_search.py` writes.
+
+    Raises:
+        StartupError: there is none, or it is no such file; in one sentence.
+    """
+    try:
+        found = json.loads(Path(path).read_text())
+        sets = [tuple(sorted({int(i) for i in found[key]})) for key in ("attention", "mlp")]
+        return Skipped(sets[0], sets[1], str(found.get("made_for", "")))
+    except OSError as error:
+        raise StartupError(f"cannot read the skip file {path!r}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StartupError(
+            f"{path!r} is no skip file: it has the numbers of layers in two lists, `attention` and"
+            f" `mlp` ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def take_part(model: PreTrainedModel, part: Part) -> None:
+    """Leave out what does not belong to a part. Changes the model.
+
+    Args:
+        model: loaded, whole.
+        part: see there.
+
+    Raises:
+        StartupError: the model has no such part, or the file is for another model; in one sentence.
+    """
+    kind = str(model.config.model_type)
+    if kind not in _FAMILIES:
+        raise StartupError(
+            f"no part of {type(model).__name__} can be served: `exit` and `skip` take models of the"
+            f" kinds {', '.join(_FAMILIES)}"
+        )
+    layers: Any = model.get_submodule("model.layers")
+    count = len(layers)
+    if part.exit > count:
+        raise StartupError(f"exit = {part.exit}: the model has {count} layers")
+    skipped = read_skipped(part.skip) if part.skip else Skipped()
+    _check(skipped, part, model, count)
+    kept: list[nn.Module] = []
+    kinds: list[str] = []
+    attentions = 0
+    all_kinds = getattr(model.config, "layer_types", None)
+    for number, layer in enumerate(layers[: part.exit or count]):
+        attends, computes = number not in skipped.attention, number not in skipped.mlp
+        if attends:
+            layer.self_attn.layer_idx = attentions
+            attentions += 1
+        if attends and computes:
+            kept.append(layer)
+        elif attends or computes:
+            kept.append(PartialLayer(layer, attends=attends))
+        else:
+            continue
+        kinds.append(all_kinds[number] if all_kinds else "")
+    if not attentions:
+        raise StartupError("no attention is left of the model: leave out fewer sublayers")
+    model.get_submodule("model").layers = nn.ModuleList(kept)
+    model.config.num_hidden_layers = len(kept)
+    if all_kinds:
+        model.config.layer_types = kinds
+    # The configuration decides which stored graph of a model fits.
+    halves = [("mlp", "attention", "both")[_of(layer)] for layer in kept]
+    if set(halves) != {"both"}:
+        model.config.sublayers = halves
+
+
+def _of(layer: Any) -> int:
+    if not isinstance(layer, PartialLayer):
+        return 2
+    return 0 if layer.self_attn is None else 1
+
+
+def _check(skipped: Skipped, part: Part, model: PreTrainedModel, count: int) -> None:
+    """That a file fits the model.
+
+    Raises:
+        StartupError: it does not.
+    """
+    if skipped.made_for and skipped.made_for != fingerprints(model, "").weights:
+        raise StartupError(
+            f"the skip file {part.skip!r} is for another model, with the weights fingerprint"
+            f" {skipped.made_for[:12]}; search anew with `python -m models.zoo.skip_search`"
+        )
+    for name, numbers in (("attention", skipped.attention), ("mlp", skipped.mlp)):
+        if numbers and not 0 <= min(numbers) <= max(numbers) < count:
+            raise StartupError(
+                f"the skip file {part.skip!r}: {name} names layer {max(numbers, key=abs)}; the"
+                f" model's layers are 0 to {count - 1}"
+            )
+
+
+class PartialLayer(nn.Module):
+    """A decoder layer without its attention, or without its MLP.
+
+    Args:
+        layer: of `transformers`.
+        attends: whether attention is what is left.
+    """
+
+    def __init__(self, layer: Any, *, attends: bool) -> None:
+        super().__init__()
+        self.self_attn = layer.self_attn if attends else None
+        self.input_layernorm = layer.input_layernorm if attends else None
+        self.mlp = None if attends else layer.mlp
+        self.post_attention_layernorm = None if attends else layer.post_attention_layernorm
+
+    def forward(self, hidden_states: Tensor, **arguments: Any) -> Tensor:
+        """[1, T, width] to the same, as the layer that it was part of."""
+        if self.self_attn is not None:
+            read = self.input_layernorm(hidden_states)  # type: ignore[misc]
+            return hidden_states + self.self_attn(hidden_states=read, **arguments)[0]  # type: ignore[no-any-return]
+        read = self.post_attention_layernorm(hidden_states)  # type: ignore[misc]
+        return hidden_states + self.mlp(read)  # type: ignore[no-any-return,misc]
