@@ -21,7 +21,6 @@ from tests.support.models.architectures import LLAMA, build
 from tests.support.models.parity import plain_logits, random_texts
 from tests.support.models.trees import worst_of
 
-
 # peft asks transformers by an old name.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 

@@ -17,6 +17,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.cli.display.text import summary_line
+from tandem.verification import LOSSY_VERIFIERS
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
@@ -76,11 +77,13 @@ async def test_a_lossy_rule_is_refused_unless_it_is_allowed(
         assert "a lossy rule needs ALLOW_LOSSY=true" in (caught.value.details() or "")
         # The target says of each rule what it does.
         reply = await pair.target.GetModelInfo(target_pb2.GetModelInfoRequest())
-        (rule,) = (each for each in reply.verifiers if not each.lossless)
-        assert (rule.name, [option.name for option in rule.options]) == (
-            LOSSY,
-            ["epsilon", "delta"],
-        )
+        lossy = [each for each in reply.verifiers if not each.lossless]
+        assert {rule.name: [option.name for option in rule.options] for rule in lossy} == {
+            LOSSY: ["epsilon", "delta"],
+            "lossy_topk_gap": ["beta", "tau"],
+            "lossy_fallback": ["alpha"],
+        }
+        assert not {rule.name for rule in lossy} & set(info.verifiers)
 
 
 async def test_where_it_is_allowed_it_is_named(random_pair: tuple[Path, Path]) -> None:
@@ -107,10 +110,14 @@ async def test_where_it_is_allowed_it_is_named(random_pair: tuple[Path, Path]) -
 async def test_at_temperature_0_texts_are_plain(random_pair: tuple[Path, Path]) -> None:
     async with AsyncExitStack() as stack:
         pair = await served(stack, random_pair, allow_lossy=True)
-        mine = await pair.complete(0.0, verifier=LOSSY)
         plain = await pair.complete(0.0, gamma=0)
-        assert list(mine.token_ids) == list(plain.token_ids)
-        assert mine.summary.drafted_tokens > 0
+        for name in LOSSY_VERIFIERS:
+            mine = await pair.complete(0.0, verifier=name)
+            assert list(mine.token_ids) == list(plain.token_ids)
+            assert mine.summary.drafted_tokens > 0
+        # Only the likeliest token passes, and is what comes without a draft, too.
+        greedy = await pair.complete(verifier="lossy_topk_gap", verifier_options={"beta": 1.0})
+        assert list(greedy.token_ids) == list(plain.token_ids)
 
 
 @pytest.mark.parametrize(

@@ -17,41 +17,10 @@ from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 from tandem.speculation.proposal import Proposal
 from tandem.verification import LOSSY_VERIFIERS, VERIFIERS
-from tandem.verification.typical import TypicalVerifier
+from tandem.verification.lossy.typical import TypicalVerifier
+from tests.support.laws.lossy import VOCAB_SIZE, law_of, random_rows, random_tables, random_tree
 
 RULE = TypicalVerifier()
-VOCAB_SIZE = 6
-
-
-def random_rows(rng: np.random.Generator, count: int) -> Tensor:
-    """[count, V] rows from sharp to flat, with zeros."""
-    logits = rng.normal(size=(count, VOCAB_SIZE)) * rng.choice([0.3, 2.0, 6.0], size=(count, 1))
-    rows = torch.from_numpy(logits).softmax(-1)
-    rows[rows < 0.005] = 0
-    return rows / rows.sum(-1, keepdim=True)
-
-
-def random_tree(rng: random.Random, count: int) -> Draft:
-    """Distinct siblings at random places, all certain."""
-    parents: list[int] = []
-    tokens: list[int] = []
-    taken: set[tuple[int, int]] = set()
-    while len(tokens) < count:
-        place, token = rng.randrange(len(tokens) + 1), rng.randrange(VOCAB_SIZE)
-        if (place, token) not in taken:
-            taken.add((place, token))
-            parents.append(place)
-            tokens.append(token)
-    empty = np.zeros(0)
-    return Draft(
-        tokens,
-        [0] * count,
-        empty.astype(np.uint32),
-        empty.astype(np.uint16),
-        parents,
-        list(range(count)),
-        True,
-    )
 
 
 def plain(draft: Draft, p: Tensor, rule: TypicalVerifier) -> int:
@@ -129,41 +98,22 @@ def test_at_temperature_0_it_is_greedy() -> None:
         assert mine.next_token.tolist() == token.next_token.tolist()
 
 
-def law_of(rule: TypicalVerifier, tables: dict[tuple[int, ...], Tensor], length: int) -> Any:
-    """The law of a text whose drafts are the target's likeliest tokens, two at a time."""
-    law: dict[tuple[int, ...], float] = {}
-
-    def extend(text: tuple[int, ...], mass: float) -> None:
-        if len(text) >= length:
-            law[text[:length]] = law.get(text[:length], 0.0) + mass
-            return
-        first = 1 + int(tables[text].argsort(descending=True)[1] == 0)
-        draft = Draft.certain([first % 3, int(tables[(*text, first % 3)].argmax())])
-        p = torch.stack([tables[text], tables[(*text, draft.token_ids[0])],
-                         tables[(*text, *draft.token_ids)]])[None]  # fmt: skip
-        proposal = Proposal.from_drafts([draft])
-        place = int(rule.verify(proposal, p, torch.zeros(1, 3, dtype=torch.float64)).place)
-        kept = tuple(draft.token_ids[:place])
-        for token, share in enumerate(p[0, place].tolist()):
-            if share:
-                extend((*text, *kept, token), mass * share)
-
-    extend((), 1.0)
-    return law
-
-
 def test_the_more_it_asks_the_nearer_is_the_law() -> None:
     """Distance of the law of four tokens from the target's: larger with a smaller epsilon."""
-    rng = np.random.default_rng(5)
-    texts = [text for n in range(8) for text in product(range(3), repeat=n)]
-    tables = {t: torch.from_numpy(rng.normal(size=3)).softmax(-1) for t in texts}
+    tables = random_tables(np.random.default_rng(5), 7)
     own = {
         text: math.prod(float(tables[text[:i]][token]) for i, token in enumerate(text))
         for text in product(range(3), repeat=4)
     }
+
+    def likely(text: tuple[int, ...]) -> Any:
+        """The target's likeliest tokens, two at a time."""
+        first = (1 + int(tables[text].argsort(descending=True)[1] == 0)) % 3
+        yield Draft.certain([first, int(tables[(*text, first)].argmax())]), 1.0
+
     distances = []
     for epsilon in (0.0, 0.1, 0.25, 0.4, 1.0):
-        law = law_of(TypicalVerifier(epsilon, 1.0), tables, 4)
+        law = law_of(TypicalVerifier(epsilon, 1.0), tables, likely, 4)
         assert sum(law.values()) == pytest.approx(1)
         distances.append(sum(abs(law.get(text, 0.0) - chance) for text, chance in own.items()) / 2)
     assert distances == sorted(distances, reverse=True)
