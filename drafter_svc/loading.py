@@ -61,7 +61,7 @@ def load(settings: DrafterSettings) -> LoadedDrafter:
 def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     """Models score, one for each of the recipe's checkpoints."""
     # Here, since the other methods run where torch is not installed.
-    from tandem.serving.drafting import law_of, load_models
+    from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
     from tandem.serving.model import engine_over, info_of
 
     room = room_for(settings.ahead, recipe.largest_tree or settings.max_gamma)
@@ -74,6 +74,7 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     info.parameters = sum(model.parameters for model in models)
     info.max_nodes = recipe.largest_tree
     drafter = recipe.make(models, truncation)
+    require_its_vocabulary(drafter, models[0])
     ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
@@ -119,6 +120,7 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         "drafter-engine", Admission((), admission_limits(settings)), BatchLimits(), None
     )
     described = recipe.model_dump_json()
+    drafter = recipe.make((), settings.truncation)
     info = common_pb2.ModelInfo(
         model=recipe.method,
         protocol_version=PROTOCOL_VERSION,
@@ -129,8 +131,10 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         max_message_bytes=settings.max_message_mib * MIB,
         fingerprint=fingerprint_of(described),
         zone=settings.zone,
+        max_nodes=drafter.largest_tree,
+        vocab_size=drafter.vocab_size,
+        tokenizer_fingerprint=drafter.tokenizer,
     )
-    drafter = recipe.make((), settings.truncation)
     if settings.ahead:
         _log.warning(_NO_EFFECT)
     return LoadedDrafter(engine, info, (), drafter, recipe.method, described)

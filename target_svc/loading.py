@@ -16,7 +16,7 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
-from tandem.serving.drafting import law_of, load_models
+from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
 from tandem.serving.fingerprint import fingerprint_of
 from tandem.serving.model import load_decoder, passes_of, prepare
 from tandem.settings import read_settings
@@ -140,6 +140,7 @@ def own_drafts(
     )
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
+    require_its_vocabulary(drafter, target)
     wanted = _wanted(drafter, target)
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,

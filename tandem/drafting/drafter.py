@@ -73,6 +73,9 @@ class Drafter(ABC):
         wants: hidden states of the target; None for none. There may be gaps, and none may have come
             yet: then it drafts nothing.
         made_for: weights fingerprint of the target that it was trained for; empty for any.
+        tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
+            models say it.
+        vocab_size: number of these ids.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
             caches; None where drafts are not prepared ahead (`tandem.drafting.ahead`): the method
             needs news of the target, or no time.
@@ -83,6 +86,8 @@ class Drafter(ABC):
     largest_tree: int = 0
     wants: FeatureSpec | None = None
     made_for: str = ""
+    tokenizer: str = ""
+    vocab_size: int = 0
     looks: Scorer | None = None
 
     def open(self, sequence: DraftSequence) -> Steps[None]:

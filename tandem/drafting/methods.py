@@ -10,6 +10,7 @@ from tandem.drafting.heads.hydra import HydraRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.lookup import LookupRecipe
 from tandem.drafting.model import ModelRecipe
+from tandem.drafting.retrieval import RetrievalRecipe
 from tandem.drafting.tree import TreeRecipe
 
 RECIPES: tuple[type[Recipe], ...] = (
@@ -18,6 +19,7 @@ RECIPES: tuple[type[Recipe], ...] = (
     ChainsRecipe,
     ForestRecipe,
     LookupRecipe,
+    RetrievalRecipe,
     MedusaRecipe,
     HydraRecipe,
     EagleRecipe,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tandem.vocabulary import vocabulary_fingerprint
+
 # A core hashes about 2 GB/s; more threads would wait for the memory, or for the device.
 _MOST_THREADS = 8
 # Keys of a configuration that tell its origin, and not what the model computes.
@@ -62,7 +64,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     """SHA-256 over the token-to-id table, which must be equal in a pair; "" for None."""
     if tokenizer is None:
         return ""
-    return _sha256(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+    return vocabulary_fingerprint(tokenizer.get_vocab())
 
 
 def _digests(tensor: Tensor) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.drafting.drafter import Recipe
+from tandem.drafting.drafter import Drafter, Recipe
 from tandem.engine.asks import Truncation
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError
@@ -83,6 +83,19 @@ def law_of(
     """What drafts hang on: the recipe, its truncation, and its models."""
     fingerprints = [model.fingerprint for model in models]
     return recipe.model_dump_json(), truncation.mass, truncation.support, *fingerprints
+
+
+def require_its_vocabulary(drafter: Drafter, model: Model) -> None:
+    """Refuse a drafter whose index has the ids of another tokenizer.
+
+    Raises:
+        StartupError: it has.
+    """
+    if drafter.tokenizer not in ("", model.tokenizer_fingerprint):
+        raise StartupError(
+            f"the index was built for another tokenizer than that of {model.name}: build one with"
+            " `tandem index build --tokenizer` and the model's directory"
+        )
 
 
 def _require_one_vocabulary(first: Model, other: Model) -> None:

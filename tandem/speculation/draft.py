@@ -42,9 +42,17 @@ class Draft:
     distinct: bool = False
 
     @classmethod
-    def certain(cls, token_ids: Sequence[int]) -> Draft:
-        """A draft of tokens that were not drawn; without tokens for plain decoding."""
-        return cls(list(token_ids), [0] * len(token_ids), _NO_IDS, _NO_WEIGHTS)
+    def certain(cls, token_ids: Sequence[int], parents: Sequence[int] | None = None) -> Draft:
+        """A draft of tokens that were not drawn; without tokens for plain decoding.
+
+        Args:
+            token_ids: siblings are different.
+            parents: the place that each hangs at; None for a chain.
+        """
+        if parents is not None and list(parents) == list(range(len(token_ids))):
+            parents = None
+        branches = None if parents is None else list(parents)
+        return cls(list(token_ids), [0] * len(token_ids), _NO_IDS, _NO_WEIGHTS, branches)
 
     @classmethod
     def batch(

@@ -11,6 +11,7 @@ from tandem.tools.cli.commands.bench import bench
 from tandem.tools.cli.commands.chat import chat
 from tandem.tools.cli.commands.demo import demo
 from tandem.tools.cli.commands.generate import generate
+from tandem.tools.cli.commands.index import index
 from tandem.tools.cli.commands.info import info
 from tandem.tools.cli.commands.load import load
 from tandem.tools.cli.commands.plan import plan
@@ -55,3 +56,4 @@ app.command(cls=UpCommand)(up)
 for command in (generate, chat, demo, bench, load, plan, info, top):
     app.command()(command)
 app.add_typer(trace)
+app.add_typer(index)
