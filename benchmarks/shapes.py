@@ -23,7 +23,7 @@ from benchmarks.measure.ratio import ratio
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
-from tandem.drafting.shape import best, expected_tokens
+from tandem.drafting.decoders.shape import best, expected_tokens
 from tandem.speculation.proposal import Proposal
 from tandem.tools.local.pair import embedded
 from tandem.verification import VERIFIERS

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tandem.drafting.chains import ChainsRecipe
+from tandem.drafting.composed.forest import ForestRecipe
+from tandem.drafting.decoders.chains import ChainsRecipe
+from tandem.drafting.decoders.model import ModelRecipe
+from tandem.drafting.decoders.tree import TreeRecipe
 from tandem.drafting.drafter import Recipe
-from tandem.drafting.forest import ForestRecipe
 from tandem.drafting.heads.eagle import EagleRecipe
 from tandem.drafting.heads.hydra import HydraRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
-from tandem.drafting.lookup import LookupRecipe
-from tandem.drafting.model import ModelRecipe
-from tandem.drafting.retrieval import RetrievalRecipe
-from tandem.drafting.tree import TreeRecipe
+from tandem.drafting.lookups.lookup import LookupRecipe
+from tandem.drafting.lookups.retrieval import RetrievalRecipe
 
 RECIPES: tuple[type[Recipe], ...] = (
     ModelRecipe,

@@ -44,7 +44,7 @@ class CorpusStore:
         self._longest = longest
 
     def continuations(self, text: Sequence[int], depth: int) -> Iterator[Continuations]:
-        """See `Store`; of one match at most `MOST_OCCURRENCES` places are taken, evenly."""
+        """See `TextStore`; of one match at most `MOST_OCCURRENCES` places are taken, evenly."""
         if not self._opened.serves:
             return
         index, size = self._opened.index, self._opened.index.about.vocab_size
@@ -79,7 +79,7 @@ class BigramStore:
         self._opened = opened
 
     def continuations(self, text: Sequence[int], depth: int) -> Iterator[Continuations]:
-        """See `Store`; one continuation."""
+        """See `TextStore`; one continuation."""
         if not self._opened.serves:
             return
         bigrams, chain = self._opened.index.bigrams, [text[-1]]

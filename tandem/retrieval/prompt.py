@@ -25,7 +25,7 @@ class PromptStore:
         self._window = window
 
     def continuations(self, text: Sequence[int], depth: int) -> Iterator[Continuations]:
-        """See `Store`; of one match the latest places are taken."""
+        """See `TextStore`; of one match the latest places are taken."""
         searched = np.frombuffer(array("q", text[-self._window :]), np.int64)
         matches: list[npt.NDArray[np.int64]] = []
         # Places behind an earlier token that is the text's last one; then behind longer matches.

@@ -16,7 +16,7 @@ MOST_OCCURRENCES = 64
 Continuations = npt.NDArray[np.int64]
 
 
-class Store(Protocol):
+class TextStore(Protocol):
     """Token ids that were seen."""
 
     def continuations(self, text: Sequence[int], depth: int) -> Iterator[Continuations]:

@@ -137,13 +137,17 @@ def test_speculation_is_pure() -> None:
 
 
 def test_scheduling_model_and_serving_are_apart() -> None:
-    """Below each other: serving, drafting, engine, inference; none sees one above it."""
+    """Below each other: serving, drafting, engine, inference; none sees one above it. Retrieval is
+    below drafting."""
     below = {
-        "inference": {"speculation", "errors", "profile"},
+        "vocabulary": set(),
+        "retrieval": {"errors", "vocabulary"},
+        "inference": {"speculation", "errors", "profile", "vocabulary"},
         "shaping": {"speculation", "errors"},
         "engine": {"inference", "shaping", "speculation", "verification"}
         | {"telemetry", "errors", "profile"},
-        "drafting": {"engine", "inference", "shaping", "speculation", "errors", "settings"},
+        "drafting": {"engine", "inference", "retrieval", "shaping", "speculation"}
+        | {"errors", "settings"},
         "rpc": {"common", "errors", "settings", "speculation", "telemetry"},
     }
     for room, seen in below.items():
@@ -188,7 +192,7 @@ def test_the_command_is_made_of_the_harness_and_not_the_other_way() -> None:
     stubs = {"drafter", "target", "orchestrator", "common"}
     # `drafting` for its table of methods, which the command's help names.
     seen_by_tools = {"__version__", "drafting", "errors", "failure", "rpc", "settings", "telemetry"}
-    seen_by_tools |= {"client"}
+    seen_by_tools |= {"client", "retrieval", "vocabulary"}
     seen_by_tools |= stubs
     assert seen_from("tandem.tools", "tandem") <= seen_by_tools
     for room in ("traces", "planning"):

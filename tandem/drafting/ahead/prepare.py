@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from tandem.drafting.ahead.forks import Copied, ForkedCache, Placed, adopted
 from tandem.drafting.ahead.outcomes import RoundOutcome, likeliest_outcomes
+from tandem.drafting.decoders.ranks import Ranks
+from tandem.drafting.decoders.tree import ACCEPTANCE
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature
-from tandem.drafting.ranks import Ranks
-from tandem.drafting.tree import ACCEPTANCE
 from tandem.engine.asks import (
     Ask,
     Draw,

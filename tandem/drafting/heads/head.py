@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, cast
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, field_serializer
 
-from tandem.drafting.branching import LARGEST_TREE, LargestTree
+from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
+from tandem.drafting.decoders.shape import TreeShape, falls, likeliest_by_depth
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.features import FeatureSpec
-from tandem.drafting.shape import TreeShape, falls, likeliest_by_depth
 from tandem.engine.asks import Draw, Truncation
 from tandem.engine.scorer import HeadScorer, Scorer
 from tandem.errors import StartupError

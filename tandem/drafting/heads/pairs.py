@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
+from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.drafter import DraftSequence, Setting
-from tandem.drafting.growth import Growth
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
 from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from drafter_svc.sequence import DraftedSequence
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
-from tandem.drafting.lookup import LookupDrafter
+from tandem.drafting.lookups.lookup import LookupDrafter
 from tandem.engine.admission import AdmissionLimits
 from tandem.rpc.streams.sequence import ServedSequence, State
 from tandem.rpc.streams.server import MAX_REQUESTS

@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.ahead.prepare import Ahead, Came, room_for
 from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
 from tandem.drafting.features import Feature
-from tandem.drafting.model import ModelDrafter
 from tandem.engine.admission import Admission, AdmissionLimits
 from tandem.engine.asks import Decision, DrawTogether, Score, StatesWanted, Steps, Truncation
 from tandem.engine.engine import Engine

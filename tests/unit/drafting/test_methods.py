@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from drafter_svc.settings import DrafterSettings
-from tandem.drafting import ranks
 from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.decoders import ranks
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.heads.head import OfHead
-from tandem.drafting.lookup import LookupDrafter
+from tandem.drafting.lookups.lookup import LookupDrafter
 from tandem.drafting.methods import METHODS
-from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Steps, Truncation
 from tandem.inference.kv.extents import SequenceCache
 from tandem.settings import LONGEST_DRAFT

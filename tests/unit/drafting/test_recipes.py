@@ -12,11 +12,11 @@ from drafter_svc.loading import load
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.choice.recipe_file import read_recipe
+from tandem.drafting.composed.forest import ForestDrafter, ForestRecipe
+from tandem.drafting.decoders.tree import TreeRecipe
 from tandem.drafting.drafter import settings_of
-from tandem.drafting.forest import ForestDrafter, ForestRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.methods import METHODS
-from tandem.drafting.tree import TreeRecipe
 from tandem.engine.asks import Truncation
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
@@ -136,7 +136,7 @@ def test_a_built_in_recipes_keys_are_settings() -> None:
 def test_a_method_is_one_file_and_one_entry(name: str) -> None:
     kind = METHODS[name]
     assert kind.__module__ == kind.drafter.__module__
-    assert kind.__module__.removeprefix("tandem.drafting.").removeprefix("heads.") == name
+    assert kind.__module__.rpartition(".")[2] == name
     recipe = built_in(name, DrafterSettings())
     assert recipe.method == name
     scorers: Any = [  # which it only holds

@@ -23,6 +23,7 @@ from tandem.retrieval.index import (
     find_index,
     indexes_folder,
 )
+from tandem.retrieval.store import TextStore
 
 
 def written(folder: Path, ids: list[int], vocab_size: int) -> Index:
@@ -123,7 +124,7 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
 
 def test_an_index_that_is_cut_short_while_it_serves_is_left_alone(tmp_path: Path) -> None:
     opened = OpenIndex(written(tmp_path, [0, 1, 2, 0, 1] * 2000, 3))
-    stores = [CorpusStore(opened, 16), BigramStore(opened)]
+    stores: list[TextStore] = [CorpusStore(opened, 16), BigramStore(opened)]
     assert all(list(store.continuations([0], 2)) for store in stores)
     path = tmp_path / "index" / TOKENS
     with path.open("r+b") as file:

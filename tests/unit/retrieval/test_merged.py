@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from tandem.retrieval.merged import MergedTree
+from tandem.retrieval.store import Continuations
 
 
 def paths_of(tree: MergedTree) -> list[tuple[int, ...]]:
@@ -40,7 +42,7 @@ def test_later_matches_fill_what_is_left() -> None:
     tree = MergedTree(5)
     asked = []
 
-    def matches():  # type: ignore[no-untyped-def]
+    def matches() -> Iterator[Continuations]:
         for rows in ([[1, 2]], [[1, 3], [1, 3], [4, 5]], [[6, 7]], [[8, 9]]):
             asked.append(rows)
             yield np.array(rows)

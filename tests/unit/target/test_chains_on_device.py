@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tandem.drafting.model import ModelDrafter
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.engine.asks import ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.job import Job
 from tandem.engine.numbers.decisions import _proposal

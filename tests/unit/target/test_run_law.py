@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.methods import METHODS
-from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Steps
 from tandem.inference.kv.extents import SequenceCache
 from tandem.speculation.draft import Draft

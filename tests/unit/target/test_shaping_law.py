@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import target_svc.round
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.methods import METHODS
-from tandem.drafting.model import ModelDrafter
 from tandem.engine.asks import Steps
 from tandem.errors import InvalidRequest
 from tandem.shaping.text import ShapedRows, ShapedText

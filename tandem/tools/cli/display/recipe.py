@@ -9,7 +9,7 @@ from rich.markup import escape
 
 
 def shown(recipe: str) -> str:
-    """A recipe's method, and those of its keys that are not left empty, as markup for a terminal.
+    """A recipe's method, and those of its keys that are not empty or 0, as markup for a terminal.
 
     Args:
         recipe: JSON, from a drafter's GetModelInfo.
@@ -25,7 +25,7 @@ def _named(keys: dict[str, Any]) -> str:
     others = [
         f"{key} {_value(value)}"
         for key, value in keys.items()
-        if key != "method" and value not in ("", None)
+        if key != "method" and (value or value is False)
     ]
     method = str(keys.get("method", "unnamed"))
     return f"{method} ({'; '.join(others)})" if others else method

@@ -23,9 +23,9 @@ from transformers import (
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
+from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.features import Feature
-from tandem.drafting.model import ModelDrafter
 from tandem.engine import stepper as steppers
 from tandem.engine.asks import StatesWanted, Take, Truncation
 from tandem.engine.job import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tandem.drafting.drafter import DraftSequence
-from tandem.drafting.lookup import LookupDrafter
+from tandem.drafting.lookups.lookup import LookupDrafter
 from tandem.speculation.draft import Draft
 from tandem.speculation.request.sampling import Sampling
 

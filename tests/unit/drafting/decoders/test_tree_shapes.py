@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from tandem.drafting.shape import TreeShape, best, expected_tokens, likeliest, optimum
+from tandem.drafting.decoders.shape import TreeShape, best, expected_tokens, likeliest, optimum
 
 ACCEPTANCE = (0.6, 0.2, 0.1)
 

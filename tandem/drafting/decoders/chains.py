@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, LargestTree
+from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, LargestTree
+from tandem.drafting.decoders.growth import Growth
+from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
-from tandem.drafting.growth import Growth
-from tandem.drafting.model import OfModel
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import DraftShape

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from tandem.drafting.branching import LARGEST_TREE, BranchingDrafter, LargestTree
+from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, LargestTree
+from tandem.drafting.decoders.growth import Growth
+from tandem.drafting.decoders.model import OfModel
+from tandem.drafting.decoders.ranks import Ranks
+from tandem.drafting.decoders.shape import TreeShape, falls, likeliest
 from tandem.drafting.drafter import DraftSequence, Setting
-from tandem.drafting.growth import Growth
-from tandem.drafting.model import OfModel
-from tandem.drafting.ranks import Ranks
-from tandem.drafting.shape import TreeShape, falls, likeliest
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.nodes import DraftShape

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
-from tandem.drafting.branching import LARGEST_TREE, LargestTree
+from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.drafter import Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -20,7 +20,7 @@ from tandem.retrieval.corpus import BigramStore, CorpusStore, OpenIndex
 from tandem.retrieval.index import Index, find_index
 from tandem.retrieval.merged import MergedTree
 from tandem.retrieval.prompt import PromptStore
-from tandem.retrieval.store import Store
+from tandem.retrieval.store import TextStore
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
 
@@ -40,7 +40,7 @@ class RetrievalDrafter(Drafter):
     shape = DraftShape.TREE
 
     def __init__(
-        self, stores: Sequence[Store], largest_tree: int, index: Index | None = None
+        self, stores: Sequence[TextStore], largest_tree: int, index: Index | None = None
     ) -> None:
         self._stores = tuple(stores)
         self.largest_tree = largest_tree
@@ -111,7 +111,7 @@ class RetrievalRecipe(Recipe):
         """See `Recipe`."""
         index = Index(find_index(self.index)) if set(self.stores) - {"prompt"} else None
         opened = None if index is None else OpenIndex(index)
-        stores: list[Store] = []
+        stores: list[TextStore] = []
         for name in self.stores:
             if opened is None or name == "prompt":
                 stores.append(PromptStore(self.match, self.window))

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from tandem.drafting.decoders.growth import Growth
+from tandem.drafting.decoders.model import ModelDrafter, cache_of
+from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.drafter import DraftSequence, Setting
-from tandem.drafting.growth import Growth
-from tandem.drafting.model import ModelDrafter, cache_of
-from tandem.drafting.ranks import Ranks
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tandem.drafting.ranks import Ranks
+from tandem.drafting.decoders.ranks import Ranks
 from tandem.speculation.draft import Draft
 
 BEFOREHAND = (0.7, 0.1, 0.05)

@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from tandem.drafting.branching import LARGEST_TREE, LargestTree
+from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
+from tandem.drafting.decoders.growth import Growth
+from tandem.drafting.decoders.model import ModelRecipe
+from tandem.drafting.decoders.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
-from tandem.drafting.growth import Growth
-from tandem.drafting.model import ModelRecipe
-from tandem.drafting.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tandem.drafting.chains import ChainsDrafter
-from tandem.drafting.tree import TreeDrafter
+from tandem.drafting.decoders.chains import ChainsDrafter
+from tandem.drafting.decoders.tree import TreeDrafter
 from tandem.engine.asks import Truncation
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape, depth_of

@@ -1,0 +1,1 @@
+"""Methods that look up how texts went on; no model."""
