@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
+from tandem.drafting.decoders.stop import Threshold
 from tandem.drafting.features import Feature, Features, FeatureSpec
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -35,6 +36,7 @@ class DraftSequence:
         shaped: what the request does to the logits, at the end of all that was emitted; None for
             nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
+        threshold: below which a drafted token ends a draft, where the method has one.
         numbers: for its draws.
     """
 
@@ -46,6 +48,7 @@ class DraftSequence:
     state: Any = None
     features: Features = field(default_factory=Features)
     shaped: ShapedText | None = None
+    threshold: Threshold | None = None
     numbers: Foreseen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +85,7 @@ class Drafter(ABC):
     """
 
     shape: ClassVar[DraftShape] = DraftShape.CHAIN
-    pure: ClassVar[bool] = False
+    pure: bool = False
     largest_tree: int = 0
     wants: FeatureSpec | None = None
     made_for: str = ""

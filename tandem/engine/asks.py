@@ -108,6 +108,7 @@ class Draw:
             likeliest tokens, each certain.
         earlier: where distinct, draws that others made at the first group's place, without which
             its own are drawn too.
+        confident: the model's own probabilities of greedy tokens are wanted; see `ReadTokens`.
     """
 
     scorer: Scorer
@@ -124,6 +125,7 @@ class Draw:
     earlier: Sequence[Drawn] = ()
     rows: Sequence[int] | None = None
     shaped: ShapedRows | None = None
+    confident: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +202,8 @@ class ReadTokens:
 
     Attributes:
         drawn: the tokens.
-        shares: the answer is each token's share of its row instead.
+        shares: the answer is each token's share of its row instead; of a greedy token whose `Draw`
+            is `confident`, the model's own probability of it, since its row is all on it.
     """
 
     drawn: Sequence[Drawn]

@@ -27,6 +27,8 @@ class Draws:
         certain: whether they were not drawn, but are the likeliest tokens of their rows.
         same: for each row the first one that is the same one of the pass; None where each has its
             own.
+        confidence: [R * siblings] the model's own probability of greedy tokens, NaN for others;
+            None where it is not wanted.
     """
 
     tokens: Tensor
@@ -34,6 +36,7 @@ class Draws:
     siblings: int = 1
     certain: bool = False
     same: Sequence[int] | None = None
+    confidence: Tensor | None = None
 
     def shared(self, row: int) -> int:
         """The row as which a row is sent."""

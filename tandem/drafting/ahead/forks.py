@@ -168,3 +168,4 @@ def adopted(sequence: DraftSequence, fork: DraftSequence) -> None:
         cache.adopt()
     behind: DraftSequence = Copied(fork, forks).copy(sequence.caches, last=True)
     sequence.token_ids, sequence.state = behind.token_ids, behind.state
+    sequence.threshold = behind.threshold

@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 
 from tandem.drafting.decoders.branching import LARGEST_TREE, LargestTree
 from tandem.drafting.decoders.growth import Growth
-from tandem.drafting.decoders.model import ModelRecipe
+from tandem.drafting.decoders.model import ModelRecipe, StopKey, ThresholdKey
+from tandem.drafting.decoders.stop import THRESHOLD
 from tandem.drafting.decoders.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
@@ -95,6 +96,8 @@ class _BuiltIn(BaseModel):
 
     acceptance: Acceptance = ACCEPTANCE
     max_nodes: LargestTree = LARGEST_TREE
+    stop: StopKey = "fixed"
+    threshold: ThresholdKey = THRESHOLD
     second_model: Annotated[
         str,
         Setting(
@@ -127,8 +130,17 @@ class ForestRecipe(Recipe):
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
         """See `Recipe`."""
-        chain = TreeRecipe(acceptance=(1.0,), max_nodes=self.max_nodes)  # a tree without siblings
-        trees = [part if isinstance(part, TreeRecipe) else chain for part in self.parts]
+        trees = [
+            part
+            if isinstance(part, TreeRecipe)
+            else TreeRecipe(  # a chain is a tree without siblings
+                acceptance=(1.0,),
+                max_nodes=self.max_nodes,
+                stop=part.stop,
+                threshold=part.threshold,
+            )
+            for part in self.parts
+        ]
         drafters = [
             tree.make([scorer], truncation) for tree, scorer in zip(trees, scorers, strict=True)
         ]
@@ -143,5 +155,7 @@ class ForestRecipe(Recipe):
     def built_in(cls, **keys: Any) -> Recipe:
         """See `Recipe`."""
         own = _BuiltIn(**keys)
-        tree = TreeRecipe(acceptance=own.acceptance, max_nodes=own.max_nodes)
-        return cls(parts=(tree, ModelRecipe(model=own.second_model)), max_nodes=own.max_nodes)
+        stops: dict[str, Any] = {"stop": own.stop, "threshold": own.threshold}
+        tree = TreeRecipe(acceptance=own.acceptance, max_nodes=own.max_nodes, **stops)
+        chain = ModelRecipe(model=own.second_model, **stops)
+        return cls(parts=(tree, chain), max_nodes=own.max_nodes)

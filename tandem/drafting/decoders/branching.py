@@ -12,6 +12,7 @@ from pydantic import Field
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import ModelDrafter, cache_of
 from tandem.drafting.decoders.ranks import Ranks
+from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -57,14 +58,17 @@ class BranchingDrafter(ModelDrafter):
         scorer: the small model.
         truncation: of its distributions.
         largest_tree: most tokens of a draft.
+        stop: behind which tokens nothing is drawn.
     """
 
     distinct: ClassVar[bool] = False
     # A tree may be less deep than was asked for, and greedy siblings have a certain row each.
     pure = False
 
-    def __init__(self, scorer: Scorer, truncation: Truncation, largest_tree: int) -> None:
-        super().__init__(scorer, truncation)
+    def __init__(
+        self, scorer: Scorer, truncation: Truncation, largest_tree: int, stop: Stop = FIXED
+    ) -> None:
+        super().__init__(scorer, truncation, stop)
         self.largest_tree = largest_tree
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -80,6 +84,23 @@ class BranchingDrafter(ModelDrafter):
         grown: DrawnTree = yield ToHost(growth.drawn, growth.places, distinct=self.distinct)
         self.hold(sequence, grown)
         return grown.draft
+
+    def _end_of_level(
+        self, sequence: DraftSequence, growth: Growth, first: int, depth: int
+    ) -> Steps[set[int]]:
+        """The places of the level just drawn that more may be drawn behind.
+
+        Args:
+            sequence: see there.
+            growth: behind its last level.
+            first: draw of that level.
+            depth: that the draft may have.
+        """
+        if sequence.threshold is not None:
+            sequence.threshold.asked = depth
+        drawn = growth.drawn[first:]
+        strong = yield from self._go_on_behind(sequence, drawn)
+        return {first + 1 + i for i, goes_on in enumerate(strong) if goes_on}
 
     @abstractmethod
     def grow(
@@ -99,6 +120,8 @@ class BranchingDrafter(ModelDrafter):
         """Note which nodes of the draft that came of it all are in the cache."""
         held: _Held = sequence.state
         held.draft = grown.draft
+        if sequence.threshold is not None:
+            sequence.threshold.drafted = grown.draft.depth
         held.rows = {
             node: held.behind[draw + 1]
             for node, draw in enumerate(grown.draws)
@@ -137,6 +160,7 @@ class BranchingDrafter(ModelDrafter):
             counts,
             distinct=self.distinct,
             shaped=shaped,
+            confident=self._stop.early,
         )
 
     def _inner(self, sequence: DraftSequence, nodes: Sequence[int], growth: Growth) -> Feed:
@@ -149,6 +173,8 @@ class BranchingDrafter(ModelDrafter):
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Keep the path that came out, as far as it was computed. Computes nothing."""
+        if sequence.threshold is not None:
+            sequence.threshold.learn(len(emitted) - 1)
         held: _Held = sequence.state
         kept = [] if held.draft is None else _path(held.draft, held.rows, emitted[:-1])
         cache_of(sequence).keep([held.rows[node] for node in kept])

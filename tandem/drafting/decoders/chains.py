@@ -10,6 +10,7 @@ from pydantic import Field
 from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, LargestTree
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
+from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import Drafter, DraftSequence, Setting
 from tandem.engine.asks import ReadTokens, Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -29,14 +30,20 @@ class ChainsDrafter(BranchingDrafter):
         truncation: of its distributions.
         chains: at most so many; fewer where the nodes of a draft do not suffice.
         largest_tree: most tokens of a draft.
+        stop: behind which tokens all chains that reach them end.
     """
 
     shape = DraftShape.IID_CHAINS
 
     def __init__(
-        self, scorer: Scorer, truncation: Truncation, chains: int, largest_tree: int
+        self,
+        scorer: Scorer,
+        truncation: Truncation,
+        chains: int,
+        largest_tree: int,
+        stop: Stop = FIXED,
     ) -> None:
-        super().__init__(scorer, truncation, largest_tree)
+        super().__init__(scorer, truncation, largest_tree, stop)
         self._chains = chains
 
     def grow(
@@ -56,11 +63,15 @@ class ChainsDrafter(BranchingDrafter):
             if depth + 1 < gamma:
                 # A chain alone agrees with nobody, and waits for nothing.
                 token_ids = (yield ReadTokens(drawn)) if chains > 1 else [0]
+                strong = yield from self._end_of_level(sequence, growth, first, gamma)
                 home: dict[tuple[int, int], int] = {}
                 reached = {}
                 for node, token_id in enumerate(token_ids, first):
                     place = home.setdefault((growth.places[node], token_id), node + 1)
-                    reached[place] = reached.get(place, 0) + 1
+                    if place in strong:
+                        reached[place] = reached.get(place, 0) + 1
+                if not reached:
+                    break
                 feed = self._inner(sequence, [place - 1 for place in reached], growth)
 
 
@@ -92,4 +103,4 @@ class ChainsRecipe(OfModel):
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
         """See `Recipe`."""
-        return ChainsDrafter(scorers[0], truncation, self.chains, self.max_nodes)
+        return ChainsDrafter(scorers[0], truncation, self.chains, self.max_nodes, self.stops)

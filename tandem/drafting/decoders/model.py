@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_serializer
 
+from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop, StopRule
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.engine.asks import Draw, ReadTokens, Steps, Take, ToHost, Truncation
 from tandem.engine.scorer import Scorer
@@ -26,19 +27,25 @@ class ModelDrafter(Drafter):
     Args:
         scorer: the small model.
         truncation: of its distributions.
+        stop: when a draft ends early; the method is not pure then.
     """
 
     pure = True
 
-    def __init__(self, scorer: Scorer, truncation: Truncation) -> None:
+    def __init__(self, scorer: Scorer, truncation: Truncation, stop: Stop = FIXED) -> None:
         self._scorer = self.looks = scorer
         self._truncation = truncation
+        self._stop = stop
+        if stop.early:
+            self.pure = False
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         prompt = list(sequence.token_ids)
         yield Take(self._scorer, Feed(cache_of(sequence), self._known(prompt), 0))
         sequence.state = prompt
+        if self._stop.early:
+            sequence.threshold = self._stop.begin()
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """One pass and one draw a token; the drafted tokens stay on the device until the end."""
@@ -61,17 +68,33 @@ class ModelDrafter(Drafter):
                 node,
                 gamma,
                 shaped=shaped,
+                confident=self._stop.early,
             )
             chain.append(drawn)
-            if shaped is not None and node + 1 < gamma:
+            if node + 1 == gamma or not (yield from self._go_on_behind(sequence, [drawn]))[0]:
+                break
+            if shaped is not None:
                 path = [*path, *(yield ReadTokens([drawn]))]
+        if sequence.threshold is not None:
+            sequence.threshold.drafted, sequence.threshold.asked = len(chain), gamma
         draft: Draft = yield ToHost(chain)
         # All but the last were fed; a rollback has to know them.
         held += draft.token_ids[:-1]
         return draft
 
+    def _go_on_behind(
+        self, sequence: DraftSequence, drawn: Sequence[Drawn]
+    ) -> Steps[Sequence[bool]]:
+        """Behind which of these tokens more may be drawn."""
+        if sequence.threshold is None:
+            return [True] * len(drawn)
+        shares: Sequence[float] = yield ReadTokens(drawn, shares=True)
+        return [share >= sequence.threshold.value for share in shares]
+
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Keep what was drafted as it came out, roll the rest back. Computes nothing."""
+        if sequence.threshold is not None:
+            sequence.threshold.learn(len(emitted) - 1)
         held: list[int] = sequence.state
         kept = len(sequence.token_ids)
         for token_id, guess in zip(emitted, held[kept:], strict=False):
@@ -102,6 +125,22 @@ def cache_of(sequence: DraftSequence) -> SequenceCache:
     return cache
 
 
+StopKey = Annotated[
+    StopRule,
+    Setting(
+        "stop",
+        "where a draft ends: fixed (at its full depth), confidence (behind a token that the"
+        " drafter gives less than THRESHOLD), adaptive (likewise; each text learns the"
+        " threshold)",
+    ),
+]
+ThresholdKey = Annotated[
+    float,
+    Field(ge=0, le=1),
+    Setting("threshold", "probability below which a drafted token ends a draft"),
+]
+
+
 class OfModel(Recipe):
     """A recipe with one model."""
 
@@ -120,10 +159,18 @@ class OfModel(Recipe):
         Setting("skip", "file with the sublayers of MODEL that are left out; empty for none"),
     ] = ""
 
+    stop: StopKey = "fixed"
+    threshold: ThresholdKey = THRESHOLD
+
     @field_serializer("model", "adapter", "skip")
     def _name(self, path: str) -> str:
         """Without its place on this machine: what is told to callers."""
         return Path(path).name
+
+    @property
+    def stops(self) -> Stop:
+        """When a draft ends early."""
+        return Stop(self.stop, self.threshold)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
@@ -141,4 +188,4 @@ class ModelRecipe(OfModel):
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
         """See `Recipe`."""
-        return ModelDrafter(scorers[0], truncation)
+        return ModelDrafter(scorers[0], truncation, self.stops)

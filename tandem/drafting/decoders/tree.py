@@ -13,6 +13,7 @@ from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.shape import TreeShape, falls, likeliest
+from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.engine.asks import Steps, Truncation
 from tandem.engine.scorer import Scorer
@@ -31,6 +32,7 @@ class TreeDrafter(BranchingDrafter):
         acceptance: by sibling rank, from which the shape follows, and which a text corrects by
             what it kept.
         largest_tree: most tokens of a draft.
+        stop: behind which tokens nothing is drawn; the rest of the shape stays as it is.
     """
 
     shape = DraftShape.TREE
@@ -42,8 +44,9 @@ class TreeDrafter(BranchingDrafter):
         truncation: Truncation,
         acceptance: Sequence[float],
         largest_tree: int,
+        stop: Stop = FIXED,
     ) -> None:
-        super().__init__(scorer, truncation, largest_tree)
+        super().__init__(scorer, truncation, largest_tree, stop)
         self._acceptance = tuple(acceptance)
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -61,22 +64,35 @@ class TreeDrafter(BranchingDrafter):
     def grow(
         self, sequence: DraftSequence, round_: int, gamma: int, nodes: int, growth: Growth
     ) -> Steps[None]:
-        """Level by level; the shape is known before anything is drawn."""
+        """Level by level; the shape is known before anything is drawn, but for branches that end
+        early."""
         shape = _shape(sequence.state.ranks.acceptance, gamma, nodes)
         feed = self._news(sequence)
-        behind = [0]  # the places whose rows the feed gives
+        # The places whose rows the feed gives, by their number in the shape's level.
+        behind = {0: 0}
         for depth in range(len(shape.levels)):
-            counts = list(shape.counts(depth).values())
+            number, counts = 0, list[int]()
+            drawn_at: list[int] = []
+            for parent, count in shape.counts(depth).items():
+                if parent in behind:
+                    drawn_at += range(number, number + count)
+                    counts.append(count)
+                number += count
             first = len(growth.drawn)
-            ask = yield from self._draw(sequence, feed, round_, growth, behind, counts)
+            places = list(behind.values())
+            ask = yield from self._draw(sequence, feed, round_, growth, places, counts)
             if not depth:
                 ask.earlier = growth.first
-            drawn = yield ask
-            growth.add(drawn, behind, counts)
-            if depth + 1 < len(shape.levels):
-                inner = [first + number for number in shape.counts(depth + 1)]
-                behind = [node + 1 for node in inner]
-                feed = self._inner(sequence, inner, growth)
+            growth.add((yield ask), places, counts)
+            if depth + 1 == len(shape.levels):
+                break
+            strong = yield from self._end_of_level(sequence, growth, first, len(shape.levels))
+            at = {number: first + 1 + i for i, number in enumerate(drawn_at)}
+            inner = shape.counts(depth + 1)
+            behind = {n: at[n] for n in inner if n in at and at[n] in strong}
+            if not behind:
+                break
+            feed = self._inner(sequence, [place - 1 for place in behind.values()], growth)
 
     def useful(self, gamma: int) -> int:
         """Nodes that it can use at most so deep."""
@@ -125,4 +141,4 @@ class TreeRecipe(OfModel):
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> TreeDrafter:
         """See `Recipe`."""
-        return TreeDrafter(scorers[0], truncation, self.acceptance, self.max_nodes)
+        return TreeDrafter(scorers[0], truncation, self.acceptance, self.max_nodes, self.stops)

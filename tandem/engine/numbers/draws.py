@@ -63,6 +63,8 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         drawn = _singles(each, logits, _digits(asks, 1)[:, 0])
     else:
         drawn = _siblings(each, logits, _digits(asks, siblings), earlier)
+    if any(ask.confident and ask.sampling.greedy for ask in asks):
+        drawn.confidence = _confidence(each, logits, drawn)
     if any(ask.rows is not None for ask in asks):
         first_of: dict[int, int] = {}
         drawn.same = [first_of.setdefault(row, place) for place, row in enumerate(rows)]
@@ -70,6 +72,13 @@ def draw(asks: Sequence[Draw], logits: Tensor, firsts: Sequence[int]) -> list[li
         [Drawn(drawn, row * siblings + rank) for row, count in own for rank in range(count)]
         for own in _rows_of(asks)
     ]
+
+
+def _confidence(each: Sequence[Draw], logits: Tensor, drawn: Draws) -> Tensor:
+    """See `Draws`."""
+    own = logits.float().softmax(-1).gather(1, drawn.tokens.view(len(logits), -1))
+    greedy = torch.tensor([[ask.confident and ask.sampling.greedy] for ask in each])
+    return torch.where(greedy.to(own.device, non_blocking=True), own, torch.nan).flatten()
 
 
 def _shaped(asks: Sequence[Draw], logits: Tensor) -> Tensor:
@@ -207,7 +216,10 @@ def _shares(draws: Draws) -> Tensor:
     """[R * siblings] float32: each token's share of its row."""
     tokens = draws.tokens.view(-1, draws.siblings)
     own = (draws.rows.ids[:, None] == tokens[..., None]) * draws.rows.weights[:, None]
-    return (own.sum(-1) / draws.rows.weights.sum(-1, keepdim=True)).float().flatten()
+    shares = (own.sum(-1) / draws.rows.weights.sum(-1, keepdim=True)).float().flatten()
+    if draws.confidence is None:
+        return shares
+    return torch.where(draws.confidence.isnan(), shares, draws.confidence)
 
 
 def drafts_of(hosts: Sequence[ToHost]) -> list[Draft | DrawnTree | None]:

@@ -47,7 +47,7 @@ def key_of(sequence: DraftSequence) -> Any:
         (cache.length, tuple(cache.pool.tokens[: cache.length]), cache.branches)
         for cache in sequence.caches
     )
-    return tuple(sequence.token_ids), state, caches
+    return tuple(sequence.token_ids), state, repr(sequence.threshold), caches
 
 
 @dataclass(eq=False)
