@@ -37,6 +37,9 @@ class DraftSequence:
             nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
         threshold: below which a drafted token ends a draft, where the method has one.
+        assumed: last ones of `token_ids` that are not emitted yet, where another method drafted
+            them and this one goes on behind them.
+        within: the sequence of the whole that its method is a part of.
         numbers: for its draws.
     """
 
@@ -49,6 +52,8 @@ class DraftSequence:
     features: Features = field(default_factory=Features)
     shaped: ShapedText | None = None
     threshold: Threshold | None = None
+    assumed: list[int] = field(default_factory=list)
+    within: DraftSequence | None = None
     numbers: Foreseen = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +61,14 @@ class DraftSequence:
 
     def shaped_rows(self, paths: Sequence[Sequence[int] | None]) -> ShapedRows | None:
         """What applies behind the text and drafted tokens, see `ShapedText.rows`."""
-        return None if self.shaped is None else self.shaped.rows(paths)
+        if self.shaped is None:
+            return None
+        assumed: list[int] = []
+        sequence: DraftSequence | None = self
+        while sequence is not None:
+            assumed = [*sequence.assumed, *assumed]
+            sequence = sequence.within
+        return self.shaped.rows([None if path is None else [*assumed, *path] for path in paths])
 
 
 class Drafter(ABC):
@@ -79,6 +91,7 @@ class Drafter(ABC):
         tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
             models say it.
         vocab_size: number of these ids.
+        part: see `number`; 0 for a method that is no part.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
             caches; None where drafts are not prepared ahead (`tandem.drafting.ahead`): the method
             needs news of the target, or no time.
@@ -91,6 +104,7 @@ class Drafter(ABC):
     made_for: str = ""
     tokenizer: str = ""
     vocab_size: int = 0
+    part: int = 0
     looks: Scorer | None = None
 
     def open(self, sequence: DraftSequence) -> Steps[None]:
@@ -140,6 +154,20 @@ class Drafter(ABC):
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
         """Move a sequence on by emitted tokens, forgetting what was drafted otherwise."""
         sequence.token_ids.extend(emitted)
+
+    def rewind(self, sequence: DraftSequence, length: int) -> None:
+        """Take the last tokens of a sequence back, down to a length; nothing where it is no longer.
+
+        A method that is part of another one is told what that one assumes to be emitted.
+        """
+        del sequence.token_ids[length:]
+
+    def number(self, part: int) -> int:
+        """Take the part's number in a recipe, which keys its random numbers, and number its own
+        parts behind it. Returns the next free number.
+        """
+        self.part = part
+        return part + 1
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from tandem.drafting.composed.cascade import CascadeRecipe
 from tandem.drafting.composed.forest import ForestRecipe
+from tandem.drafting.composed.horizontal import HorizontalRecipe
 from tandem.drafting.decoders.chains import ChainsRecipe
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.decoders.tree import TreeRecipe
@@ -20,6 +22,8 @@ RECIPES: tuple[type[Recipe], ...] = (
     ForestRecipe,
     LookupRecipe,
     RetrievalRecipe,
+    CascadeRecipe,
+    HorizontalRecipe,
     MedusaRecipe,
     HydraRecipe,
     EagleRecipe,

@@ -21,6 +21,7 @@ from tandem.speculation.request.log_probs import TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
+    import numpy as np
     import numpy.typing as npt
     from torch import Tensor
 
@@ -194,6 +195,53 @@ class Decide:
     round: int
     wanted: StatesWanted | None = None
     shaped: ShapedRows | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Review:
+    """Have a model decide a draft as a target does: by its own distributions, processed, truncated
+    and rounded as a drafter's. The answer is `Reviewed`.
+
+    Attributes:
+        scorer: that reviews.
+        feed: tokens up to the draft, then the draft's, all in the trunk. Its rows are those of the
+            draft's places; without the last place, nothing follows a draft that is kept whole.
+        guess: the draft, a chain; may be empty.
+        rule: name of a rule without state that takes chains.
+        sampling: of the request.
+        truncation: of the reviewer's rows.
+        vocab_size: ids at or beyond it are never kept or drawn.
+        uniforms: [len(guess) + 1]: one decides each token, the last draws what follows.
+        leniency: by which acceptance probabilities are multiplied; with more than 1, what is kept
+            does not follow the reviewer's rows.
+        shaped: what applies to each row; None for nothing.
+    """
+
+    scorer: Scorer
+    feed: Feed
+    guess: Draft
+    rule: str
+    sampling: Sampling
+    truncation: Truncation
+    vocab_size: int
+    uniforms: npt.NDArray[np.float64]
+    leniency: float = 1.0
+    shaped: ShapedRows | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Reviewed:
+    """What a reviewer made of a draft, on the host.
+
+    Attributes:
+        kept: tokens of the draft that are kept.
+        token_ids: these, and the one that the reviewer drew behind them, if there was a row for it.
+        rows: the reviewer's row of each: ids (uint32) and weights (uint16), none of them 0.
+    """
+
+    kept: int
+    token_ids: list[int]
+    rows: list[tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -396,6 +444,7 @@ Ask = (
     | Score
     | Draw
     | DrawTogether
+    | Review
     | ReadTokens
     | ReadLogProbs
     | Decide

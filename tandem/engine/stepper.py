@@ -17,6 +17,7 @@ from tandem.engine.asks import (
     ReadLogProbs,
     ReadTokens,
     Report,
+    Review,
     Score,
     Scored,
     Take,
@@ -29,6 +30,7 @@ from tandem.engine.job import Job
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.engine.numbers.draws import drafts_of, draw, not_finite, tokens_of
 from tandem.engine.numbers.log_probs import log_probs_of
+from tandem.engine.numbers.reviews import review
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.inference.output import PassOutput
@@ -36,7 +38,7 @@ from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.spans import write
 from tandem.telemetry.tracing.steps import PassRecord
 
-_PASSES = (Take, Score, Draw, DrawTogether)
+_PASSES = (Take, Score, Draw, DrawTogether, Review)
 _Jobs = Sequence[Job[Any]]
 
 
@@ -150,6 +152,7 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
     logits, first = output.logits, 0
     first_state = 0
     drawing: list[_Drawing] = []
+    reviewing: list[tuple[Job[Any], Review, int]] = []
     for job, feed in zip(jobs, feeds, strict=True):
         ask, own = job.ask, first_state
         first_state += feed.states
@@ -158,7 +161,9 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
         elif isinstance(ask, DrawTogether):
             rows = ask.firsts(first)
             drawing += [_Drawing(job, *one) for one in zip(ask.draws, rows, strict=True)]
-        if isinstance(ask, (Draw, DrawTogether)):
+        elif isinstance(ask, Review):
+            reviewing.append((job, ask, first))
+        if isinstance(ask, (Draw, DrawTogether, Review)):
             first += feed.rows
             continue
         if isinstance(ask, Take):
@@ -178,6 +183,15 @@ def _hand_out(jobs: _Jobs, feeds: Sequence[Feed], output: PassOutput) -> None:
         job.resume(scored)
         first += ask.feed.rows
     _draw(drawing, logits)
+    _review(reviewing, logits)
+
+
+def _review(reviewing: Sequence[tuple[Job[Any], Review, int]], logits: Tensor) -> None:
+    """Answer all whose drafts are reviewed."""
+    if reviewing:
+        answers = review([ask for _, ask, _ in reviewing], logits, [at for *_, at in reviewing])
+        for (job, *_), answer in zip(reviewing, answers, strict=True):
+            job.resume(not_finite("drafter") if answer is None else answer)
 
 
 def _draw(drawing: Sequence[_Drawing], logits: Tensor) -> None:

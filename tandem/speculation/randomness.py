@@ -76,31 +76,40 @@ class Foreseen:
 
     A call of Philox costs some 70 microseconds for one number and about as much for a hundred.
 
+    Attributes:
+        used: numbers of a round that are not handed out (again): a drafter that is asked several
+            times in a round begins behind them.
+
     Args:
         seed: of the request, 64 bits.
         purpose: of the numbers.
         form: makes the numbers from random words.
+        part: of a recipe that is made of several, whose numbers these are; 0 for a single one and
+            for the target.
     """
 
-    def __init__(self, seed: int, purpose: Purpose, form: Form) -> None:
+    def __init__(self, seed: int, purpose: Purpose, form: Form, part: int = 0) -> None:
         self._key = (seed & 0xFFFFFFFF, seed >> 32)
-        self._purpose = purpose
+        self._purpose = purpose | part << 8
+        self.used = 0
         self._form = form
         self._first = 0
         self._numbers: npt.NDArray[Any] | None = None  # [rounds, rows, ...]
 
     def take(self, round_: int, count: int) -> npt.NDArray[Any]:
-        """Numbers 0..count-1 of a round, [count, ...]; computed now if not foreseen."""
+        """The next `count` numbers of a round, [count, ...]; computed now if not foreseen."""
         if not self.covers(round_, count):
             foresee([(self, round_, count)])
         assert self._numbers is not None
-        row: npt.NDArray[Any] = self._numbers[round_ - self._first, :count]
+        numbers = self._numbers[round_ - self._first]
+        row: npt.NDArray[Any] = numbers[self.used : self.used + count]
         return row
 
     def covers(self, round_: int, count: int) -> bool:
         """Whether these numbers have been computed already."""
         numbers, place = self._numbers, round_ - self._first
-        return numbers is not None and (0 <= place < len(numbers) and count <= numbers.shape[1])
+        most = self.used + count
+        return numbers is not None and (0 <= place < len(numbers) and most <= numbers.shape[1])
 
 
 # Rounds computed ahead: enough to make a call's cost per round small, and few enough to waste
@@ -117,7 +126,7 @@ def foresee(wanted: Sequence[tuple[Foreseen, int, int]]) -> None:
     counters, keys, shapes = [], [], []
     for foreseen, round_, count in wanted:
         rows, rounds = np.meshgrid(
-            np.arange(count, dtype=np.uint64),
+            np.arange(foreseen.used + count, dtype=np.uint64),
             # Round numbers wrap around to 0 after 64 bits, which no text ever reaches.
             np.arange(_ROUNDS_AHEAD, dtype=np.uint64) + np.uint64(round_),
         )

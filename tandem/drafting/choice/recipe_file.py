@@ -13,8 +13,8 @@ from tandem.drafting.drafter import Recipe
 from tandem.drafting.methods import METHODS
 from tandem.errors import StartupError
 
-# A composing method and its parts.
-_MOST_LEVELS = 2
+# A cascade of four methods.
+_MOST_LEVELS = 4
 _MOST_BYTES = 64 << 10
 
 _ANY: Any = Annotated[Union[tuple(METHODS.values())], Field(discriminator="method")]  # noqa: UP007
@@ -63,9 +63,10 @@ def _check_levels(keys: Mapping[str, Any], place: str, level: int) -> None:
     if level > _MOST_LEVELS:
         raise ValueError(f"{place}: nested too deep, a recipe has at most {_MOST_LEVELS} levels")
     parts = keys.get("parts")
-    for i, part in enumerate(parts if isinstance(parts, list) else ()):
+    named = {f"parts[{i}]": part for i, part in enumerate(parts if isinstance(parts, list) else ())}
+    for name, part in {**named, "inner": keys.get("inner")}.items():
         if isinstance(part, dict):
-            _check_levels(part, f"{place}.parts[{i}]".lstrip("."), level + 1)
+            _check_levels(part, f"{place}.{name}".lstrip("."), level + 1)
 
 
 def _fault(error: ValidationError) -> str:
@@ -73,13 +74,14 @@ def _fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False)[0]
     place, tag = "", True
     for step in fault["loc"]:
-        # At the beginning and behind a list's number comes the method, by which a union is told.
+        # At the beginning, behind a list's number and behind `inner` comes the method, by which a
+        # union is told.
         if isinstance(step, int):
             place, tag = f"{place}[{step}]", True
         elif tag:
             tag = False
         else:
-            place = f"{place}.{step}".lstrip(".")
+            place, tag = f"{place}.{step}".lstrip("."), step == "inner"
     kind, message = fault["type"], fault["msg"].removeprefix("Value error, ")
     if kind.startswith("union_tag"):
         place = f"{place}.method".lstrip(".")

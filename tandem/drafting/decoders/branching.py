@@ -133,7 +133,7 @@ class BranchingDrafter(ModelDrafter):
         held: _Held = sequence.state
         news = sequence.token_ids[len(held.trunk) :]
         held.trunk += news
-        return Feed(cache_of(sequence), self._known(news), 1)
+        return Feed(cache_of(sequence), self.known(news), 1)
 
     def _draw(
         self,
@@ -148,10 +148,10 @@ class BranchingDrafter(ModelDrafter):
         the round so far."""
         shaped = yield from growth.shaped(sequence, behind)
         return Draw(
-            self._scorer,
+            self.scorer,
             feed,
             sequence.sampling,
-            self._truncation,
+            self.truncation,
             sequence.vocab_size,
             sequence.numbers,
             round_,

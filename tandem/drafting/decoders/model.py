@@ -24,17 +24,21 @@ class ModelDrafter(Drafter):
 
     A sequence's state is the tokens that its cache holds: emitted ones, then drafted ones.
 
-    Args:
+    Attributes:
         scorer: the small model.
         truncation: of its distributions.
+
+    Args:
+        scorer: see there.
+        truncation: see there.
         stop: when a draft ends early; the method is not pure then.
     """
 
     pure = True
 
     def __init__(self, scorer: Scorer, truncation: Truncation, stop: Stop = FIXED) -> None:
-        self._scorer = self.looks = scorer
-        self._truncation = truncation
+        self.scorer = self.looks = scorer
+        self.truncation = truncation
         self._stop = stop
         if stop.early:
             self.pure = False
@@ -42,7 +46,7 @@ class ModelDrafter(Drafter):
     def open(self, sequence: DraftSequence) -> Steps[None]:
         """Take the prompt in."""
         prompt = list(sequence.token_ids)
-        yield Take(self._scorer, Feed(cache_of(sequence), self._known(prompt), 0))
+        yield Take(self.scorer, Feed(cache_of(sequence), self.known(prompt), 0))
         sequence.state = prompt
         if self._stop.early:
             sequence.threshold = self._stop.begin()
@@ -58,10 +62,10 @@ class ModelDrafter(Drafter):
         for node in range(gamma):
             shaped = sequence.shaped_rows([path])
             (drawn,) = yield Draw(
-                self._scorer,
-                Feed(cache_of(sequence), chain[-1] if chain else self._known(news), 1),
+                self.scorer,
+                Feed(cache_of(sequence), chain[-1] if chain else self.known(news), 1),
                 sequence.sampling,
-                self._truncation,
+                self.truncation,
                 sequence.vocab_size,
                 sequence.numbers,
                 round_,
@@ -107,13 +111,22 @@ class ModelDrafter(Drafter):
         del held[kept:]
         sequence.token_ids.extend(emitted)
 
-    def _known(self, token_ids: Sequence[int]) -> Sequence[int]:
+    def rewind(self, sequence: DraftSequence, length: int) -> None:
+        """See `Drafter`; what the cache holds of the tokens that stay, stays."""
+        if length < len(sequence.token_ids):
+            held: list[int] = sequence.state
+            kept = min(len(held), length - 1)
+            cache_of(sequence).rollback(kept)
+            del held[kept:]
+        super().rewind(sequence, length)
+
+    def known(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Ids that the model has: a target may pad its vocabulary further.
 
         Any token in such a one's place keeps the text exact: a draft only has to come from
         the rows that it says.
         """
-        last = self._scorer.vocab_size - 1
+        last = self.scorer.vocab_size - 1
         if max(token_ids) <= last:
             return token_ids
         return [min(token_id, last) for token_id in token_ids]
@@ -186,6 +199,6 @@ class ModelRecipe(OfModel):
 
     method: Literal["model"] = "model"
 
-    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> Drafter:
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> ModelDrafter:
         """See `Recipe`."""
         return ModelDrafter(scorers[0], truncation, self.stops)

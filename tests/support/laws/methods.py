@@ -41,6 +41,8 @@ def key_of(sequence: DraftSequence) -> Any:
     state = sequence.state
     if isinstance(state, list) and state and isinstance(state[0], DraftSequence):
         state = tuple(key_of(part) for part in state)
+    elif hasattr(state, "inner"):  # of a cascade
+        state = key_of(state.reviewer), key_of(state.inner)
     else:
         state = repr(state)
     caches = tuple(

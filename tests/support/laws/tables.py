@@ -18,6 +18,8 @@ from tandem.engine.asks import (
     DrawTogether,
     ReadLogProbs,
     ReadTokens,
+    Review,
+    Reviewed,
     Score,
     Scored,
     Steps,
@@ -33,6 +35,9 @@ from tandem.inference.output import PassOutput
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.categorical import Categorical
+from tandem.speculation.proposal import Proposal
+from tandem.verification import VERIFIERS
+from tests.support.laws.trees.laws import stops
 
 VOCAB_SIZE = 3
 # A prompt, and a token that the target drew from its prefill.
@@ -216,7 +221,7 @@ class Answering:
             except StopIteration as ended:
                 return ended.value
             answer = self._answer(ask)
-            passes -= isinstance(ask, (Score, Draw, DrawTogether))
+            passes -= isinstance(ask, (Score, Draw, DrawTogether, Review))
         steps.close()
         return None
 
@@ -233,6 +238,8 @@ class Answering:
             rows = np.stack([ask.scorer.row(seen[len(PROMPT) :]) for seen in self._feed(ask.feed)])
             logits = torch.from_numpy(rows[-ask.feed.rows :]).double().log()
             return Scored(logits, 0, ask.feed.rows)
+        if isinstance(ask, Review):
+            return self._review(ask)
         if isinstance(ask, ReadLogProbs):
             return log_probs_of([ask])[0]
         if isinstance(ask, ReadTokens):
@@ -241,6 +248,27 @@ class Answering:
             return drafts_of(ask.hosts)
         assert isinstance(ask, ToHost)
         return drafts_of([ask])[0]
+
+    def _review(self, ask: Review) -> Reviewed:
+        """Every place where a guess may end, and every token that may follow, with their exact
+        chances."""
+        assert isinstance(ask.scorer, Table)
+        seen = self._feed(ask.feed)[-ask.feed.rows :]
+        rows = [ask.scorer.row(text[len(PROMPT) :]) for text in seen]
+        p = np.stack([row / row.sum() for row in rows])
+        while len(p) <= len(ask.guess):  # nothing follows what fills a draft
+            p = np.concatenate([p, p[-1:]])
+        rule, proposal = VERIFIERS[ask.rule], Proposal.from_drafts([ask.guess])
+        judged = rule.judged(proposal, torch.from_numpy(p)[None])
+        accept = (judged.accept() * ask.leniency).clamp(max=1)
+        place = self._chooser.choose(stops(rule, proposal, accept)[0].tolist())
+        tokens = ask.guess.token_ids[:place]
+        if place < ask.feed.rows:
+            weights = judged.residual(torch.tensor([place]))[0].tolist()
+            tokens = [*tokens, self._chooser.choose(weights)]
+        sent = [(np.flatnonzero(row), row[row > 0]) for row in rows[: len(tokens)]]
+        told = [(ids.astype(np.uint32), weights.astype(np.uint16)) for ids, weights in sent]
+        return Reviewed(place, tokens, told)
 
     def _feed(self, feed: Feed) -> list[Text]:
         """Grow a cache; returns the texts that its new rows see, each including its own token."""

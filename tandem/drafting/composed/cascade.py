@@ -1,0 +1,261 @@
+"""Drafts that a small decoder makes of the drafts of a cheaper method, by reviewing them.
+
+Cascade Speculative Drafting (Chen et al., arXiv 2312.11462), vertical: the reviewer decides the
+inner drafts as a target does, with a rule of its own. What it keeps and draws follows its own rows,
+and these are what is sent; so the whole is exact at any temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, model_validator
+
+from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle
+from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
+from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
+from tandem.drafting.lookups.lookup import LookupRecipe
+from tandem.engine.asks import Review, Reviewed, Steps, Truncation
+from tandem.engine.scorer import Scorer
+from tandem.inference.feed import Feed
+from tandem.speculation.draft import Draft
+from tandem.speculation.randomness import Foreseen, Purpose, uniforms
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Chain = Recipe  # any of those that draft chains, see `horizontal.py`
+    Row = tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]
+
+InnerRule = Literal["token", "block"]
+# An inner round ends at the draft's greatest depth, or a draft where an inner round ends.
+Cut = Literal["fixed", "round"]
+
+
+@dataclass(eq=False)
+class _Cascaded:
+    """Of a sequence.
+
+    Attributes:
+        reviewer: the reviewer's own sequence; its state is the tokens that its cache holds.
+        inner: the inner method's own sequence.
+        accepting: numbers that decide inner drafts.
+        following: numbers that draw what follows them.
+    """
+
+    reviewer: DraftSequence
+    inner: DraftSequence
+    accepting: Foreseen
+    following: Foreseen
+
+
+class CascadeDrafter(Drafter):
+    """Asks an inner method for drafts and reviews them, until the draft is as deep as asked for.
+
+    Args:
+        reviewer: whose rows the draft has.
+        inner: drafts chains.
+        rule: by which inner drafts are decided.
+        tokens: of an inner draft.
+        cut: "fixed": the draft is as deep as asked for, the last inner round is cut; "round": it
+            ends where another inner round might not fit.
+        certain: all tokens are sent as certain ones, which may be chosen in any way.
+        leniency: by which inner acceptance is multiplied; more than 1 only with `certain`.
+    """
+
+    def __init__(
+        self,
+        reviewer: ModelDrafter,
+        inner: Drafter,
+        rule: InnerRule,
+        tokens: int,
+        cut: Cut,
+        *,
+        certain: bool = False,
+        leniency: float = 1.0,
+    ) -> None:
+        self._reviewer, self._inner = reviewer, inner
+        self._rule, self._tokens, self._cut = rule, tokens, cut
+        self._certain, self._leniency = certain, leniency
+        # Its rows are the reviewer's, whatever was guessed before them.
+        self.pure = cut == "fixed" and not certain
+        self.tokenizer, self.vocab_size = inner.tokenizer, inner.vocab_size
+        self.number(1)
+
+    def number(self, part: int) -> int:
+        """See `Drafter`: this one, the reviewer, the inner method."""
+        return self._inner.number(self._reviewer.number(super().number(part)))
+
+    def open(self, sequence: DraftSequence) -> Steps[None]:
+        """Take the prompt in, by the reviewer and the inner method."""
+        first, *others = sequence.caches
+        reviewer = yield from begin_part(self._reviewer, sequence, [first])
+        inner = yield from begin_part(self._inner, sequence, others)
+        seed = sequence.sampling.seed
+        sequence.state = _Cascaded(
+            reviewer,
+            inner,
+            Foreseen(seed, Purpose.ACCEPT, uniforms, self.part),
+            Foreseen(seed, Purpose.RESIDUAL, uniforms, self.part),
+        )
+
+    def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
+        """Inner round by inner round; each gives a token or more."""
+        own: _Cascaded = sequence.state
+        gamma = min(gamma, budget)
+        tokens: list[int] = []
+        rows: list[Row] = []
+        if not sequence.numbers.used:  # the round's first draft, of a part also
+            for numbers in (own.inner.numbers, own.accepting, own.following):
+                numbers.used = 0
+        # One call for the numbers of a round: it decides at most so many inner tokens.
+        own.accepting.take(round_, gamma * min(self._tokens, gamma))
+        own.following.take(round_, gamma)
+        while left := gamma - len(tokens):
+            if self._cut == "round" and tokens and left <= self._tokens:
+                break
+            # A round that must not be cut has room for what follows its draft.
+            most = min(self._tokens, left if self._cut == "fixed" else left - 1)
+            guess = Draft.certain(())
+            if most:
+                guess = yield from draft_chain(self._inner, own.inner, round_, most)
+                own.inner.numbers.used += most
+            reviewed = yield from self._review(sequence, round_, tokens, guess, left)
+            tokens += reviewed.token_ids
+            rows += reviewed.rows
+            assume(self._inner, own.inner, reviewed.token_ids)
+        return Draft.certain(tokens) if self._certain else _sent(tokens, rows)
+
+    def _review(
+        self,
+        sequence: DraftSequence,
+        round_: int,
+        tokens: Sequence[int],
+        guess: Draft,
+        left: int,
+    ) -> Steps[Reviewed]:
+        """Have a guess decided behind the tokens of the draft so far; the reviewer's cache holds
+        what is kept."""
+        own: _Cascaded = sequence.state
+        reviewer = own.reviewer
+        accepting = own.accepting.take(round_, len(guess))
+        own.accepting.used += len(guess)
+        following = own.following.take(round_, 1)
+        own.following.used += 1
+        held: list[int] = reviewer.state
+        news = [*sequence.token_ids, *tokens][len(held) :]
+        held += news
+        # What fills the draft has nothing behind it.
+        fed = guess.token_ids[:-1] if len(guess) == left else guess.token_ids
+        paths = [[*tokens, *guess.token_ids[:n]] for n in range(len(fed) + 1)]
+        reviewed: Reviewed = yield Review(
+            self._reviewer.scorer,
+            Feed(cache_of(reviewer), self._reviewer.known([*news, *fed]), len(fed) + 1),
+            guess,
+            self._rule,
+            sequence.sampling,
+            self._reviewer.truncation,
+            sequence.vocab_size,
+            np.concatenate([accepting, following]),
+            self._leniency,
+            sequence.shaped_rows(paths),
+        )
+        held += fed[: reviewed.kept]
+        cache_of(reviewer).rollback(len(held))
+        return reviewed
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        """Reviewer and inner method keep what they have computed of what came out."""
+        own: _Cascaded = sequence.state
+        self._reviewer.observe(own.reviewer, emitted)
+        settle(self._inner, own.inner, emitted)
+        sequence.token_ids.extend(emitted)
+
+    def rewind(self, sequence: DraftSequence, length: int) -> None:
+        """See `Drafter`."""
+        if length < len(sequence.token_ids):
+            own: _Cascaded = sequence.state
+            self._reviewer.rewind(own.reviewer, length)
+            self._inner.rewind(own.inner, length)
+            own.inner.assumed = []
+        super().rewind(sequence, length)
+
+
+def _sent(tokens: list[int], rows: Sequence[Row]) -> Draft:
+    """A chain with the reviewer's rows; those of one token are certain."""
+    parts = [(ids[:0], weights[:0]) if len(ids) == 1 else (ids, weights) for ids, weights in rows]
+    return Draft(
+        tokens,
+        [len(ids) for ids, _ in parts],
+        np.concatenate([ids for ids, _ in parts]),
+        np.concatenate([weights for _, weights in parts]),
+    )
+
+
+class _BuiltIn(BaseModel):
+    """What the built-in cascade takes from the settings, beside those of lookup."""
+
+    rule: Annotated[InnerRule, Setting("inner_rule", "rule by which inner drafts are reviewed")] = (
+        "block"
+    )
+    tokens: Annotated[
+        int, Field(ge=1, le=64), Setting("inner_tokens", "tokens of an inner draft")
+    ] = 4
+
+
+class CascadeRecipe(Recipe):
+    """The recipe of `cascade`: the recipes of its parts."""
+
+    drafts: ClassVar = "a chain of `MODEL`, which reviews what `lookup` guesses"
+    drafter: ClassVar = CascadeDrafter
+
+    method: Literal["cascade"] = "cascade"
+    reviewer: ModelRecipe = ModelRecipe()
+    inner: Chain = LookupRecipe()
+    rule: InnerRule = "block"
+    tokens: Annotated[int, Field(ge=1, le=64)] = 4
+    cut: Cut = "fixed"
+    certain: bool = False
+    leniency: Annotated[float, Field(ge=1, le=1000)] = 1.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> CascadeRecipe:
+        if self.leniency > 1 and not self.certain:
+            raise ValueError(
+                "leniency needs certain = true: what is kept leniently does not follow the"
+                " reviewer's rows"
+            )
+        if self.reviewer.stop != "fixed":
+            raise ValueError("reviewer.stop must be fixed: a reviewer drafts nothing by itself")
+        return self
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """The reviewer's, then those of the inner method."""
+        return (*self.reviewer.checkpoints, *self.inner.checkpoints)
+
+    def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> CascadeDrafter:
+        """See `Recipe`."""
+        return CascadeDrafter(
+            self.reviewer.make(scorers[:1], truncation),
+            self.inner.make(scorers[1:], truncation),
+            self.rule,
+            self.tokens,
+            self.cut,
+            certain=self.certain,
+            leniency=self.leniency,
+        )
+
+    @classmethod
+    def built_in_keys(cls) -> type[BaseModel]:
+        """See `Recipe`."""
+        return _BuiltIn
+
+    @classmethod
+    def built_in(cls, **keys: Any) -> Recipe:
+        """See `Recipe`."""
+        own = _BuiltIn(**keys)
+        return cls(rule=own.rule, tokens=own.tokens)

@@ -1,0 +1,77 @@
+"""Methods that draft chains behind what another method drafted, and are told when that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.drafting.drafter import Drafter, DraftSequence
+from tandem.engine.asks import Steps, ToHost, ToHostTogether
+from tandem.speculation.draft import Draft
+from tandem.speculation.randomness import Foreseen, Purpose, digits
+
+
+def begin_part(
+    drafter: Drafter, sequence: DraftSequence, caches: Sequence[object]
+) -> Steps[DraftSequence]:
+    """A part's own sequence, with the prompt taken in.
+
+    Args:
+        drafter: the part.
+        sequence: of the whole.
+        caches: the part's.
+    """
+    own = DraftSequence(
+        list(sequence.token_ids), sequence.sampling, sequence.vocab_size, sequence.nodes
+    )
+    own.caches, own.shaped, own.within = list(caches), sequence.shaped, sequence
+    own.numbers = Foreseen(sequence.sampling.seed, Purpose.DRAFT, digits, drafter.part)
+    yield from drafter.open(own)
+    return own
+
+
+def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
+    """A part's draft, as a chain.
+
+    A method's last ask is to bring a chain to the host, and the target may take the chain from it;
+    that of a part is not the last one of the whole, and is asked for in another way. Of a tree of
+    certain tokens the path of first siblings is taken: they may be chosen in any way.
+    """
+    steps, answer = drafter.draft(own, round_, gamma, gamma), None
+    while True:
+        try:
+            ask = steps.send(answer)
+        except StopIteration as ended:
+            draft: Draft = ended.value
+            break
+        if isinstance(ask, ToHost) and ask.places is None:
+            (answer,) = yield ToHostTogether([ask])
+        else:
+            answer = yield ask
+    if draft.is_chain:
+        return draft
+    assert not any(draft.sizes)
+    path, place = [], 0
+    for node, (at, token_id) in enumerate(zip(draft.places(), draft.token_ids, strict=True), 1):
+        if at == place:
+            path.append(token_id)
+            place = node
+    return Draft.certain(path)
+
+
+def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int]) -> None:
+    """Have a part go on behind tokens that were drafted and are not emitted yet."""
+    drafter.observe(own, token_ids)
+    own.assumed += token_ids
+
+
+def settle(drafter: Drafter, own: DraftSequence, emitted: Sequence[int]) -> None:
+    """Tell a part what was emitted; of what it assumed, what came out stays."""
+    agreed = 0
+    for guess, token_id in zip(own.assumed, emitted, strict=False):
+        if guess != token_id:
+            break
+        agreed += 1
+    drafter.rewind(own, len(own.token_ids) - len(own.assumed) + agreed)
+    own.assumed = []
+    if rest := emitted[agreed:]:
+        drafter.observe(own, rest)
