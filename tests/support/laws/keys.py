@@ -54,8 +54,9 @@ class Keys:
     def repeated(self) -> list[Key]:
         return [key for key, count in self.used.items() if count > 1]
 
-    def rows(self, purpose: randomness.Purpose) -> int:
-        return sum(key[0] == purpose for key in self.used)
+    def rows(self, purpose: randomness.Purpose, *, of_parts: bool = False) -> int:
+        """Numbers of a purpose: of the target and of a single method, or of a recipe's parts."""
+        return sum(key[0] == purpose and (key[1] > 0) == of_parts for key in self.used)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.ahead.prepare import Ahead, Came, room_for
-from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.choice.built_in import built_in, recipe_of
 from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
 from tandem.drafting.features import Feature
@@ -179,8 +179,10 @@ def make_drafter(
 
 
 def make_method(name: str, settings: DrafterSettings | None = None) -> DrafterEngine:
-    """A drafter's engine over random models, with a method of its built-in recipe."""
-    recipe = built_in(name, settings or DrafterSettings())
+    """A drafter's engine over random models, with a method of its built-in recipe, or with the
+    recipe that the settings name."""
+    settings = settings or DrafterSettings()
+    recipe = recipe_of(settings) if settings.recipe else built_in(name, settings)
     # At least one, even if the method needs none: its sequences then reserve unused memory.
     models: list[Model] = [
         random_head(name, random_llama(1))

@@ -72,8 +72,25 @@ def test_a_file_says_what_drafts(tmp_path: Path) -> None:
         (FOREST.replace('"model"', '"chains"'), "parts[1].method: 'chains' is unknown here"),
         (FOREST.replace("0.1]", "0.9]"), "parts[0].acceptance: must be shares"),
         (
-            FOREST.replace('"tree"', '"forest"\n[[parts.parts]]\nmethod = "model"'),
-            "parts[0].parts[0]: nested too deep, a recipe has at most 2 levels",
+            'method = "cascade"\n[inner.inner.inner.inner]\nmethod = "lookup"\n',
+            "inner.inner.inner.inner: nested too deep, a recipe has at most 4 levels",
+        ),
+        (
+            'method = "cascade"\n[inner.inner]\nmethod = "tree"\n[inner]\nmethod = "cascade"\n',
+            "inner.inner.method: 'tree' is unknown here",
+        ),
+        (
+            'method = "cascade"\nleniency = 2',
+            "recipe: leniency needs certain = true: what is kept leniently does not follow",
+        ),
+        (
+            'method = "cascade"\n[reviewer]\nstop = "confidence"',
+            "recipe: reviewer.stop must be fixed",
+        ),
+        (
+            'method = "horizontal"\ntokens = [1, 2]\n[[parts]]\nmethod = "model"\n[[parts]]\n'
+            'method = "lookup"',
+            "recipe: tokens must have 1 numbers: one for each part but the last",
         ),
         ("method = " + "[" * 5000, "nested too deep"),
         ("method = tree", "Invalid value (at line 1, column 10)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.composed.cascade import CascadeDrafter
 from tandem.drafting.methods import METHODS
 from tandem.engine.asks import Decide, Draw
 from tandem.engine.numbers import decisions, draws
@@ -29,6 +31,8 @@ from tests.support.models.tiny import (
 pytestmark = pytest.mark.real_time  # the engine has its thread
 
 PROMPT = [1, 2, 3]
+# Whose parts have numbers of their own.
+COMPOSED = ("cascade", "horizontal")
 CASES = [
     (name, rule.name)
     for name, recipe in METHODS.items()
@@ -37,9 +41,11 @@ CASES = [
 ]
 
 
-async def keys_of(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Keys, Text]:
-    """Of a whole text by a method's built-in recipe."""
-    drafter = make_method(name)
+async def keys_of(
+    name: str, rule: str, monkeypatch: pytest.MonkeyPatch, recipe: str = ""
+) -> tuple[Keys, Text]:
+    """Of a whole text by a method's built-in recipe, or by a recipe's file."""
+    drafter = make_method(name, DrafterSettings(recipe=recipe) if recipe else None)
     states_of = "none" if drafter.drafter.wants is None else "last"
     target = make_target(random_llama(1), states_of=states_of)
     with recorded(monkeypatch) as keys:
@@ -64,9 +70,48 @@ async def test_no_number_comes_twice(name: str, rule: str, monkeypatch: pytest.M
     assert text.rounds > 5
     assert keys.rows(Purpose.ACCEPT) == text.drafted
     assert keys.rows(Purpose.RESIDUAL) == text.rounds + 1
-    if built_in(name, DrafterSettings()).checkpoints:
+    parts = sum(keys.rows(purpose, of_parts=True) for purpose in Purpose)
+    assert (parts > 0) == (name in COMPOSED)
+    if built_in(name, DrafterSettings()).checkpoints and name not in COMPOSED:
         # At least one number per drafted token; unused ones are allowed.
         assert keys.rows(Purpose.DRAFT) >= text.drafted > 0
+
+
+NESTED = """
+method = "cascade"
+tokens = 3
+[inner]
+method = "horizontal"
+tokens = [1]
+[[inner.parts]]
+method = "cascade"
+tokens = 2
+[inner.parts.inner]
+method = "model"
+[[inner.parts]]
+method = "model"
+"""
+
+
+@pytest.mark.parametrize("cut", ["fixed", "round"])
+async def test_the_parts_of_a_recipe_share_no_number(
+    cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "nested.toml"
+    file.write_text(NESTED.replace("tokens = 2", f'tokens = 2\ncut = "{cut}"'))
+    keys, text = await keys_of("cascade", "block", monkeypatch, str(file))
+    assert keys.repeated == []
+    assert keys.rows(Purpose.ACCEPT) == text.drafted
+    for purpose in Purpose:
+        assert keys.rows(purpose, of_parts=True) > text.rounds
+
+
+async def test_one_number_for_inner_and_outer_acceptance_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CascadeDrafter, "number", lambda self, part: part)
+    keys, _ = await keys_of("cascade", "block", monkeypatch)
+    assert {key[0] for key in keys.repeated} == {Purpose.ACCEPT, Purpose.RESIDUAL}
 
 
 def _one_for_siblings(asks: Sequence[Draw], siblings: int) -> np.ndarray:
