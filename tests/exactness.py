@@ -179,12 +179,17 @@ def count_texts(
     shaping: Shaping = NO_SHAPING,
 ) -> npt.NDArray[np.int64]:
     """[V ** LENGTH] how often each text came, for requests with these seeds."""
-    return asyncio.run(_count(services.orchestrator.address, case, seeds, progress, shaping))
+    return asyncio.run(counts_at(services.orchestrator.address, case, seeds, progress, shaping))
 
 
-async def _count(
-    address: str, case: Case, seeds: range, progress: Callable[[int], None], shaping: Shaping
+async def counts_at(
+    address: str,
+    case: Case,
+    seeds: range,
+    progress: Callable[[int], None] = lambda n: None,
+    shaping: Shaping = NO_SHAPING,
 ) -> npt.NDArray[np.int64]:
+    """As `count_texts`, of an orchestrator at an address."""
     counts = np.zeros(CELLS, dtype=np.int64)
     waiting = iter(seeds)
     weights = VOCAB_SIZE ** np.arange(LENGTH - 1, -1, -1)
