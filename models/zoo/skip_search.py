@@ -30,7 +30,7 @@ from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import fingerprints
-from tandem.inference.partial import Part, take_part
+from tandem.inference.partial import ModelPart, take_part
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
@@ -75,7 +75,7 @@ class Decoding:
         return self._whole.layers
 
     @torch.inference_mode()
-    def measure(self, part: Part) -> Found:
+    def measure(self, part: ModelPart) -> Found:
         """Decode each prompt plainly and with drafts, in turn."""
         own = copy.deepcopy(self._model)
         take_part(own, part)
@@ -160,14 +160,14 @@ def names_of(layers: int) -> list[str]:
     return [f"{kind} {layer}" for layer in range(layers) for kind in ("attention", "mlp")]
 
 
-def part_of(names: Sequence[str], scratch: Path) -> Part:
+def part_of(names: Sequence[str], scratch: Path) -> ModelPart:
     """The part without some sublayers."""
     sets: dict[str, list[int]] = {"attention": [], "mlp": []}
     for name in names:
         kind, layer = name.split()
         sets[kind].append(int(layer))
     scratch.write_text(json.dumps(sets))
-    return Part(skip=str(scratch))
+    return ModelPart(skip=str(scratch))
 
 
 def search(

@@ -23,7 +23,7 @@ from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
 from tandem.inference.output import PassOutput
-from tandem.inference.partial import WHOLE, Part, take_part
+from tandem.inference.partial import WHOLE, ModelPart, take_part
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes
@@ -86,7 +86,7 @@ class Decoder(Description):
         longest: int = 0,
         states_of: str = NONE,
         adapter: str = "",
-        part: Part = WHOLE,
+        part: ModelPart = WHOLE,
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 

@@ -10,7 +10,7 @@ from tandem.engine.scorer import Model
 from tandem.errors import StartupError
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
-from tandem.inference.partial import Part
+from tandem.inference.partial import ModelPart
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
 
@@ -60,7 +60,7 @@ def load_models(
                 beside=beside,
                 room=ahead,
                 adapter=checkpoint.adapter,
-                part=Part(checkpoint.exit, checkpoint.skip),
+                part=ModelPart(checkpoint.exit, checkpoint.skip),
             )
         if recipe.largest_tree and not loaded.takes_trees:
             raise StartupError(

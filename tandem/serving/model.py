@@ -15,7 +15,7 @@ from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
-from tandem.inference.partial import WHOLE, Part
+from tandem.inference.partial import WHOLE, ModelPart
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of
@@ -41,7 +41,7 @@ def load_decoder(
     states_of: str = "none",
     room: int = 0,
     adapter: str = "",
-    part: Part = WHOLE,
+    part: ModelPart = WHOLE,
 ) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.fingerprint import fingerprints
-from tandem.inference.partial import Part, take_part
+from tandem.inference.partial import ModelPart, take_part
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
     TOLERANCE,
@@ -51,10 +51,10 @@ def reference(model: PreTrainedModel, skipped: dict[str, list[int]]) -> PreTrain
     return model
 
 
-def skip_file(folder: Path, skipped: dict[str, Any]) -> Part:
+def skip_file(folder: Path, skipped: dict[str, Any]) -> ModelPart:
     path = folder / "skip.json"
     path.write_text(json.dumps(skipped))
-    return Part(skip=str(path))
+    return ModelPart(skip=str(path))
 
 
 @pytest.mark.usefixtures("compiled_once")
@@ -68,7 +68,7 @@ def test_a_part_is_the_model_without_the_other_sublayers(
     model, texts = whole(row), random_texts()
     expected = plain_logits(reference(whole(row), skipped), texts)
     assert worst_of(plain_logits(model, texts), expected) > 1, "what is left out adds too little"
-    take_part(model, Part(exit=3) if cut == "exit" else skip_file(tmp_path, skipped))
+    take_part(model, ModelPart(exit=3) if cut == "exit" else skip_file(tmp_path, skipped))
     decoder = Decoder(model, "part", cache_tokens=256, engine=engine, states_of="1,last")
     assert decoder.engine == engine
     found, _ = ragged_rows(decoder, texts)
@@ -90,7 +90,7 @@ def test_what_is_left_out_is_not_kept(tmp_path: Path) -> None:
     model = whole(row)
     count, before = sum(p.numel() for p in model.parameters()), fingerprints(model, "")
     layer = sum(p.numel() for p in model.get_submodule("model.layers.0").parameters())
-    take_part(model, Part(exit=2))
+    take_part(model, ModelPart(exit=2))
     assert sum(p.numel() for p in model.parameters()) == count - 2 * layer
     decoder = Decoder(model, "part", cache_tokens=64)
     assert decoder.layers == 2
@@ -107,19 +107,19 @@ def test_what_is_left_out_is_not_kept(tmp_path: Path) -> None:
 def test_all_layers_are_the_model() -> None:
     model, texts = whole(TAKEN[0]), random_texts()
     expected = plain_logits(model, texts)
-    take_part(model, Part(exit=LAYERS))
+    take_part(model, ModelPart(exit=LAYERS))
     assert worst_of(expected, plain_logits(model, texts)) == 0
 
 
 @pytest.mark.parametrize(
     ("row", "part", "sentence"),
     [
-        (TAKEN[0], Part(exit=LAYERS + 1), r"exit = 5: the model has 4 layers"),
-        (REFUSED, Part(exit=1), r"no part of GPT2LMHeadModel can be served: .*llama, mistral"),
-        (TAKEN[0], Part(skip="none.json"), r"cannot read the skip file 'none.json': No such"),
+        (TAKEN[0], ModelPart(exit=LAYERS + 1), r"exit = 5: the model has 4 layers"),
+        (REFUSED, ModelPart(exit=1), r"no part of GPT2LMHeadModel can be served: .*llama, mistral"),
+        (TAKEN[0], ModelPart(skip="none.json"), r"cannot read the skip file 'none.json': No such"),
     ],
 )
-def test_what_is_no_part_is_refused(row: Architecture, part: Part, sentence: str) -> None:
+def test_what_is_no_part_is_refused(row: Architecture, part: ModelPart, sentence: str) -> None:
     model = whole(row) if row is not REFUSED else build(row)
     with pytest.raises(StartupError, match=sentence):
         take_part(model, part)

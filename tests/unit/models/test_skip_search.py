@@ -14,7 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from models.zoo import skip_search
 from models.zoo.skip_search import Decoding, Found, names_of, part_of
-from tandem.inference.partial import Part, read_skipped
+from tandem.inference.partial import ModelPart, read_skipped
 from tests.support.models.architectures import LLAMA, build
 
 LAYERS = 6
@@ -29,7 +29,7 @@ class Pretended:
     def __init__(self) -> None:
         self.asked: list[set[str]] = []
 
-    def measure(self, part: Part) -> Found:
+    def measure(self, part: ModelPart) -> Found:
         skipped = read_skipped(part.skip)
         out = {f"attention {i}" for i in skipped.attention} | {f"mlp {i}" for i in skipped.mlp}
         self.asked.append(out)
