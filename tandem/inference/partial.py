@@ -25,7 +25,7 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """What is computed of a model.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
     skip: str = ""
 
 
-WHOLE = Part()
+WHOLE = ModelPart()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_skipped(path: str) -> Skipped:
         ) from error
 
 
-def take_part(model: PreTrainedModel, part: Part) -> None:
+def take_part(model: PreTrainedModel, part: ModelPart) -> None:
     """Leave out what does not belong to a part. Changes the model.
 
     Args:
@@ -130,7 +130,7 @@ def _of(layer: Any) -> int:
     return 0 if layer.self_attn is None else 1
 
 
-def _check(skipped: Skipped, part: Part, model: PreTrainedModel, count: int) -> None:
+def _check(skipped: Skipped, part: ModelPart, model: PreTrainedModel, count: int) -> None:
     """That a file fits the model.
 
     Raises:
