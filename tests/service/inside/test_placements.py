@@ -19,7 +19,7 @@ from tandem.orchestrator.v1 import orchestrator_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
-from tests.support.laws.suited import rules_for
+from tests.support.laws.suited import tried_rules
 from tests.support.models.heads import MTP, family_of, is_head, save_random_head
 from tests.support.wire.fakes import generation
 
@@ -88,7 +88,7 @@ async def recipe(
 async def test_a_text_is_the_same_wherever_it_is_drafted(recipe: tuple[str, Placements]) -> None:
     name, placements = recipe
     trees = METHODS[name].drafter.shape.name != "CHAIN"
-    for rule in rules_for(METHODS[name].drafter):
+    for rule in tried_rules(name):
         speculation = {"gamma": 3, "verifier": rule.name} | ({"max_nodes": 6} if trees else {})
         for seed, temperature in ((1, 1.0), (2, 0.0)):
             sampling = {"seed": seed, "temperature": temperature}

@@ -24,7 +24,7 @@ from tandem.speculation.request.shaping import Grammar, GrammarKind, Shaping
 from tandem.verification import VERIFIERS
 from tests.support.laws.run_law import LENGTH, SEEN, SIZES, RunLaw
 from tests.support.laws.shaping import END, law_of, shaped
-from tests.support.laws.suited import rules_for
+from tests.support.laws.suited import tried_rules
 from tests.support.laws.tables import PROMPT, Text
 
 # The penalties and the bias are float32.
@@ -97,8 +97,8 @@ def _cases() -> list[tuple[str, str, bool, str]]:
     """All controls with every rule that suits a method; each alone with chains and trees."""
     together = [
         (name, rule.name, on_device, "all")
-        for name, recipe in METHODS.items()
-        for rule in rules_for(recipe.drafter)
+        for name in METHODS
+        for rule in tried_rules(name)
         for on_device in ((False, True) if name == "model" else (False,))
         if rule.lossless
     ]
