@@ -60,6 +60,7 @@ def follow(
     first: int,
     nodes: int,
     depth: int,
+    vocab_size: int,
     rounds: int,
 ) -> tuple[float, list[float]]:
     """Tokens a round, and the seconds of each look-up.
@@ -70,13 +71,14 @@ def follow(
         first: place of the first round.
         nodes: of a draft.
         depth: of a draft.
+        vocab_size: of the ids.
         rounds: at most.
     """
     place, spent = first, list[float]()
     while len(spent) < rounds and place + depth < len(text):
         context = text[max(0, place - CONTEXT) : place]
         since = time.perf_counter()
-        tree = MergedTree(nodes)
+        tree = MergedTree(nodes, vocab_size)
         for store in stores:
             tree.fill(store.continuations(context, depth))
         spent.append(time.perf_counter() - since)
@@ -118,7 +120,9 @@ def main() -> None:
         }
         for name, own in stores.items():
             for nodes, depth in SIZES:
-                tokens, spent = follow(own, text, 512, nodes, depth, options.rounds)
+                tokens, spent = follow(
+                    *(own, text, 512, nodes, depth, index.about.vocab_size, options.rounds)
+                )
                 times = np.percentile(spent, (50, 95, 99)) * 1e3
                 lines.append(Looked(name, nodes, depth, tokens, *map(float, times)))
     built = {"tokens": index.about.tokens, "seconds": seconds, "mib": size}

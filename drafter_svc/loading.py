@@ -23,7 +23,7 @@ from tandem.settings import KIB, MIB
 
 _log = structlog.get_logger(__name__)
 
-_NO_EFFECT = "AHEAD has no effect: the method needs news of its target before it drafts, or no time"
+_NO_EFFECT = "AHEAD has no effect: drafts of this method are not prepared"
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,18 @@ def _with_models(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
     from tandem.serving.drafting import law_of, load_models, require_its_vocabulary
     from tandem.serving.model import engine_over, info_of
 
-    room = room_for(settings.ahead, recipe.largest_tree or settings.max_gamma)
+    prepares = settings.ahead if recipe.drafter.prepares else 0
+    room = room_for(prepares, recipe.largest_tree or settings.max_gamma)
     models = load_models(recipe, settings, settings.model, settings.target, ahead=room)
     truncation = settings.truncation
-    info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:]))
+    drafter = recipe.make(models, truncation)
+    require_its_vocabulary(drafter, models[0])
+    info = info_of(models[0], settings, *law_of(recipe, truncation, models[1:], drafter))
     info.vocab_size = max(model.vocab_size for model in models)
     info.max_length = min(info.max_length, *(model.max_length for model in models))
     info.cache_tokens = min((each.positions for each in models if each.positions), default=0)
     info.parameters = sum(model.parameters for model in models)
     info.max_nodes = recipe.largest_tree
-    drafter = recipe.make(models, truncation)
-    require_its_vocabulary(drafter, models[0])
     ahead = _ahead_of(settings, drafter, info, room)
     engine = engine_over(models, settings, "drafter-engine")
     described = recipe.model_dump_json()
@@ -129,7 +130,7 @@ def _alone(settings: DrafterSettings, recipe: Recipe) -> LoadedDrafter:
         max_sequences=settings.max_sequences,
         device="cpu",
         max_message_bytes=settings.max_message_mib * MIB,
-        fingerprint=fingerprint_of(described),
+        fingerprint=fingerprint_of(described, drafter.data),
         zone=settings.zone,
         max_nodes=drafter.largest_tree,
         vocab_size=drafter.vocab_size,

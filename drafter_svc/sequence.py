@@ -57,7 +57,7 @@ class DraftedSequence(
         self._ahead_bytes = ahead_bytes
         self._ahead: Ahead | None = None
         self._preparing: Preparing | None = None
-        self._draws = info.vocab_size > 0  # else its tokens are certain
+        self._draws = info.parameters > 0  # else its tokens are certain
 
     async def _open(
         self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None

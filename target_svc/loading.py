@@ -145,7 +145,7 @@ def own_drafts(
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
         recipe=recipe.model_dump_json(),
-        fingerprint=fingerprint_of(*law_of(recipe, keys.truncation, models)),
+        fingerprint=fingerprint_of(*law_of(recipe, keys.truncation, models, drafter)),
         shape=messages.shape_to(drafter.shape),
         pure=drafter.pure,
         max_gamma=settings.max_gamma,

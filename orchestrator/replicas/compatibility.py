@@ -238,7 +238,7 @@ def _rows_that_fit(
     target: common_pb2.ModelInfo, place: int, reply: drafter_pb2.GetModelInfoResponse
 ) -> int:
     """How many of a drafter's rows a message to the target holds."""
-    if not reply.info.vocab_size:  # certain tokens, without rows
+    if not reply.info.parameters:  # certain tokens, without rows
         return target.max_message_bytes
     width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
     fitting = (target.max_message_bytes - AROUND_BYTES) // (_ENTRY_BYTES * width)

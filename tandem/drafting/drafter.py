@@ -91,19 +91,23 @@ class Drafter(ABC):
         tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
             models say it.
         vocab_size: number of these ids.
+        data: fingerprint of what it drafts from beside its recipe and its models.
         part: see `number`; 0 for a method that is no part.
         looks: the model whose rows say what may follow a draft, which has the first of a sequence's
             caches; None where drafts are not prepared ahead (`tandem.drafting.ahead`): the method
             needs news of the target, or no time.
+        prepares: whether a drafter of its class has such a model.
     """
 
     shape: ClassVar[DraftShape] = DraftShape.CHAIN
+    prepares: ClassVar[bool] = False
     pure: bool = False
     largest_tree: int = 0
     wants: FeatureSpec | None = None
     made_for: str = ""
     tokenizer: str = ""
     vocab_size: int = 0
+    data: str = ""
     part: int = 0
     looks: Scorer | None = None
 

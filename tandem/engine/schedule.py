@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.asks import Draw, DrawTogether, Take
+from tandem.engine.asks import Draw, DrawTogether, Review, Take
 from tandem.engine.job import Job
 from tandem.profile import Profile
 
@@ -61,6 +61,10 @@ class BatchLimits:
         return min(max(rows, 1), _LARGEST_ALONE)
 
 
+# Passes of which a draft is made.
+_DRAFTS = (Draw, DrawTogether, Review)
+
+
 def select(
     jobs: Sequence[Job[Any]], open_sequences: int, limits: BatchLimits, saved: int = 0
 ) -> list[Job[Any]]:
@@ -82,7 +86,7 @@ def select(
     selected: list[Job[Any]] = []
     opening: list[Job[Any]] = []
     budget = limits.token_budget
-    drafting = {id(job.ask.scorer) for job in jobs if isinstance(job.ask, (Draw, DrawTogether))}
+    drafting = {id(job.ask.scorer) for job in jobs if isinstance(job.ask, _DRAFTS)}
     for job in jobs:
         if drafting and id(job.ask.scorer) not in drafting:  # type: ignore[union-attr]
             continue

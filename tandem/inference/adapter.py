@@ -36,7 +36,7 @@ def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:
     try:
         own = json.loads((place / CONFIG).read_text())
         made_for = str(own.get("tandem", {}).get("made_for", ""))
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise StartupError(f"cannot read {folder}/{CONFIG}: {first_line(error)}") from error
     if made_for and made_for != fingerprints(model, "").weights:
         raise StartupError(

@@ -63,15 +63,26 @@ def read_skipped(path: str) -> Skipped:
     """
     try:
         found = json.loads(Path(path).read_text())
-        sets = [tuple(sorted({int(i) for i in found[key]})) for key in ("attention", "mlp")]
+        sets = [_layers(found[key]) for key in ("attention", "mlp")]
         return Skipped(sets[0], sets[1], str(found.get("made_for", "")))
     except OSError as error:
         raise StartupError(f"cannot read the skip file {path!r}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StartupError(
             f"{path!r} is no skip file: it has the numbers of layers in two lists, `attention` and"
             f" `mlp` ({type(error).__name__}: {first_line(error)})"
         ) from error
+
+
+def _layers(value: object) -> tuple[int, ...]:
+    """The numbers of a list, each once.
+
+    Raises:
+        TypeError: it is no list of integers.
+    """
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise TypeError("no list of integers")
+    return tuple(sorted(set(value)))
 
 
 def take_part(model: PreTrainedModel, part: ModelPart) -> None:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from tandem.errors import StartupError
 from tandem.retrieval.index import (
+    ABOUT,
     BIGRAMS,
     SUFFIXES,
     TOKENS,
@@ -25,8 +26,6 @@ from tandem.vocabulary import vocabulary_fingerprint
 
 # A larger file is data rather than text.
 LARGEST_FILE = 1 << 20
-# Suffixes are numbered in 32 bits by a sort that works on bytes.
-MOST_TOKENS = (1 << 31) // 4 - 1
 _BATCH = 64
 # Folders with what is not the folder's own text.
 _OTHERS = {"site-packages", "dist-packages", "node_modules", "__pycache__", ".git"}
@@ -68,8 +67,11 @@ def build_index(
         progress: is told of each batch.
 
     Raises:
-        StartupError: no file is a text.
+        StartupError: no file is a text, or the index cannot be written.
     """
+    check_output(output)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     vocab = tokenizer.get_vocab()
     vocab_size = max(vocab.values()) + 1
     kind = kind_of(vocab_size)
@@ -112,23 +114,57 @@ def write_index(
         source: see `About`.
     """
     held = ids.astype(kind_of(vocab_size))
-    written: dict[str, npt.NDArray[Any]] = {
-        TOKENS: held,
-        SUFFIXES: suffixes_of(held).astype(np.uint32),
-        BIGRAMS: bigrams_of(held.astype(np.int64), vocab_size).astype(np.uint32),
-    }
+    output = output.absolute()
+    check_output(output)
     fresh = output.with_name(f".{output.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    sums = {}
-    for name, content in written.items():
-        content.tofile(fresh / name)
-        sums[name] = hashlib.sha256(content.tobytes()).hexdigest()
-    about = About(tokenizer, vocab_size, len(held), files, source, sums)
-    write_about(fresh, about)
-    shutil.rmtree(output, ignore_errors=True)
-    fresh.rename(output)
+    stale = output.with_name(f".{output.name}.old")
+    try:
+        for leftover in (fresh, stale):
+            shutil.rmtree(leftover, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        # One after the other: each takes a multiple of the ids in memory.
+        sums = {
+            TOKENS: _written(fresh / TOKENS, held),
+            SUFFIXES: _written(fresh / SUFFIXES, suffixes_of(held)),
+            BIGRAMS: _written(fresh / BIGRAMS, bigrams_of(held, vocab_size)),
+        }
+        about = About(
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            tokens=len(held),
+            files=files,
+            source=source,
+            sha256=sums,
+        )
+        write_about(fresh, about)
+        if output.exists():
+            output.rename(stale)
+        fresh.rename(output)
+        shutil.rmtree(stale, ignore_errors=True)
+    except OSError as error:
+        raise StartupError(f"cannot write the index {str(output)!r}: {error.strerror}") from error
     return about
+
+
+def check_output(output: Path) -> None:
+    """Refuse a place that holds something else than an index.
+
+    Raises:
+        StartupError: it does.
+    """
+    if not output.exists():
+        return
+    if not output.is_dir() or (any(output.iterdir()) and not (output / ABOUT).is_file()):
+        raise StartupError(
+            f"{str(output)!r} is there and is no index: name another folder for the index"
+        )
+
+
+def _written(path: Path, content: npt.NDArray[Any]) -> str:
+    """Write an array; returns the SHA-256 of its bytes."""
+    content.tofile(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _texts(files: Sequence[Path]) -> Iterator[tuple[list[str], int]]:
@@ -148,21 +184,32 @@ def _texts(files: Sequence[Path]) -> Iterator[tuple[list[str], int]]:
         yield batch, len(files)
 
 
-def suffixes_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def suffixes_of(ids: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     """Where each suffix of big-endian ids begins, in the order of the suffixes."""
     from pydivsufsort import divsufsort
 
     width = ids.dtype.itemsize
-    starts: npt.NDArray[np.int64] = divsufsort(ids.view(np.uint8))
-    found: npt.NDArray[np.int64] = starts[starts % width == 0] // width
+    starts: npt.NDArray[Any] = divsufsort(ids.view(np.uint8))
+    found: npt.NDArray[np.uint32] = starts[starts % width == 0].astype(np.uint32)
+    found //= np.uint32(width)
     return found
 
 
-def bigrams_of(ids: npt.NDArray[np.int64], vocab_size: int) -> npt.NDArray[np.int64]:
+# Pairs that are counted at a time.
+_PAIRS = 1 << 22
+
+
+def bigrams_of(ids: npt.NDArray[Any], vocab_size: int) -> npt.NDArray[np.uint32]:
     """[vocab_size] the most frequent token behind each; `vocab_size` where nothing follows."""
-    pairs, counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
-    first, second = pairs // vocab_size, pairs % vocab_size
-    order = np.lexsort((-second, counts, first))  # the last of each token is its most frequent one
-    found = np.full(vocab_size, vocab_size, np.int64)
-    found[first[order]] = second[order]
+    pairs, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    for first in range(0, len(ids) - 1, _PAIRS):
+        part = ids[first : first + _PAIRS + 1].astype(np.int64)
+        own, numbers = np.unique(part[:-1] * vocab_size + part[1:], return_counts=True)
+        joined, places = np.unique(np.concatenate([pairs, own]), return_inverse=True)
+        counts = np.bincount(places, np.concatenate([counts, numbers])).astype(np.int64)
+        pairs = joined
+    before, behind = pairs // vocab_size, pairs % vocab_size
+    order = np.lexsort((-behind, counts, before))  # the last of each is its most frequent one
+    found = np.full(vocab_size, vocab_size, np.uint32)
+    found[before[order]] = behind[order]
     return found

@@ -11,21 +11,22 @@ import mmap
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tandem.errors import StartupError, first_line
 from tandem.retrieval.store import Continuations
 
 ABOUT, TOKENS, SUFFIXES, BIGRAMS = "index.json", "tokens.bin", "suffixes.bin", "bigrams.bin"
-_FILES = (TOKENS, SUFFIXES, BIGRAMS)
 VERSION = 1
+# Suffixes are numbered in 32 bits, by a sort that works on bytes.
+MOST_TOKENS = (1 << 31) // 4 - 1
 
 
-@dataclass(frozen=True)
-class About:
+class About(BaseModel):
     """What an index says of itself.
 
     Attributes:
@@ -38,13 +39,21 @@ class About:
         version: of the format.
     """
 
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
     tokenizer: str
-    vocab_size: int
-    tokens: int
+    vocab_size: Annotated[int, Field(ge=1, le=1 << 31)]
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
     files: int
     source: str
     sha256: dict[str, str]
     version: int = VERSION
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what it holds, 64 characters."""
+        sums = json.dumps(sorted(self.sha256.items()))
+        return hashlib.sha256(sums.encode()).hexdigest()
 
 
 def kind_of(vocab_size: int) -> np.dtype[np.unsignedinteger]:
@@ -58,6 +67,12 @@ def indexes_folder() -> Path:
     return Path(base) / "tandem" / "indexes"
 
 
+def indexes() -> list[Path]:
+    """Folders of the cache folder's indexes."""
+    found = indexes_folder().glob(f"*/{ABOUT}")
+    return sorted(about.parent for about in found if not about.parent.name.startswith("."))
+
+
 def find_index(path: str) -> Path:
     """The folder of an index.
 
@@ -68,9 +83,8 @@ def find_index(path: str) -> Path:
         StartupError: there is none, or there are several.
     """
     if path:
-        return Path(path)
-    folder = indexes_folder()
-    found = sorted(about.parent for about in folder.glob(f"*/{ABOUT}"))
+        return Path(path).expanduser()
+    found, folder = indexes(), indexes_folder()
     if len(found) == 1:
         return found[0]
     if not found:
@@ -91,17 +105,22 @@ def read_about(folder: Path) -> About:
         StartupError: there is none, or it is none that this version can read.
     """
     try:
-        about = About(**json.loads((folder / ABOUT).read_text()))
+        said = json.loads((folder / ABOUT).read_text())
+        version = said.get("version")
+        if version == VERSION:
+            return About.model_validate(said)
     except OSError as error:
         raise StartupError(f"no index in {str(folder)!r}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = ".".join(map(str, fault["loc"]))
+        raise StartupError(f"no index in {str(folder)!r}: {place}: {fault['msg']}") from error
+    except (ValueError, AttributeError, RecursionError) as error:
         raise StartupError(f"no index in {str(folder)!r}: {first_line(error)}") from error
-    if about.version != VERSION:
-        raise StartupError(
-            f"the index {str(folder)!r} has the format {about.version}, this version reads"
-            f" {VERSION}: build it anew"
-        )
-    return about
+    raise StartupError(
+        f"the index {str(folder)!r} has the format {version}, this version reads {VERSION}: build"
+        " it anew"
+    )
 
 
 class Index:
@@ -124,27 +143,40 @@ class Index:
         self._width, self._length = kind.itemsize, self.about.tokens
         sizes = {TOKENS: self._width * self._length, SUFFIXES: 4 * self._length}
         sizes[BIGRAMS] = 4 * self.about.vocab_size
-        maps = {}
-        self._stamps: list[tuple[int, tuple[int, int]]] = []
-        for name in _FILES:
-            try:
-                file = os.open(folder / name, os.O_RDONLY)
-                found = os.fstat(file)
-                if found.st_size != sizes[name]:
-                    raise ValueError(f"{name} has {found.st_size} of {sizes[name]} bytes")
-                maps[name] = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-                if hashlib.sha256(maps[name]).hexdigest() != self.about.sha256.get(name):
-                    raise ValueError(f"{name} is not what was written")
-            except (OSError, ValueError) as error:
-                raise StartupError(
-                    f"the index {str(folder)!r} cannot be used: {first_line(error)}; build it anew"
-                ) from error
-            self._stamps.append((file, (found.st_size, found.st_mtime_ns)))
+        self._files: list[tuple[int, tuple[int, int]]] = []
+        try:
+            maps = {name: self._map(folder / name, size) for name, size in sizes.items()}
+        except (OSError, ValueError) as error:
+            self.close()
+            raise StartupError(
+                f"the index {str(folder)!r} cannot be used: {first_line(error)}; build it anew"
+            ) from error
         self._bytes = maps[TOKENS]
         self._tokens = np.frombuffer(self._bytes, kind)
         self._suffixes = np.frombuffer(maps[SUFFIXES], np.uint32)
         self._starts = memoryview(maps[SUFFIXES]).cast("I")  # the same, and faster one by one
         self.bigrams = np.frombuffer(maps[BIGRAMS], np.uint32)
+
+    def _map(self, path: Path, size: int) -> mmap.mmap:
+        """A file in memory, if it is what was written.
+
+        Raises:
+            ValueError: it is not.
+        """
+        file = os.open(path, os.O_RDONLY)
+        found = os.fstat(file)
+        self._files.append((file, (found.st_size, found.st_mtime_ns)))
+        if found.st_size != size:
+            raise ValueError(f"{path.name} has {found.st_size} of {size} bytes")
+        mapped = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+        if hashlib.sha256(mapped).hexdigest() != self.about.sha256.get(path.name):
+            raise ValueError(f"{path.name} is not what was written")
+        return mapped
+
+    def close(self) -> None:
+        """Close the files; nothing may be read any more."""
+        while self._files:
+            os.close(self._files.pop()[0])
 
     @property
     def unchanged(self) -> bool:
@@ -152,7 +184,7 @@ class Index:
         end the process."""
         return all(
             (now.st_size, now.st_mtime_ns) == stamp
-            for now, stamp in ((os.fstat(file), stamp) for file, stamp in self._stamps)
+            for now, stamp in ((os.fstat(file), stamp) for file, stamp in self._files)
         )
 
     def find(self, token_ids: Sequence[int]) -> range:
@@ -189,4 +221,4 @@ class Index:
 
 def write_about(folder: Path, about: About) -> None:
     """Write what an index says of itself."""
-    (folder / ABOUT).write_text(json.dumps(asdict(about), indent=2) + "\n")
+    (folder / ABOUT).write_text(about.model_dump_json(indent=2) + "\n")

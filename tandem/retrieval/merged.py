@@ -14,11 +14,13 @@ class MergedTree:
 
     Attributes:
         most: nodes that it may have.
+        vocab_size: a continuation ends before an id that is not below.
         token_ids: of the nodes, parents before children.
         parents: the place that each hangs at.
     """
 
     most: int
+    vocab_size: int
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     _places: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -42,7 +44,7 @@ class MergedTree:
         for row in rows.tolist():
             at = 0
             for token_id in row:
-                if token_id < 0:
+                if not 0 <= token_id < self.vocab_size:
                     break
                 node = at, token_id
                 at = numbers.setdefault(node, len(numbers) + 1)

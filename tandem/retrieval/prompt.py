@@ -33,7 +33,7 @@ class PromptStore:
         for length in range(2, self._longest + 2):
             if not len(ends):
                 break
-            matches.append(ends[-MOST_OCCURRENCES:])
+            matches.append(ends[: -MOST_OCCURRENCES - 1 : -1])  # of equal ones the latest first
             ends = ends[ends >= length]
             ends = ends[searched[ends - length] == searched[-length]] if len(ends) else ends
         behind = np.arange(depth)

@@ -78,11 +78,12 @@ def load_models(
 
 
 def law_of(
-    recipe: Recipe, truncation: Truncation, models: Sequence[Model]
+    recipe: Recipe, truncation: Truncation, models: Sequence[Model], drafter: Drafter
 ) -> tuple[str | float, ...]:
-    """What drafts hang on: the recipe, its truncation, and its models."""
+    """What drafts hang on: the recipe, its truncation, its models, and other data."""
     fingerprints = [model.fingerprint for model in models]
-    return recipe.model_dump_json(), truncation.mass, truncation.support, *fingerprints
+    described = recipe.model_dump_json()
+    return described, truncation.mass, truncation.support, *fingerprints, drafter.data
 
 
 def require_its_vocabulary(drafter: Drafter, model: Model) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle
+from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
 from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.lookups.lookup import LookupRecipe
@@ -66,6 +66,8 @@ class CascadeDrafter(Drafter):
         leniency: by which inner acceptance is multiplied; more than 1 only with `certain`.
     """
 
+    pure = True
+
     def __init__(
         self,
         reviewer: ModelDrafter,
@@ -82,7 +84,7 @@ class CascadeDrafter(Drafter):
         self._certain, self._leniency = certain, leniency
         # Its rows are the reviewer's, whatever was guessed before them.
         self.pure = cut == "fixed" and not certain
-        self.tokenizer, self.vocab_size = inner.tokenizer, inner.vocab_size
+        take_vocabulary(self, [inner])
         self.number(1)
 
     def number(self, part: int) -> int:
@@ -196,7 +198,7 @@ def _sent(tokens: list[int], rows: Sequence[Row]) -> Draft:
 
 
 class _BuiltIn(BaseModel):
-    """What the built-in cascade takes from the settings, beside those of lookup."""
+    """What the built-in cascade takes from the settings, beside those of its `lookup`."""
 
     rule: Annotated[InnerRule, Setting("inner_rule", "rule by which inner drafts are reviewed")] = (
         "block"

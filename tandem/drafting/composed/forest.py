@@ -33,6 +33,7 @@ class ForestDrafter(Drafter):
     """
 
     shape = DraftShape.TREE
+    prepares = True
 
     def __init__(self, parts: Sequence[TreeDrafter], largest_tree: int) -> None:
         self._parts = tuple(parts)

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
 from tandem.drafting.composed.cascade import CascadeRecipe
-from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle
+from tandem.drafting.composed.parts import assume, begin_part, draft_chain, settle, take_vocabulary
 from tandem.drafting.decoders.model import ModelRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.lookups.lookup import LookupRecipe
@@ -39,9 +39,7 @@ class HorizontalDrafter(Drafter):
         self, parts: Sequence[Drafter], tokens: Sequence[int], caches: Sequence[int]
     ) -> None:
         self._parts, self._tokens, self._caches = tuple(parts), tuple(tokens), tuple(caches)
-        for part in parts:
-            if part.tokenizer:
-                self.tokenizer, self.vocab_size = part.tokenizer, part.vocab_size
+        take_vocabulary(self, parts)
         self.number(1)
 
     def number(self, part: int) -> int:

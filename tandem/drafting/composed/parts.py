@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.engine.asks import Steps, ToHost, ToHostTogether
+from tandem.errors import StartupError
 from tandem.speculation.draft import Draft
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 
@@ -29,6 +30,21 @@ def begin_part(
     return own
 
 
+def take_vocabulary(whole: Drafter, parts: Sequence[Drafter]) -> None:
+    """Have a method draft the ids of its parts' vocabulary, where they have one of their own.
+
+    Raises:
+        StartupError: they have several.
+    """
+    whole.data = " ".join(filter(None, (part.data for part in parts)))
+    for part in parts:
+        if part.tokenizer:
+            if whole.tokenizer not in ("", part.tokenizer):
+                raise StartupError("the indexes of a recipe were built for different tokenizers")
+            whole.tokenizer = part.tokenizer
+            whole.vocab_size = max(whole.vocab_size, part.vocab_size)
+
+
 def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -> Steps[Draft]:
     """A part's draft, as a chain.
 
@@ -36,7 +52,7 @@ def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -
     that of a part is not the last one of the whole, and is asked for in another way. Of a tree of
     certain tokens the path of first siblings is taken: they may be chosen in any way.
     """
-    steps, answer = drafter.draft(own, round_, gamma, gamma), None
+    steps, answer = drafter.draft(own, round_, gamma, max(gamma, drafter.largest_tree)), None
     while True:
         try:
             ask = steps.send(answer)

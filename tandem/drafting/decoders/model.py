@@ -35,6 +35,7 @@ class ModelDrafter(Drafter):
     """
 
     pure = True
+    prepares = True
 
     def __init__(self, scorer: Scorer, truncation: Truncation, stop: Stop = FIXED) -> None:
         self.scorer = self.looks = scorer

@@ -46,11 +46,12 @@ class RetrievalDrafter(Drafter):
         self.largest_tree = largest_tree
         if index is not None:
             self.tokenizer, self.vocab_size = index.about.tokenizer, index.about.vocab_size
+            self.data = index.about.fingerprint
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """What followed; nothing where no store knows anything."""
         yield from ()
-        tree = MergedTree(min(budget, self.largest_tree))
+        tree = MergedTree(min(budget, self.largest_tree), sequence.vocab_size)
         for store in self._stores:
             tree.fill(store.continuations(sequence.token_ids, gamma))
         return Draft.certain(tree.token_ids, tree.parents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from tandem.speculation.categorical import Categorical
 from tandem.speculation.distribution import draw, process
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
+
+# Probabilities of a part, in float64: 64 MB for each of the three tensors of them.
+_MOST = 1 << 23
 
 
 def review(asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]) -> list[Reviewed | None]:
@@ -32,12 +35,28 @@ def review(asks: Sequence[Review], logits: Tensor, firsts: Sequence[int]) -> lis
     kinds: dict[tuple[object, ...], list[int]] = {}
     for place, ask in enumerate(asks):
         kinds.setdefault((ask.truncation, ask.rule, ask.leniency), []).append(place)
-    for places in kinds.values():
+    for places in _bounded(asks, kinds.values(), logits.shape[1]):
         group = [asks[place] for place in places]
         found = _reviewed(group, logits, [firsts[place] for place in places])
         for place, answer in zip(places, found, strict=True):
             answers[place] = answer
     return answers
+
+
+def _bounded(
+    asks: Sequence[Review], kinds: Iterable[Sequence[int]], vocab_size: int
+) -> Iterator[list[int]]:
+    """The same places in parts whose rows, padded to the longest guess, take little memory."""
+    for places in kinds:
+        part: list[int] = []
+        longest = 0
+        for place in sorted(places, key=lambda place: len(asks[place].guess)):
+            longest = max(longest, len(asks[place].guess))
+            if part and (len(part) + 1) * (longest + 1) * vocab_size > _MOST:
+                yield part
+                part = []
+            part.append(place)
+        yield part
 
 
 def _reviewed(

@@ -115,6 +115,24 @@ def test_guesses_of_several_sizes_and_rules_share_a_step() -> None:
     assert len(found[3].rows[0][0]) == 6
 
 
+def test_large_steps_are_decided_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = drawn(0), Draft.certain([]), drawn(2)
+    asks = [asked(first, [0.3, 0.6]), asked(second, [0.2]), asked(third, [0.1, 0.9])]
+    logits = torch.cat([LOGITS, LOGITS[:1], LOGITS])
+    whole = review(asks, logits, [0, 2, 3])
+    parts, own = list[int](), reviews._reviewed
+
+    def counted(group: Any, *rest: Any) -> Any:
+        parts.append(len(group))
+        return own(group, *rest)
+
+    monkeypatch.setattr(reviews, "_MOST", 12)
+    monkeypatch.setattr(reviews, "_reviewed", counted)
+    found = review(asks, logits, [0, 2, 3])
+    assert parts == [1, 1, 1]
+    assert [one and one.token_ids for one in found] == [one and one.token_ids for one in whole]
+
+
 def test_leniency_keeps_more() -> None:
     strict, lenient = (
         sum(told(asked(drawn(2), [u, 0.0], truncation=Truncation(1.0, 0), leniency=factor)).kept

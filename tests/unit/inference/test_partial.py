@@ -138,6 +138,8 @@ ALL: Sequence[int] = list(range(LAYERS))
         ({"attention": [], "mlp": [], "made_for": "ab" * 32}, "is for another model, .* abababab"),
         ({"attention": [1]}, r"is no skip file: .* \(KeyError: 'mlp'\)"),
         ([], r"is no skip file: .*\(TypeError"),
+        ({"attention": [1.7], "mlp": []}, r"is no skip file: .*no list of integers"),
+        ({"attention": [], "mlp": "12"}, r"is no skip file: .*no list of integers"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(content: Any, sentence: str, tmp_path: Path) -> None:

@@ -79,6 +79,46 @@ def test_an_interrupted_search_continues(tmp_path: Path) -> None:
     assert len(second.asked) == 9
 
 
+def test_a_search_that_is_interrupted_within_a_trial_continues(tmp_path: Path) -> None:
+    search: Any = skip_search.search
+    model = Pretended()
+    measure = model.measure
+
+    def interrupted(part: ModelPart) -> Found:
+        if len(model.asked) == 3:
+            model.asked.append(set())
+            raise KeyboardInterrupt
+        return measure(part)
+
+    model.measure = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        search(model, study_in(tmp_path), 20, 10.0, tmp_path / "part.json")
+    # And by a kill: a trial that never ends.
+    study_in(tmp_path).ask()
+    search(model, study_in(tmp_path), 20, 10.0, tmp_path / "part.json")
+    assert {frozenset(one) for one in model.asked} >= {frozenset({n}) for n in names_of(LAYERS)}
+    best = skip_search.best_of(
+        [skip_search.told(t) for t in skip_search.complete(study_in(tmp_path))]
+    )
+    assert (best["attention"], best["mlp"]) == ([1, 2, 4], [1, 4])
+
+
+def test_a_lucky_trial_of_a_set_is_not_the_best() -> None:
+    def trial(mlp: int, gain: float) -> dict[str, Any]:
+        return {
+            "attention": [],
+            "mlp": [mlp],
+            "gain": gain,
+            "overlap": 1.0,
+            "step": 1.0,
+            "tokens": 1.0,
+        }
+
+    trials = [trial(1, 9.0), trial(1, 0.7), trial(1, 0.8), trial(2, 0.9)]
+    assert skip_search.best_of(trials)["mlp"] == [2]
+    assert skip_search.best_of(trials[:3])["gain"] == 0.8
+
+
 def test_what_adds_nothing_is_not_missed(tmp_path: Path) -> None:
     """On a model: a layer that writes zeros has overlap 1, another one has less."""
     model = build(LLAMA, num_hidden_layers=3)

@@ -65,3 +65,28 @@ def test_a_folder_without_texts_is_refused(folder: Path, tokenizer: Tokenizer) -
         with pytest.raises(StartupError, match="no text in texts: no file of UTF-8"):
             build_index(files, tokenizer, folder.parent / "index", "texts", 3)
     assert not (folder.parent / "index").exists()
+
+
+def test_settings_of_the_tokenizers_file_do_not_shorten_texts(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    tokenizer.enable_truncation(1)
+    tokenizer.enable_padding(length=9)
+    about = build_index(text_files(folder, ["1.txt"]), tokenizer, folder / "i", "texts", 100)
+    assert about.tokens == 2
+
+
+def test_what_is_there_is_not_overwritten_unless_it_is_an_index(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    files = text_files(folder, ["1.txt"])
+    for place in (folder, folder / "1.txt"):
+        with pytest.raises(StartupError, match="is there and is no index: name another folder"):
+            build_index(files, tokenizer, place, "texts", 100)
+    assert (folder / "1.txt").read_text() == "a b"
+    place = folder.parent / "index"
+    place.mkdir()
+    for _ in range(2):
+        assert build_index(files, tokenizer, place, "texts", 100).tokens == 2
+    with pytest.raises(StartupError, match=r"cannot write the index .*Not a directory"):
+        build_index(files, tokenizer, folder / "1.txt" / "index", "texts", 100)

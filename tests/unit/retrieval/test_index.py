@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -117,9 +118,34 @@ def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
     about.write_text(json.dumps({**content, "version": 2}))
     with pytest.raises(StartupError, match=r"has the format 2, this version reads 1: build"):
         Index(tmp_path / "index")
-    about.write_text("{}")
-    with pytest.raises(StartupError, match=r"no index in .*missing"):
-        Index(tmp_path / "index")
+    for said, sentence in (
+        ("{}", "has the format None, this version reads 1"),
+        ('{"version": 1}', "no index in .*: tokenizer: Field required"),
+        (json.dumps({**content, "vocab_size": "3"}), "vocab_size: Input should be a valid integer"),
+        (json.dumps({**content, "sha256": []}), "sha256: Input should be a valid dictionary"),
+        ("[" * 100_000, "no index in "),
+        ("[]", "no index in "),
+    ):
+        about.write_text(said)
+        with pytest.raises(StartupError, match=sentence) as error:
+            Index(tmp_path / "index")
+        assert "\n" not in str(error.value)
+
+
+def test_files_of_a_refused_index_are_closed(tmp_path: Path) -> None:
+    written(tmp_path, [0, 1, 2], 3)
+    (tmp_path / "index" / BIGRAMS).write_bytes(b"")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(StartupError):
+            Index(tmp_path / "index")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_index_is_told_from_another_by_what_it_holds(tmp_path: Path) -> None:
+    first = written(tmp_path, [0, 1, 2], 3).about.fingerprint
+    assert written(tmp_path, [0, 1, 2], 3).about.fingerprint == first
+    assert written(tmp_path, [0, 2, 1], 3).about.fingerprint != first
 
 
 def test_an_index_that_is_cut_short_while_it_serves_is_left_alone(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_it_has_the_most_frequent_beginnings(seed: int) -> None:
         row[end:] = [-1] * (4 - end)
     counts = Counter(tuple(row[:n]) for row in rows for n in range(1, 5) if min(row[:n]) >= 0)
     most = rng.randint(1, 20)
-    tree = MergedTree(most)
+    tree = MergedTree(most, 9)
     tree.fill([np.array(rows)])
     paths = paths_of(tree)
     assert len(paths) == min(most, len(counts)) == len(set(paths))
@@ -39,7 +39,7 @@ def test_it_has_the_most_frequent_beginnings(seed: int) -> None:
 
 
 def test_later_matches_fill_what_is_left() -> None:
-    tree = MergedTree(5)
+    tree = MergedTree(5, 10)
     asked = []
 
     def matches() -> Iterator[Continuations]:
@@ -55,6 +55,12 @@ def test_later_matches_fill_what_is_left() -> None:
 
 
 def test_nothing_found_is_an_empty_tree() -> None:
-    tree = MergedTree(5)
+    tree = MergedTree(5, 10)
     tree.fill([])
     assert (tree.token_ids, tree.parents, tree.full) == ([], [], False)
+
+
+def test_a_continuation_ends_before_an_id_that_there_is_not() -> None:
+    tree = MergedTree(5, 4)
+    tree.fill([np.array([[1, 4, 2], [3, 2, 9]])])
+    assert paths_of(tree) == [(1,), (3,), (3, 2)]

@@ -20,7 +20,8 @@ def test_it_finds_every_earlier_place_the_longest_match_first(seed: int) -> None
         ends = [i for i in range(length, len(text)) if text[i - length : i] == tail]
         if ends:
             rows = [text[end : end + 3] for end in ends]
-            expected.append([row + [-1] * (3 - len(row)) for row in rows])
+            padded = [row + [-1] * (3 - len(row)) for row in rows]
+            expected.append(padded[::-1])
     found = [rows.tolist() for rows in PromptStore(longest, 1000).continuations(text, 3)]
     assert found == expected
 
@@ -32,7 +33,7 @@ def test_only_the_window_is_searched_and_the_latest_places_are_taken() -> None:
     text = [1, 7, 1, 8] * 100 + [1]
     (rows,) = PromptStore(1, 1000).continuations(text, 1)
     assert len(rows) == 64
-    assert rows[-2:, 0].tolist() == [7, 8]
+    assert rows[:2, 0].tolist() == [8, 7]
 
 
 def test_a_single_token_has_no_match() -> None:

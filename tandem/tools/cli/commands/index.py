@@ -40,7 +40,7 @@ def _misconfigured() -> Iterator[None]:
     with reported():
         try:
             yield
-        except StartupError as error:
+        except (StartupError, NotImplementedError) as error:  # pathlib on an absolute pattern
             raise Misconfigured(str(error)) from error
 
 
@@ -83,10 +83,10 @@ def build(
             metavar="N",
             min=1,
             max=500_000_000,
-            help="Stop reading at so many tokens; an index takes 6 bytes of each (8 if the"
-            " vocabulary has more than 65,536 ids).",
+            help="Stop reading at so many tokens. Of each, an index takes 6 bytes (8 if the"
+            " vocabulary has more than 65,536 ids), and building it 40 bytes of memory.",
         ),
-    ] = 100_000_000,
+    ] = 50_000_000,
 ) -> None:
     """Index the texts of a folder by a tokenizer.
 
@@ -95,7 +95,7 @@ def build(
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tandem.retrieval.build import build_index, text_files
+    from tandem.retrieval.build import build_index, check_output, text_files
     from tandem.retrieval.index import indexes_folder
     from tandem.vocabulary import vocabulary_fingerprint
 
@@ -105,6 +105,7 @@ def build(
         patterns = pattern or (["*"] if folder else ["*.py"])
         fingerprint = vocabulary_fingerprint(own.get_vocab())
         place = output or indexes_folder() / fingerprint[:16]
+        check_output(place)
         began = time.monotonic()
         files = text_files(own_folder, patterns)
         columns = (
@@ -137,13 +138,16 @@ def build(
 @index.command(name="list")
 def list_() -> None:
     """List the indexes in the cache folder."""
-    from tandem.retrieval.index import indexes_folder, read_about
+    from tandem.retrieval.index import indexes, indexes_folder, read_about
 
     with _misconfigured():
-        folder = indexes_folder()
-        found = sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+        folder, found = indexes_folder(), indexes()
         for place in found:
-            about = read_about(place)
+            try:
+                about = read_about(place)
+            except StartupError as error:
+                err.print(str(error), style="yellow", highlight=False)
+                continue
             out.print(
                 f"{place}: {about.tokens:,} tokens of {about.files:,} files of {about.source},"
                 f" tokenizer {about.tokenizer[:12]}",

@@ -52,7 +52,7 @@ def _models(reply: pb.GetModelInfoResponse) -> Table:
     columns = [_rows(reply.target)]
     if reply.HasField("drafter"):
         table.add_column("drafter")
-        columns.append(_rows(reply.drafter) if reply.drafter.vocab_size else _alone(reply.drafter))
+        columns.append(_rows(reply.drafter) if reply.drafter.parameters else _alone(reply.drafter))
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
     recipes = "\n".join(map(shown, reply.drafter_recipes)) or "unknown"

@@ -34,7 +34,9 @@ def rows_of(reply: pb.GetModelInfoResponse) -> dict[str, list[str]]:
 
 
 def test_a_drafter_with_a_model() -> None:
-    small = common_pb2.ModelInfo(model="small", vocab_size=7, device="cpu", dtype="float32")
+    small = common_pb2.ModelInfo(
+        model="small", vocab_size=7, parameters=9, device="cpu", dtype="float32"
+    )
     rows = table(small, '{"method":"tree","model":"","acceptance":[0.7,0.1],"max_nodes":8}')
     assert rows["model"] == ["large", "small"]
     assert rows["runs on"] == ["cuda, bfloat16", "cpu, float32"]
@@ -60,7 +62,7 @@ def test_a_target_that_drafts() -> None:
 
 
 def test_drafters_of_another_release_may_tell_no_recipe() -> None:
-    small = common_pb2.ModelInfo(model="small", vocab_size=7)
+    small = common_pb2.ModelInfo(model="small", vocab_size=7, parameters=9)
     assert table(small)["recipe"] == ["", "unknown"]
 
 
@@ -73,6 +75,7 @@ def test_a_recipe_begins_with_its_method(name: str) -> None:
 def test_parts_are_shown_as_recipes() -> None:
     recipe = built_in("forest", DrafterSettings(second_model="there/[red]", acceptance=(0.5,)))
     assert shown(recipe.model_dump_json()) == (
-        "forest (parts tree (acceptance 0.5; max_nodes 16) + model (model \\[red]); max_nodes 16)"
+        "forest (parts tree (stop fixed; threshold 0.4; acceptance 0.5; max_nodes 16)"
+        " + model (model \\[red]; stop fixed; threshold 0.4); max_nodes 16)"
     )
     assert shown("no json") == "no json"
