@@ -85,19 +85,6 @@ def test_chains_are_trees_without_siblings() -> None:
     )
 
 
-def test_at_temperature_0_it_is_greedy() -> None:
-    """Rows of one token: what is kept is the target's own text."""
-    rng, own = np.random.default_rng(3), random.Random(3)
-    for _ in range(200):
-        draft = random_tree(own, 6)
-        p = torch.nn.functional.one_hot(torch.from_numpy(rng.integers(6, size=7)), VOCAB_SIZE)
-        rows, numbers = p[None].double(), torch.from_numpy(rng.random((1, 7)))
-        proposal = Proposal.from_drafts([draft])
-        mine, token = (r.verify(proposal, rows, numbers) for r in (RULE, VERIFIERS["token"]))
-        assert mine.place.tolist() == token.place.tolist()
-        assert mine.next_token.tolist() == token.next_token.tolist()
-
-
 def test_the_more_it_asks_the_nearer_is_the_law() -> None:
     """Distance of the law of four tokens from the target's: larger with a smaller epsilon."""
     tables = random_tables(np.random.default_rng(5), 7)
