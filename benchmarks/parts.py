@@ -100,12 +100,7 @@ def main() -> None:
     parser.add_argument("--name", default="", help="of the result; by default the target's")
     options = parser.parse_args()
     model = str(options.target)
-    pair = Pair(
-        target=str(options.target),
-        drafter=str(options.target),
-        recipe="model",
-        inside=options.inside,
-    )
+    pair = Pair(target=model, drafter=model, recipe="model", inside=options.inside)
     skip = {"SKIP": str(options.skip.absolute())} if options.skip else {}
     drafter = {"EXIT": str(options.exit), **skip}
     console = Console(width=100)

@@ -23,10 +23,9 @@ from benchmarks.measure.ratio import ratio
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import PROMPTS
 from benchmarks.sweep.recorded import Recorder
+from models.evaluate import kept_by_rank
 from tandem.drafting.decoders.shape import best, expected_tokens
-from tandem.speculation.proposal import Proposal
 from tandem.tools.local.pair import embedded
-from tandem.verification import VERIFIERS
 
 LENGTH = 200
 SIZES = ((2, 4), (4, 4), (4, 8), (4, 16), (4, 32), (8, 8), (8, 16), (8, 32))
@@ -52,28 +51,6 @@ class Size:
     depth: int
     nodes: int
     tokens: float
-
-
-def kept_by_rank(p: Tensor, q: Tensor, siblings: Tensor) -> Tensor:
-    """[N, K]: the probability that each sibling is the one that `token` keeps.
-
-    Args:
-        p: [N, V], the target's rows.
-        q: [N, V], the drafter's.
-        siblings: [N, K], drawn from q without replacement, in order.
-    """
-    count, ranks = siblings.shape
-    star = Proposal.from_dense(
-        siblings,
-        q[:, None].double(),
-        parents=[[0] * ranks] * count,
-        row_of=torch.zeros_like(siblings),
-        distinct=True,
-    )
-    places = p[:, None].double().expand(-1, ranks + 1, -1)
-    h = VERIFIERS["token"].accept_probabilities(star, places)
-    reached = torch.nn.functional.pad((1 - h).cumprod(1)[:, :-1], (1, 0), value=1.0)
-    return h * reached
 
 
 def setting_of(ranks: Sequence[Rank]) -> list[float]:

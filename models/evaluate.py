@@ -17,6 +17,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from models import corpus
 from models.llama import END_ID
+from tandem.speculation.proposal import Proposal
+from tandem.verification import VERIFIERS
 
 WINDOW = 512
 ROWS = 8
@@ -159,6 +161,28 @@ def context_losses(pair: Pair, stream: corpus.Tokens) -> dict[str, float]:
         [comparison(pair, chunk, skip=0)["target_loss"] for chunk in torch.split(tokens, 4)]
     )
     return {f"{a}-{b}": round(float(loss[:, a:b].mean()), 3) for a, b in pairwise(edges)}
+
+
+def kept_by_rank(p: Tensor, q: Tensor, siblings: Tensor) -> Tensor:
+    """[N, K]: the probability that each sibling is the one that `token` keeps.
+
+    Args:
+        p: [N, V], the target's rows.
+        q: [N, V], the drafter's.
+        siblings: [N, K], drawn from q without replacement, in order.
+    """
+    count, ranks = siblings.shape
+    star = Proposal.from_dense(
+        siblings,
+        q[:, None].double(),
+        parents=[[0] * ranks] * count,
+        row_of=torch.zeros_like(siblings),
+        distinct=True,
+    )
+    places = p[:, None].double().expand(-1, ranks + 1, -1)
+    h = VERIFIERS["token"].accept_probabilities(star, places)
+    reached = torch.nn.functional.pad((1 - h).cumprod(1)[:, :-1], (1, 0), value=1.0)
+    return h * reached
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from benchmarks.shapes import kept_by_rank
 from models import corpus, evaluate, llama
 from models.loop import Stage, train
 from models.train import divergence, missed, scaled
@@ -191,7 +190,7 @@ def measured(rows: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Any]:
         some_p, some_q = (part[:, every].flatten(0, 1) for part in (p, q))
         siblings = torch.multinomial(some_q, RANKS, generator=generator)
         kept = [
-            kept_by_rank(*part)
+            evaluate.kept_by_rank(*part)
             for part in zip(*(torch.split(x, 128) for x in (some_p, some_q, siblings)), strict=True)
         ]
         ranks: list[float] = []

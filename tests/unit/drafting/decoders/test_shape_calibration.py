@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.shapes import Rank, kept_by_rank, setting_of
+from benchmarks.shapes import Rank, setting_of
+from models.evaluate import kept_by_rank
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
 
