@@ -128,7 +128,7 @@ class CascadeDrafter(Drafter):
             reviewed = yield from self._review(sequence, round_, tokens, guess, left)
             tokens += reviewed.token_ids
             rows += reviewed.rows
-            assume(self._inner, own.inner, reviewed.token_ids)
+            assume(self._inner, own.inner, reviewed.token_ids, reviewed.kept)
         return Draft.certain(tokens) if self._certain else _sent(tokens, rows)
 
     def _review(

@@ -74,8 +74,17 @@ def draft_chain(drafter: Drafter, own: DraftSequence, round_: int, gamma: int) -
     return Draft.certain(path)
 
 
-def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int]) -> None:
-    """Have a part go on behind tokens that were drafted and are not emitted yet."""
+def assume(drafter: Drafter, own: DraftSequence, token_ids: Sequence[int], kept: int = 0) -> None:
+    """Have a part go on behind tokens that were drafted and are not emitted yet.
+
+    Args:
+        drafter: the part.
+        own: its sequence.
+        token_ids: at least one.
+        kept: of the part's last draft, if it had one.
+    """
+    if own.threshold is not None:
+        own.threshold.learn(kept)
     drafter.observe(own, token_ids)
     own.assumed += token_ids
 
@@ -87,6 +96,8 @@ def settle(drafter: Drafter, own: DraftSequence, emitted: Sequence[int]) -> None
         if guess != token_id:
             break
         agreed += 1
+    if agreed < len(own.assumed) and own.threshold is not None:
+        own.threshold.drafted = 0  # what it drafted behind them was not judged
     drafter.rewind(own, len(own.token_ids) - len(own.assumed) + agreed)
     own.assumed = []
     if rest := emitted[agreed:]:

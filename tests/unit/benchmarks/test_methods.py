@@ -1,0 +1,49 @@
+"""The rows of the benchmark of methods, and how texts and look-ups are counted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.lookups import follow
+from benchmarks.methods import METHODS as ROWS
+from benchmarks.methods import until_it_loops
+from drafter_svc.settings import DrafterSettings
+from tandem.drafting.choice.built_in import built_in
+from tandem.drafting.methods import METHODS
+from tandem.retrieval.prompt import PromptStore
+from tandem.verification import LOSSY_VERIFIERS, VERIFIERS
+from target_svc.settings import TargetSettings
+
+
+def test_every_method_and_rule_has_a_row() -> None:
+    assert {row.recipe for row in ROWS.values()} == set(METHODS)
+    # Pure methods' own rule keeps the lengths that `block` keeps, a token less.
+    rules = {row.rule for row in ROWS.values()}
+    assert rules == {*VERIFIERS, *LOSSY_VERIFIERS} - {"greedy_block"}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_names_settings_that_there_are(name: str) -> None:
+    row = ROWS[name]
+    drafter = {key.lower(): value for key, value in row.drafter.items()}
+    assert drafter.keys() <= DrafterSettings.model_fields.keys()
+    assert {key.lower() for key in row.target} <= TargetSettings.model_fields.keys()
+    recipe = built_in(row.recipe, DrafterSettings.model_validate(drafter))
+    assert bool(row.nodes) == (recipe.largest_tree > 0)
+    assert row.nodes <= max(recipe.largest_tree, 16)
+
+
+def test_a_text_is_counted_until_it_loops() -> None:
+    loop = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert until_it_loops([0, *loop * 5]) == 1 + 2 * 9 + 8
+    assert until_it_loops(list(range(100))) == 100
+    assert until_it_loops([]) == 0
+
+
+def test_a_look_up_moves_on_by_what_it_finds_and_a_token() -> None:
+    text = np.tile([1, 2, 3, 4, 5], 100).tolist()
+    tokens, spent = follow([PromptStore(4, 1000)], text, 50, 4, 4, 9, 10)
+    assert (tokens, len(spent)) == (5.0, 10)
+    tokens, spent = follow([PromptStore(4, 1000)], list(range(100)), 50, 4, 4, 100, 10)
+    assert (tokens, len(spent)) == (1.0, 10)
