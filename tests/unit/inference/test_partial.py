@@ -75,13 +75,16 @@ def test_a_part_is_the_model_without_the_other_sublayers(
     assert float(differences(expected, found).max()) < TOLERANCE
 
 
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 @pytest.mark.parametrize("row", TAKEN, ids=lambda row: row.model_type)
-def test_its_branches_are_its_texts(row: Architecture, tmp_path: Path) -> None:
+def test_its_branches_are_its_texts(row: Architecture, engine: Any, tmp_path: Path) -> None:
+    """OpenVINO leaves trees of models with windows to torch."""
     trees = random_trees(1)
     expected = plain_rows(reference(whole(row, **narrow(row)), SKIPPED), trees)
     model = whole(row, **narrow(row))
     take_part(model, skip_file(tmp_path, SKIPPED))
-    decoder = Decoder(model, "part", cache_tokens=1024)
+    decoder = Decoder(model, "part", cache_tokens=1024, engine=engine, trees=row.slides)
     assert worst_of(expected, tree_rows(decoder, trees)) < TOLERANCE
 
 
