@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from tandem.retrieval.store import Continuations
 
@@ -39,25 +40,29 @@ class MergedTree:
             self._add(rows)
 
     def _add(self, rows: Continuations) -> None:
-        counts: dict[tuple[int, int], int] = {}  # of nodes, by the number of their parent and token
-        numbers: dict[tuple[int, int], int] = {}
-        for row in rows.tolist():
-            at = 0
-            for token_id in row:
-                if not 0 <= token_id < self.vocab_size:
-                    break
-                node = at, token_id
-                at = numbers.setdefault(node, len(numbers) + 1)
-                counts[node] = counts.get(node, 0) + 1
-        # Nodes were numbered behind their parents, which occur at least as often.
-        places = {0: 0}
-        for node in sorted(counts, key=counts.__getitem__, reverse=True):
-            at, token_id = places[node[0]], node[1]
-            place = self._places.get((at, token_id))
+        held = rows.tolist()
+        # Beginnings that are not taken in yet, the most frequent first, of equal ones the first
+        # row's: how often, the first row, the depth, the parent's place, the token, the rows.
+        waiting: list[tuple[int, int, int, int, int, list[int]]] = []
+
+        def wait(depth: int, place: int, own: Iterable[int]) -> None:
+            """The beginnings of rows that are a token longer."""
+            groups: dict[int, list[int]] = {}
+            for row in own:
+                if 0 <= held[row][depth] < self.vocab_size:
+                    groups.setdefault(held[row][depth], []).append(row)
+            for token_id, group in groups.items():
+                heappush(waiting, (-len(group), group[0], depth, place, token_id, group))
+
+        wait(0, 0, range(len(held)))
+        while waiting:
+            _, _, depth, parent, token_id, group = heappop(waiting)
+            place = self._places.get((parent, token_id))
             if place is None:
                 if self.full:
                     return
                 self.token_ids.append(token_id)
-                self.parents.append(at)
-                place = self._places[at, token_id] = len(self.token_ids)
-            places[numbers[node]] = place
+                self.parents.append(parent)
+                place = self._places[parent, token_id] = len(self.token_ids)
+            if depth + 1 < rows.shape[1]:
+                wait(depth + 1, place, group)
