@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lookups import follow
-from benchmarks.methods import METHODS as ROWS
-from benchmarks.methods import until_it_loops
+from benchmarks.methods.lookups import follow
+from benchmarks.methods.rows import METHODS as ROWS
+from benchmarks.methods.texts import until_it_loops
 from drafter_svc.settings import DrafterSettings
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.methods import METHODS

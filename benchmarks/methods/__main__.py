@@ -15,9 +15,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,83 +30,16 @@ from benchmarks.measure.ratio import ratio
 from benchmarks.measure.services import serving
 from benchmarks.measure.tables import table_of
 from benchmarks.measure.texts import asked
-from models import corpus
+from benchmarks.methods.rows import DEPTH, METHODS, NODES, Method
+from benchmarks.methods.texts import held_out, training_index, until_it_loops
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
-from tandem.retrieval.build import build_index
 from tandem.tools.local.pair import EMBEDDED_HEADS, Pair, embedded
 from tandem.tools.local.process import ROOT
 from tandem.tools.local.stack import Stack
 
-NEW_TOKENS, DEPTH, NODES, RULE = 250, 4, 16, "token"
-PROMPT_TOKENS = 64
-# Where a greedy text counts as looping.
-_LOOP, _TIMES = 8, 3
-_ADAPTER = "models/layerskip"
-
-
-@dataclass(frozen=True)
-class Method:
-    """A row.
-
-    Attributes:
-        recipe: a built-in one, or a head's folder.
-        drafter: settings of the drafter, without their prefix.
-        target: of the target.
-        rule: that decides.
-        depth: of a draft.
-        nodes: of a tree; 0 for chains.
-    """
-
-    recipe: str = "model"
-    drafter: Mapping[str, str] = field(default_factory=dict)
-    target: Mapping[str, str] = field(default_factory=dict)
-    rule: str = RULE
-    depth: int = DEPTH
-    nodes: int = 0
-
-
-_PART = {"MODEL": "models/target"}
-_OWN = {**_PART, "EXIT": "3"}
-# SKIP and INDEX are filled in when a run begins.
-METHODS: dict[str, Method] = {
-    "model": Method(),
-    "model, depth 8": Method(depth=8),
-    "model, adaptive, depth 8": Method(drafter={"STOP": "adaptive"}, depth=8),
-    "model, confidence, depth 8": Method(drafter={"STOP": "confidence"}, depth=8),
-    "tree": Method("tree", nodes=NODES),
-    "chains, spectr": Method("chains", nodes=NODES, rule="spectr"),
-    "chains, gbv": Method("chains", nodes=NODES, rule="gbv"),
-    "forest": Method("forest", nodes=NODES),
-    "model, block": Method(rule="block"),
-    "lookup": Method("lookup"),
-    "retrieval, prompt": Method("retrieval", nodes=NODES),
-    "retrieval, prompt and bigrams": Method(
-        "retrieval", {"STORES": "prompt,bigrams", "INDEX": ""}, nodes=NODES
-    ),
-    "retrieval, corpus": Method(
-        "retrieval", {"STORES": "corpus", "INDEX": "", "MAX_NODES": "64"}, nodes=64
-    ),
-    "retrieval, prompt and corpus": Method(
-        "retrieval", {"STORES": "prompt,corpus", "INDEX": "", "MAX_NODES": "64"}, nodes=64
-    ),
-    "cascade": Method("cascade"),
-    "cascade, depth 8": Method("cascade", depth=8),
-    "horizontal": Method("horizontal"),
-    "exit 3": Method(drafter=_OWN),
-    "layerskip, exit 3": Method(
-        drafter={**_OWN, "ADAPTER": _ADAPTER}, target={"ADAPTER": _ADAPTER}
-    ),
-    "skip": Method(drafter={**_PART, "SKIP": ""}),
-    "skip, adaptive, depth 8": Method(drafter={**_PART, "SKIP": "", "STOP": "adaptive"}, depth=8),
-    **{name: Method(name, nodes=NODES) for name in EMBEDDED_HEADS},
-    "medusa, lossy_typical": Method("medusa", nodes=NODES, rule="lossy_typical"),
-    "model, lossy_topk_gap": Method(rule="lossy_topk_gap"),
-    "model, lossy_fallback, confidence": Method(
-        drafter={"STOP": "confidence"}, rule="lossy_fallback", depth=8
-    ),
-}
+NEW_TOKENS = 250
 
 
 @dataclass(frozen=True)
@@ -132,17 +64,6 @@ class Line:
     passes: float
     draft_ms: float
     draft_bytes: float
-
-
-def until_it_loops(text: Sequence[int]) -> int:
-    """How many tokens a text has before eight of them come the third time."""
-    seen: Counter[tuple[int, ...]] = Counter()
-    for end in range(_LOOP, len(text) + 1):
-        last = tuple(text[end - _LOOP : end])
-        seen[last] += 1
-        if seen[last] == _TIMES:
-            return end
-    return len(text)
 
 
 class Served:
@@ -215,27 +136,6 @@ async def measure(
         busy / sum(rounds) / 1e6,
         sum(summary.draft_bytes for summary in found) / sum(rounds),
     )
-
-
-def held_out(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Prompts, evenly from the held-out files."""
-    texts = [text for name, text in corpus.sources() if corpus.held_out(name)]
-    ids = tokenizer.encode("".join(texts), add_special_tokens=False).ids
-    step = (len(ids) - PROMPT_TOKENS) // count
-    return [ids[at : at + PROMPT_TOKENS] for at in range(0, step * count, step)]
-
-
-def training_index(tokenizer: Tokenizer, folder: Path) -> Path:
-    """An index of the files that are not held out."""
-    texts = folder / "texts"
-    texts.mkdir()
-    paths = []
-    for number, (name, text) in enumerate(corpus.sources()):
-        if not corpus.held_out(name):
-            paths.append(texts / f"{number:05d}.py")
-            paths[-1].write_text(text)
-    build_index(paths, tokenizer, folder / "index", "python", 1 << 30, end_id=0)
-    return folder / "index"
 
 
 def _is_there(method: Method) -> bool:

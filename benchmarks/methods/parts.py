@@ -1,6 +1,6 @@
 """Tokens a second of a target that drafts with a part of itself, beside plain decoding, in turn.
 
-    python -m benchmarks.parts --target DIR (--exit 3 | --skip FILE) [--inside] [--turns 7]
+    python -m benchmarks.methods.parts --target DIR (--exit 3 | --skip FILE) [--inside] [--turns 7]
 
 The target decodes by its fastest back end. Each turn generates the same texts plainly and with
 drafts of 4 tokens, at temperature 1 by `block` and at temperature 0; figures are medians over turns

@@ -1,6 +1,6 @@
 """What a look-up of `retrieval` finds and takes, without services.
 
-    python -m benchmarks.lookups [--rounds 2000]
+    python -m benchmarks.methods.lookups [--rounds 2000]
 
 Builds an index of Python's standard library without the held-out files, and follows held-out text:
 each round drafts behind the text so far, keeps what the text goes on with, and moves on by that and
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.measure.environment import RESULTS, keep
 from benchmarks.measure.tables import table_of
-from benchmarks.methods import training_index
+from benchmarks.methods.texts import training_index
 from models import corpus
 from tandem.retrieval.corpus import BigramStore, CorpusStore, OpenIndex
 from tandem.retrieval.index import Index
