@@ -32,6 +32,8 @@ def _named(keys: dict[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return _named(value)
     if not isinstance(value, list):
         return str(value)
     parts = [_named(one) if isinstance(one, dict) else str(one) for one in value]
