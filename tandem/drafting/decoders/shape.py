@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -41,6 +41,22 @@ class TreeShape:
             above = [first + node + 1 for node in range(len(level))]
             first += len(level)
         return places
+
+
+def drawn_numbers(counts: Mapping[int, int], behind: Container[int]) -> list[int]:
+    """The numbers, within a shape's level, of the nodes that are drawn.
+
+    Args:
+        counts: of the level, see `TreeShape.counts`.
+        behind: numbers of the level above that more is drawn behind.
+    """
+    found: list[int] = []
+    number = 0
+    for parent, count in counts.items():
+        if parent in behind:
+            found += range(number, number + count)
+        number += count
+    return found
 
 
 def falls(acceptance: Sequence[float]) -> bool:

@@ -12,7 +12,7 @@ from tandem.drafting.decoders.branching import LARGEST_TREE, BranchingDrafter, L
 from tandem.drafting.decoders.growth import Growth
 from tandem.drafting.decoders.model import OfModel
 from tandem.drafting.decoders.ranks import Ranks
-from tandem.drafting.decoders.shape import TreeShape, falls, likeliest
+from tandem.drafting.decoders.shape import TreeShape, drawn_numbers, falls, likeliest
 from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.engine.asks import Steps, Truncation
@@ -71,13 +71,9 @@ class TreeDrafter(BranchingDrafter):
         # The places whose rows the feed gives, by their number in the shape's level.
         behind = {0: 0}
         for depth in range(len(shape.levels)):
-            number, counts = 0, list[int]()
-            drawn_at: list[int] = []
-            for parent, count in shape.counts(depth).items():
-                if parent in behind:
-                    drawn_at += range(number, number + count)
-                    counts.append(count)
-                number += count
+            level = shape.counts(depth)
+            drawn_at = drawn_numbers(level, behind)
+            counts = [count for parent, count in level.items() if parent in behind]
             first = len(growth.drawn)
             places = list(behind.values())
             ask = yield from self._draw(sequence, feed, round_, growth, places, counts)

@@ -149,6 +149,7 @@ class HeadDrafter(Drafter):
             distinct=True,
             rows=rows,
             shaped=shaped,
+            confident=sequence.threshold is not None,
         )
 
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from tandem.drafting.decoders.growth import Growth
+from tandem.drafting.decoders.model import StopKey, ThresholdKey
+from tandem.drafting.decoders.shape import drawn_numbers
+from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
 from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
-from tandem.inference.feed import Feed
+from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft
 
 
@@ -35,9 +38,11 @@ class PairsDrafter(HeadDrafter):
     Attributes:
         confident: whether what is drawn next follows from the probabilities of what was drawn so
             far (EAGLE-2, arXiv 2406.16858). What is drawn is sent.
+        stop: behind which tokens nothing is drawn.
     """
 
     confident = False
+    stop = FIXED
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """Level by level, behind true pairs."""
@@ -51,23 +56,58 @@ class PairsDrafter(HeadDrafter):
         grown = _Grown(len(shape))
         counts = dict(shape.counts(0))
         reached = {0: 1.0}
+        # Places that more is drawn behind, by their number in the shape's level.
+        behind = {0: 0}
         for depth in range(depths):
             first = len(grown.drawn)
+            numbers = drawn_numbers(shape.counts(depth), behind)
             each = list(counts.values())
             shaped = yield from grown.shaped(sequence, list(counts))
             drawn = yield self._draw(sequence, feed, round_, first, grown.most, each, shaped=shaped)
             grown.add(drawn, list(counts), each)
             if depth + 1 == depths:
                 break
+            strong = yield from self._strong(sequence, drawn, first)
             if confident:
                 reached = yield from self._reach(grown, first, reached)
+                reached = {place: reach for place, reach in reached.items() if place in strong}
                 size = len(shape.levels[depth + 1])
                 counts = _worthiest(reached, self._acceptance[depth + 1], size)
             else:
-                counts = {first + 1 + node: n for node, n in shape.counts(depth + 1).items()}
+                at = {number: first + 1 + i for i, number in enumerate(numbers)}
+                behind = {number: place for number, place in at.items() if place in strong}
+                inner = shape.counts(depth + 1)
+                counts = {behind[node]: n for node, n in inner.items() if node in behind}
+            if not counts:
+                break
             feed = self._behind(sequence, grown, list(counts))
         tree: DrawnTree = yield ToHost(grown.drawn, grown.places, distinct=True)
+        if sequence.threshold is not None:
+            sequence.threshold.drafted, sequence.threshold.asked = tree.draft.depth, depths
         return tree.draft
+
+    def open(self, sequence: DraftSequence) -> Steps[None]:
+        """The prompt's features come later."""
+        yield from super().open(sequence)
+        if self.stop.early:
+            sequence.threshold = self.stop.begin()
+
+    def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:
+        """See `Drafter`; a threshold learns from what was kept."""
+        if sequence.threshold is not None:
+            sequence.threshold.learn(len(emitted) - 1)
+        super().observe(sequence, emitted)
+
+    def _strong(
+        self, sequence: DraftSequence, drawn: Sequence[Drawn], first: int
+    ) -> Steps[set[int]]:
+        """The places of the level just drawn that more may be drawn behind."""
+        places = range(first + 1, first + 1 + len(drawn))
+        if sequence.threshold is None:
+            return set(places)
+        shares: Sequence[float] = yield ReadTokens(drawn, shares=True)
+        threshold = sequence.threshold.value
+        return {place for place, share in zip(places, shares, strict=True) if share >= threshold}
 
     def _behind(self, sequence: DraftSequence, grown: _Grown, behind: Sequence[int]) -> Feed:
         """Drawn nodes, to be computed behind the places that they hang at."""
@@ -117,10 +157,13 @@ class OfPairs(OfHead):
         Literal["static", "confidence"],
         Setting("grow", "what a draft's shape follows from: its size alone, or what was drawn"),
     ] = "static"
+    stop: StopKey = "fixed"
+    threshold: ThresholdKey = THRESHOLD
 
     def make(self, scorers: Sequence[Scorer], truncation: Truncation) -> HeadDrafter:
         """See `Recipe`."""
         drafter = super().make(scorers, truncation)
         assert isinstance(drafter, PairsDrafter)
         drafter.confident = self.grow == "confidence"
+        drafter.stop = Stop(self.stop, self.threshold)
         return drafter

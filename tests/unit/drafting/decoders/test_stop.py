@@ -29,6 +29,8 @@ DEPTHS = ((0.7, 0.3),) * 3
 
 def made(name: str, rule: str, seed: int = 1, length: int = LENGTH, **keys: Any) -> Enumeration:
     keys = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.3, 0.2), **keys}
+    if name in ("hydra", "eagle"):
+        keys.pop("acceptance")
     recipe = built_in(name, DrafterSettings(stop=rule, threshold=0.45, **keys))
     scorers = scorers_of(recipe, LENGTH + GAMMA, 10 * seed + 1, zeros=True, depths=DEPTHS)
     drafter = recipe.make(scorers, Truncation(1.0, 0))
@@ -37,7 +39,7 @@ def made(name: str, rule: str, seed: int = 1, length: int = LENGTH, **keys: Any)
 
 
 @pytest.mark.parametrize("rule", ["confidence", "adaptive"])
-@pytest.mark.parametrize("name", ["model", "tree", "chains", "forest"])
+@pytest.mark.parametrize("name", ["model", "tree", "chains", "forest", "hydra", "eagle"])
 def test_drafts_that_end_early_leave_the_law_as_it_is(
     name: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,3 +150,11 @@ def test_greedy_tokens_have_the_models_own_probability() -> None:
     assert shares[2] == [1.0]
     alone = draw([greedy], logits[:1], [0])
     assert tokens_of([ReadTokens(alone[0], shares=True)]) == [shares[0]]
+
+
+def test_a_head_that_grows_by_confidence_may_end_early_too() -> None:
+    enumeration = made("eagle", "confidence", grow="confidence")
+    for rule in ("token", "block"):
+        assert enumeration.error(VERIFIERS[rule]) < TOLERANCE
+    asked = [(found.asked, draft) for found in enumeration.outcomes for draft in found.drafts]
+    assert len({draft.depth for most, draft in asked if most == GAMMA}) > 1
