@@ -22,10 +22,12 @@ def shown(recipe: str) -> str:
 
 
 def _named(keys: dict[str, Any]) -> str:
+    # A draft that ends at its full depth has no threshold.
+    left_out = {"method", *(("stop", "threshold") if keys.get("stop") == "fixed" else ())}
     others = [
         f"{key} {_value(value)}"
         for key, value in keys.items()
-        if key != "method" and (value or value is False)
+        if key not in left_out and (value or value is False)
     ]
     method = str(keys.get("method", "unnamed"))
     return f"{method} ({'; '.join(others)})" if others else method

@@ -75,12 +75,11 @@ def test_a_recipe_begins_with_its_method(name: str) -> None:
 def test_parts_are_shown_as_recipes() -> None:
     recipe = built_in("forest", DrafterSettings(second_model="there/[red]", acceptance=(0.5,)))
     assert shown(recipe.model_dump_json()) == (
-        "forest (parts tree (stop fixed; threshold 0.4; acceptance 0.5; max_nodes 16)"
-        " + model (model \\[red]; stop fixed; threshold 0.4); max_nodes 16)"
+        "forest (parts tree (acceptance 0.5; max_nodes 16) + model (model \\[red]); max_nodes 16)"
     )
     cascade = built_in("cascade", DrafterSettings())
     assert shown(cascade.model_dump_json()) == (
-        "cascade (reviewer model (stop fixed; threshold 0.4); inner lookup (ngram 3; window 4096);"
+        "cascade (reviewer model; inner lookup (ngram 3; window 4096);"
         " rule block; tokens 4; cut fixed; certain False; leniency 1.0)"
     )
     assert shown("no json") == "no json"
