@@ -15,6 +15,7 @@ from tandem.errors import InvalidRequest
 from tandem.rpc import messages
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.predictions import Predictions, PredictionsWanted
 
 # numpy has no bfloat16.
 _NUMBERS: dict[HiddenDtype, np.dtype[Any]] = {
@@ -23,15 +24,22 @@ _NUMBERS: dict[HiddenDtype, np.dtype[Any]] = {
 }
 
 
-def feedback_spec(wants: FeatureSpec | None) -> common_pb2.FeedbackSpec | None:
+def feedback_spec(
+    wants: FeatureSpec | None, predicts: PredictionsWanted | None
+) -> common_pb2.FeedbackSpec | None:
     """What a drafter wants of the target, as the handshake says it."""
-    if wants is None:
+    if wants is None and predicts is None:
         return None
-    return common_pb2.FeedbackSpec(
-        layers=wants.layers,
-        hidden_dtype=messages.hidden_dtype_to(wants.dtype),
-        prompt_tokens=wants.prompt_tokens,
-    )
+    message = common_pb2.FeedbackSpec()
+    if wants is not None:
+        message.layers.extend(wants.layers)
+        message.hidden_dtype = messages.hidden_dtype_to(wants.dtype)
+        message.prompt_tokens = wants.prompt_tokens
+    if predicts is not None:
+        everywhere = common_pb2.PREDICTED_AT_ALL
+        message.top = predicts.top
+        message.predicted_at = everywhere if predicts.everywhere else common_pb2.PREDICTED_AT_KEPT
+    return message
 
 
 _OUTCOMES = {
@@ -70,6 +78,88 @@ def drafts_to(
     return message
 
 
+def check_rounds(request: drafter_pb2.DraftStep, asked: bool) -> None:
+    """Refuse feedback that was not asked for, or is not in the order of its rounds.
+
+    Args:
+        request: the step.
+        asked: whether the drafter asks for any.
+
+    Raises:
+        InvalidRequest: which it is.
+    """
+    if request.feedback and not asked:
+        raise InvalidRequest("draft.feedback must be empty: this drafter asks for none")
+    before = -1
+    for place, message in enumerate(request.feedback):
+        if not before < message.round < request.round:
+            raise InvalidRequest(
+                f"draft.feedback[{place}].round is {message.round}, behind {before}"
+            )
+        before = message.round
+
+
+def predictions_from(
+    request: drafter_pb2.DraftStep,
+    predicts: PredictionsWanted | None,
+    last: tuple[int, int],
+    vocab_size: int,
+) -> Predictions | None:
+    """Predictions of the round of the last draft; None where they did not come, or where other
+    rounds came in between.
+
+    Args:
+        request: the step.
+        predicts: those that the drafter asked for.
+        last: round of the last draft, and its candidates and probes together.
+        vocab_size: the target's.
+
+    Raises:
+        InvalidRequest: they are not what was asked for.
+    """
+    found = None
+    for place, message in enumerate(request.feedback):
+        name, rows = f"draft.feedback[{place}]", message.predictions
+        if predicts is None:
+            if message.places or message.predicted_ids or message.HasField("predictions"):
+                raise InvalidRequest(f"{name}.places must be empty: none are asked for")
+            continue
+        if message.round != last[0] or request.round != last[0] + 1:
+            continue
+        places = list(message.places)
+        if places != sorted(set(places)) or (places and places[-1] > last[1]):
+            raise InvalidRequest(f"{name}.places must ascend, up to {last[1]}")
+        if predicts.top == 1:
+            if len(message.predicted_ids) != len(places) or message.HasField("predictions"):
+                raise InvalidRequest(f"{name}.predicted_ids must have one for each place")
+            ids = np.array(message.predicted_ids, np.uint32)
+            sizes, weights = [1] * len(places), None
+        else:
+            sizes = list(rows.sizes)
+            if len(sizes) != len(places) or not all(1 <= size <= predicts.top for size in sizes):
+                raise InvalidRequest(
+                    f"{name}.predictions.sizes must have 1..{predicts.top} for each place"
+                )
+            if len(rows.ids) != 4 * sum(sizes) or len(rows.weights) != 2 * sum(sizes):
+                raise InvalidRequest(f"{name}.predictions has another size than its sizes say")
+            ids = np.frombuffer(rows.ids, "<u4")
+            weights = np.frombuffer(rows.weights, "<u2")
+            if not weights.all():
+                raise InvalidRequest(f"{name}.predictions.weights holds a weight of 0")
+        if len(ids) and int(ids.max()) >= vocab_size:
+            raise InvalidRequest(
+                f"{name}.predictions holds id {int(ids.max())}, the vocabulary has {vocab_size}"
+            )
+        ends = np.cumsum(sizes)[:-1]
+        found = Predictions(
+            message.round,
+            places,
+            np.split(ids, ends) if places else [],
+            None if weights is None else np.split(weights, ends) if places else [],
+        )
+    return found
+
+
 def features_from(
     request: drafter_pb2.DraftStep, wants: FeatureSpec | None, length: int
 ) -> list[Feature]:
@@ -83,16 +173,13 @@ def features_from(
     Raises:
         InvalidRequest: they are not what was asked for.
     """
-    if request.feedback and wants is None:
-        raise InvalidRequest("draft.feedback must be empty: this drafter asks for none")
     found: list[Feature] = []
-    before = -1
     for place, message in enumerate(request.feedback):
-        assert wants is not None
         name, count = f"draft.feedback[{place}]", message.positions
-        if not before < message.round < request.round:
-            raise InvalidRequest(f"{name}.round is {message.round}, behind {before}")
-        before = message.round
+        if wants is None:
+            if count or message.hidden:
+                raise InvalidRequest(f"{name}.positions must be 0: no hidden states are asked for")
+            continue
         # The last token of the text is not computed yet.
         if not 1 <= count < length - message.first:
             raise InvalidRequest(

@@ -9,7 +9,12 @@ from functools import partial
 
 from opentelemetry.util.types import AttributeValue
 
-from drafter_svc.messages import features_from, prepared_to
+from drafter_svc.messages import (
+    check_rounds,
+    features_from,
+    predictions_from,
+    prepared_to,
+)
 from drafter_svc.preparing import Preparing
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -24,6 +29,7 @@ from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
 from tandem.speculation.draft import Draft
+from tandem.speculation.predictions import Predictions
 from tandem.telemetry.tracing.ids import SpanIds
 
 
@@ -57,7 +63,8 @@ class DraftedSequence(
         self._ahead_bytes = ahead_bytes
         self._ahead: Ahead | None = None
         self._preparing: Preparing | None = None
-        self._draws = info.parameters > 0  # else its tokens are certain
+        self._draws = info.parameters > 0  # else its tokens are certain, or from told rows
+        self._last_draft = -1, 0  # its round, and its candidates and probes together
 
     async def _open(
         self, message: drafter_pb2.SequenceRequest, traced: SpanIds | None
@@ -120,14 +127,19 @@ class DraftedSequence(
         request, sequence = message.draft, self._sequence
         self._progress.check(request.round, request.position)
         emitted = self._emitted(request, sequence)
-        features = features_from(request, self._drafter.wants, self._progress.length + len(emitted))
+        drafter, length = self._drafter, self._progress.length + len(emitted)
+        check_rounds(request, drafter.wants is not None or drafter.predicts is not None)
+        features = features_from(request, drafter.wants, length)
+        predictions = predictions_from(
+            request, drafter.predicts, self._last_draft, sequence.vocab_size
+        )
         if self._preparing is not None:
             self._preparing.stop()
         # From now on nothing is prepared behind the last draft, though it be written only now.
         self._progress = Progress(self._progress.length + len(emitted), request.round)
         step = request.round, emitted, request.gamma, request.max_nodes, features
         steps = (
-            _made(self._drafter, sequence, *step)
+            _made(self._drafter, sequence, *step, predictions)
             if self._ahead is None
             else self._ahead.go_on(*step)
         )
@@ -135,6 +147,7 @@ class DraftedSequence(
         if request.taken and made.came is not Came.HIT:
             raise WrongState("draft.taken: no draft was sent for this round, text and size")
         draft = made.draft
+        self._last_draft = request.round, len(draft) + len(draft.probes)
         drafted = drafter_pb2.DraftedStep(
             round=request.round,
             position=self._progress.length,
@@ -148,6 +161,7 @@ class DraftedSequence(
             "tandem.gamma": request.gamma,
             "tandem.depth": draft.depth,
             "tandem.nodes": len(draft),
+            "tandem.probes": len(draft.probes),
             "tandem.batch_size": times.batch_size,
             "tandem.draft_bytes": draft.ids.nbytes + draft.weights.nbytes,
         }
@@ -211,6 +225,7 @@ def _made(
     gamma: int,
     nodes: int,
     features: Sequence[Feature],
+    predictions: Predictions | None,
 ) -> Steps[Made]:
     """The steps of a draft where nothing is prepared, on the engine's thread."""
     if sequence.shaped is not None:
@@ -218,5 +233,5 @@ def _made(
             sequence.shaped.extend(emitted)
         except InvalidRequest:  # its tokenizer ends texts in another way
             sequence.shaped = None
-    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, features)
+    draft = yield from drafter.go_on(sequence, round_, emitted, gamma, nodes, features, predictions)
     return Made(draft)

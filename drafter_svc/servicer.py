@@ -67,9 +67,11 @@ class DrafterServicer(
                 shape=messages.shape_to(loaded.drafter.shape),
                 pure=loaded.drafter.pure,
                 recipe=loaded.recipe,
-                feedback=feedback_spec(loaded.drafter.wants),
+                feedback=feedback_spec(loaded.drafter.wants, loaded.drafter.predicts),
                 made_for=loaded.drafter.made_for,
                 ahead=loaded.ahead,
+                probes=loaded.drafter.probes,
+                probe_tokens=loaded.drafter.probe_tokens,
             )
 
 

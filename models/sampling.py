@@ -17,7 +17,7 @@ LENGTH = 512
 LONGEST_PROMPT = 64
 
 
-def _step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) -> Tensor:
+def step(half: Half, token: Tensor, at: int, cache: Tensor, shape: LlamaConfig) -> Tensor:
     """Logits [rows, vocabulary] after `token` [rows] at position `at`; fills the cache there.
 
     The cache is [layers, 2, rows, heads, length, size].
@@ -52,7 +52,7 @@ def continue_prompts(
     )  # fmt: skip
     filled = prompts.clone()
     for at in range(length - 1):
-        row = _step(half, filled[:, at], at, cache, shape).float().softmax(-1)
+        row = step(half, filled[:, at], at, cache, shape).float().softmax(-1)
         drawn = torch.multinomial(row, 1, generator=generator)[:, 0]
         filled[:, at + 1] = torch.where(given[:, at + 1], prompts[:, at + 1], drawn)
     return filled

@@ -108,10 +108,10 @@ class DrafterPool:
     def _require(self, reply: drafter_pb2.GetModelInfoResponse) -> None:
         require_fit(self._target, reply.info, "a drafter")
         require_trees(self._target, reply)
-        if reply.feedback.layers:
+        if reply.feedback.layers or reply.feedback.top or reply.probes:
             raise Unavailable(
-                f"a drafter ({reply.info.model}, {reply.drafter}) reads hidden states of its"
-                " target, which vLLM does not give: draft by METHOD=model"
+                f"a drafter ({reply.info.model}, {reply.drafter}) reads what its target computes"
+                " (hidden states, predictions), which vLLM does not give: draft by METHOD=model"
             )
 
     @property

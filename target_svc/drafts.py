@@ -59,6 +59,7 @@ class OwnDrafts:
         assert news is not None  # it is kept where there is a drafter
         sequence.untold = []
         features, sequence.untold_states = sequence.untold_states, []
+        predictions, sequence.untold_predictions = sequence.untold_predictions, None
         own = sequence.drafting
         if own is None:
             text, news = news[:-1], news[-1:]
@@ -66,7 +67,7 @@ class OwnDrafts:
             own.caches, own.shaped = sequence.caches[1:], sequence.shaped
             sequence.drafting = own
             yield from self.drafter.open(own)
-        method = self.drafter.go_on(own, round_, news, gamma, nodes, features)
+        method = self.drafter.go_on(own, round_, news, gamma, nodes, features, predictions)
         drafted = yield from (_to_chain(method) if self.on_device else method)
         times: StageTimes = yield Lap("draft")
         decision = yield from verify(scorer, sequence, round_, drafted, own_feedback=True)

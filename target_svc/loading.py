@@ -13,6 +13,7 @@ from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
+from tandem.inference.extra_embeddings import embeddings_beside
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here
@@ -37,6 +38,11 @@ def load_target(settings: TargetSettings) -> Model:
             trees=settings.max_nodes > 0,
             states_of=settings.feedback,
             adapter=settings.adapter,
+            extra_embeddings=settings.extra_embeddings or embeddings_beside(settings.adapter),
+        )
+    if settings.extra_embeddings:
+        raise StartupError(
+            "TANDEM_TARGET_EXTRA_EMBEDDINGS: ENGINE=vllm takes none; use another ENGINE"
         )
     if settings.adapter:
         raise StartupError(
@@ -141,6 +147,7 @@ def own_drafts(
     models = load_models(recipe, own, keys.model, keys.target or settings.model, beside=target)
     drafter = recipe.make(models, keys.truncation)
     require_its_vocabulary(drafter, target)
+    _require_room_for_probes(drafter, info, target)
     wanted = _wanted(drafter, target)
     described = target_pb2.TargetDrafts(
         drafter=recipe.method,
@@ -149,13 +156,33 @@ def own_drafts(
         shape=messages.shape_to(drafter.shape),
         pure=drafter.pure,
         max_gamma=settings.max_gamma,
-        max_nodes=min(recipe.largest_tree, info.max_nodes),
+        max_nodes=min(recipe.largest_tree, info.max_nodes - drafter.probes),
         pass_times=[each for model in models[:1] for each in passes_of(model)],
+        probes=drafter.probes,
         max_length=min([info.max_length, *(model.max_length for model in models)]),
     )
     beside = target.device.type != "cpu" and all(one.device == target.device for one in models)
     own_drafts = OwnDrafts(drafter, described, info.vocab_size, on_device=beside, wanted=wanted)
     return own_drafts, models
+
+
+def _require_room_for_probes(drafter: Drafter, info: common_pb2.ModelInfo, target: Model) -> None:
+    """Refuse a drafter whose probes the target cannot compute.
+
+    Raises:
+        StartupError: what is missing.
+    """
+    if drafter.probes >= info.max_nodes > 0 or (drafter.probes and not info.max_nodes):
+        raise StartupError(
+            f"TANDEM_TARGET_DRAFTS: a draft has up to {drafter.probes} probes, and this target's"
+            f" MAX_NODES of {info.max_nodes} leaves no room for candidates: raise it"
+        )
+    if drafter.probe_tokens > target.probe_tokens:
+        raise StartupError(
+            f"TANDEM_TARGET_DRAFTS: the probes name {drafter.probe_tokens} extra embeddings, and"
+            f" {target.name} has {target.probe_tokens}: set TANDEM_TARGET_EXTRA_EMBEDDINGS to the"
+            " folder of rows that were trained for it"
+        )
 
 
 def _wanted(drafter: Drafter, target: Model) -> StatesWanted | None:

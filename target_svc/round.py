@@ -12,6 +12,7 @@ from tandem.engine.asks import (
     Decide,
     Decision,
     DeviceVerdict,
+    Predicting,
     ReadLogProbs,
     ReadTokens,
     Score,
@@ -26,6 +27,8 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.inference.kv.pool import SequenceCache
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
+from tandem.speculation.predictions import Predictions, PredictionsWanted
+from tandem.speculation.probes import NO_PROBES
 from tandem.speculation.randomness import Foreseen, Purpose, uniforms
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -57,10 +60,13 @@ class TargetSequence:
         length: tokens held, the last one included; 0 until the prompt is computed.
         wanted: hidden states that its drafter wants; None for none.
         own_wanted: the same of the target's own drafter.
+        predicted: predictions that its drafter wants; None for none.
+        own_predicted: the same of the target's own drafter.
         prompt_states: how many of the prompt's last positions they are wanted of; at most all.
         untold: tokens that the target's own drafter has not been told of, the prompt's among them;
             None where it has no drafter.
         untold_states: hidden states that it wants and has not been told of.
+        untold_predictions: those of the last round, if it wants any.
         drafting: the sequence as that drafter sees it, from its first draft on.
         shaped: what its request does to the logits, at the text's end; None for nothing.
         log_probs: that come with its tokens; None for none.
@@ -80,6 +86,9 @@ class TargetSequence:
     prompt_states: int = 0
     untold: list[int] | None = None
     own_wanted: StatesWanted | None = None
+    predicted: PredictionsWanted | None = None
+    own_predicted: PredictionsWanted | None = None
+    untold_predictions: Predictions | None = None
     untold_states: list[Feature] = field(default_factory=list)
     caches: list[Any] = field(default_factory=list)
     drafting: DraftSequence | None = None
@@ -155,7 +164,8 @@ def verify(
 ) -> Steps[Decision]:
     """Score a draft, decide, and move the sequence on by accepted + 1 tokens.
 
-    A token that comes twice at one place is computed once.
+    A token that comes twice at one place is computed once. Probes are computed behind the draft,
+    and nothing that is decided looks at their rows.
 
     Args:
         scorer: the target's model.
@@ -163,8 +173,8 @@ def verify(
         round_: keys the numbers.
         draft: on the host; or a chain on the scorer's device, which comes to the host with the
             verdict.
-        feedback: the verdict brings the hidden states that the sequence's drafter wants.
-        own_feedback: those that the target's own drafter wants are kept for it.
+        feedback: the verdict brings what the sequence's drafter wants to know.
+        own_feedback: what the target's own drafter wants to know is kept for it.
     """
     parents: list[int] | None = None
     tokens: Sequence[int | Drawn] = draft.token_ids if isinstance(draft, Draft) else draft
@@ -173,19 +183,64 @@ def verify(
         nodes = [node for node, home in enumerate(draft.homes()) if home == node + 1]
         tokens = [draft.token_ids[node] for node in nodes]
         parents = [places[draft.parents[node]] for node in nodes]
+    probes = draft.probes if isinstance(draft, Draft) else NO_PROBES
     paths: list[Sequence[int]] = []
     if sequence.shaped is not None:
         paths = _paths(draft) if isinstance(draft, Draft) else _prefixes((yield ReadTokens(draft)))
     fed = [sequence.last_token, *tokens]
+    rows = len(fed)
+    if probes and isinstance(draft, Draft):
+        parents = [*(range(rows - 1) if parents is None else parents), *_hung(draft, rows)]
+        fed += probes.token_ids
     wanted = sequence.wanted if feedback else sequence.own_wanted if own_feedback else None
+    top = sequence.predicted if feedback else sequence.own_predicted if own_feedback else None
     first = sequence.length - 1
     feed = Feed(cache_of(sequence), fed, len(fed), parents, len(fed) if wanted else 0)
-    scored = yield Score(scorer, feed)
+    everything: Scored = yield Score(scorer, feed)
+    # The rule sees the draft's rows alone.
+    scored = replace(everything, count=rows) if probes else everything
     # A device computes the pass meanwhile.
     shaped = None if sequence.shaped is None else sequence.shaped.rows(paths)
-    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped)
+    predicting = None if top is None else Predicting(everything, top.top)
+    decision = yield from _decide(sequence, round_, draft, scored, wanted, shaped, predicting)
+    if top is not None:
+        decision.predictions = _predictions(decision, round_, top)
+    sequence.untold_predictions = decision.predictions if own_feedback else None
     _keep_untold(sequence, wanted, first, decision)
     return decision
+
+
+def _hung(draft: Draft, rows: int) -> list[int]:
+    """The row of the pass that each probe hangs at.
+
+    Args:
+        draft: with probes.
+        rows: of the pass before those of the probes.
+    """
+    places, count = draft.row_of_places(), len(draft)
+    return [
+        places[parent] if parent <= count else rows + parent - count - 1
+        for parent in draft.probes.parents
+    ]
+
+
+def _predictions(decision: Decision, round_: int, wanted: PredictionsWanted) -> Predictions:
+    """What was predicted at the places that are wanted."""
+    assert decision.rows is not None  # it was asked for
+    draft, (ids, weights) = decision.draft, decision.rows
+    count, probes = len(draft), len(draft.probes)
+    row_of = list(draft.row_of_places())
+    row_of += range(max(row_of) + 1, max(row_of) + 1 + probes)
+    if wanted.everywhere:
+        own = [node for node, home in enumerate(draft.homes(), 1) if home == node]
+        places = [0, *own, *range(count + 1, count + 1 + probes)]
+    else:
+        path = draft.path_to(decision.place)
+        places = [0, *path, *draft.probes.behind(decision.place, count)]
+    # A row that is not finite has no tokens.
+    places = [place for place in places if len(ids[row_of[place]])]
+    told = None if weights is None else [weights[row_of[place]] for place in places]
+    return Predictions(round_, places, [ids[row_of[place]] for place in places], told)
 
 
 def _keep_untold(
@@ -207,6 +262,7 @@ def _decide(
     scored: Scored,
     wanted: StatesWanted | None,
     shaped: ShapedRows | None,
+    predicting: Predicting | None = None,
 ) -> Steps[Decision]:
     """The rule's verdict, written into the sequence; the cache keeps the accepted path alone."""
     decided: DeviceVerdict = yield Decide(
@@ -220,6 +276,7 @@ def _decide(
         round_,
         wanted,
         shaped,
+        predicting,
     )
     decision: Decision = yield ToHost(decided)
     if shaped is not None:
@@ -229,7 +286,7 @@ def _decide(
             sequence, sequence.log_probs, scored, decision, shaped
         )
     draft, cache = decision.draft, cache_of(sequence)
-    if draft.parents is None:
+    if draft.parents is None and not draft.probes:
         cache.rollback(sequence.length + decision.num_accepted)
     else:
         rows = draft.row_of_places()

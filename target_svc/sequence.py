@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tandem.common.v1 import common_pb2
 from tandem.engine.asks import Decision
@@ -14,12 +13,10 @@ from tandem.rpc import messages
 from tandem.rpc.streams.sequence import Progress, StepReply
 from tandem.serving.sequence import EngineSequence, shaped_behind
 from tandem.shaping.grammar import Grammars
-from tandem.speculation.nodes import DraftShape
 from tandem.speculation.request.log_probs import LogProbsWanted
 from tandem.target.v1 import target_pb2
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
-from tandem.verification import Verifier
 from target_svc import round as rounds
 from target_svc.drafts import OwnDrafts
 from target_svc.messages import (
@@ -27,6 +24,7 @@ from target_svc.messages import (
     carry_to,
     check_fits,
     feedback_to,
+    predicted_from,
     rule_from,
     wanted_from,
 )
@@ -47,6 +45,7 @@ class VerifiedSequence(
         grammars: for texts that keep to one.
         drafts: that the target can make itself, if it can.
         feedback_layers: whose hidden states it can give.
+        probe_tokens: extra embeddings that it has for probes.
     """
 
     many_answers = "run"
@@ -60,10 +59,12 @@ class VerifiedSequence(
         grammars: Grammars,
         drafts: OwnDrafts | None = None,
         feedback_layers: Sequence[int] = (),
+        probe_tokens: int = 0,
     ) -> None:
         super().__init__(engine, info)
         self._info = info
         self._feedback_layers = feedback_layers
+        self._probe_tokens = probe_tokens
         self._max_rounds = max_rounds
         self._grammars = grammars
         self._drafts = drafts
@@ -105,9 +106,10 @@ class VerifiedSequence(
             prompt_log_probs=messages.log_probs_to(sequence.prompt_log_probs),
         )
         sequence.prompt_log_probs = []
-        if sequence.wanted is not None and decision is not None and decision.states is not None:
-            first = prompt_tokens - len(decision.states)
-            opened.feedback.CopyFrom(feedback_to(request.first_round, first, decision.states))
+        states = None if sequence.wanted is None or decision is None else decision.states
+        if states is not None:
+            first = prompt_tokens - len(states)
+            opened.feedback.CopyFrom(feedback_to(request.first_round, first, states))
         return StepReply(
             target_pb2.SequenceResponse(opened=opened),
             "prefill",
@@ -132,7 +134,7 @@ class VerifiedSequence(
             raise InvalidRequest(f"open.gamma must be 1..{self._max_gamma} for {rule.name}")
         if not rule.fixed_gamma and request.gamma:
             raise InvalidRequest(f"open.gamma must be 0 for {rule.name}")
-        self._check_nodes(request.max_nodes, rule)
+        self._check_nodes(request.max_nodes)
         carry = carry_from(request.carry, rule, request.gamma)
         sampling = messages.sampling_from(request.sampling)
         if len(request.end_token_ids) > messages.MOST_ENDS:
@@ -140,6 +142,8 @@ class VerifiedSequence(
         wanted = wanted_from(request.feedback, self._feedback_layers)
         prompt_states = min(request.feedback.prompt_tokens, len(token_ids)) if wanted else 0
         check_fits(wanted, prompt_states, self._info)
+        places = 1 + (request.max_nodes or self._max_gamma)
+        predicted = predicted_from(request.feedback, places, self._info)
         own = None if self._drafts is None else self._drafts.wanted
         if wanted is None and self._drafts is not None and self._drafts.drafter.wants is not None:
             prompt_states = min(self._drafts.drafter.wants.prompt_tokens, len(token_ids))
@@ -155,6 +159,8 @@ class VerifiedSequence(
             prompt_states,
             None if self._drafts is None else [],
             own,
+            predicted,
+            None if self._drafts is None else self._drafts.drafter.predicts,
             log_probs=self._log_probs_from(request, len(token_ids)),
         )
 
@@ -171,9 +177,7 @@ class VerifiedSequence(
             )
         return wanted
 
-    def _check_nodes(self, max_nodes: int, rule: Verifier[Any]) -> None:
-        if max_nodes and rule.takes is DraftShape.CHAIN:
-            raise InvalidRequest(f"open.max_nodes must be 0 for {rule.name}, which takes chains")
+    def _check_nodes(self, max_nodes: int) -> None:
         if max_nodes > self._most_nodes:
             raise InvalidRequest(
                 f"open.max_nodes must be 0..{self._most_nodes}, got {max_nodes}"
@@ -191,21 +195,23 @@ class VerifiedSequence(
         self._check_goes_on()
         self._progress.check(request.round, request.position)
         draft = messages.draft_from(
-            request.draft, self._vocab_size, self._max_gamma, sequence.nodes
+            *(request.draft, self._vocab_size, self._max_gamma, sequence.nodes),
+            self._probe_tokens,
         )
         if fault := draft.misfit(sequence.rule.takes):
             raise InvalidRequest(fault)
         self._check_room()
         self._check_depth(draft.depth)
-        if request.feedback and sequence.wanted is None:
+        if request.feedback and sequence.wanted is None and sequence.predicted is None:
             raise InvalidRequest("verify.feedback must be unset: open asked for none")
         first = sequence.length - 1  # the last emitted token is computed by this round
         steps = rounds.verify(self._scorer, sequence, request.round, draft, request.feedback)
         decision, times = await self._engine.run(sequence, steps, self.request_id, traced)
         self._ended = decision.dead_end
         verdict = self._verdict(request.round, sequence.length, decision, times)
-        if decision.states is not None:
-            verdict.feedback.CopyFrom(feedback_to(request.round, first, decision.states))
+        if decision.states is not None or decision.predictions is not None:
+            states, predictions = decision.states, decision.predictions
+            verdict.feedback.CopyFrom(feedback_to(request.round, first, states, predictions))
         return StepReply(
             target_pb2.SequenceResponse(verdict=verdict),
             "verify",
@@ -214,6 +220,7 @@ class VerifiedSequence(
                 "tandem.round": request.round,
                 "tandem.depth": draft.depth,
                 "tandem.nodes": len(draft),
+                "tandem.probes": len(draft.probes),
                 "tandem.place": decision.place,
                 "tandem.accepted": decision.num_accepted,
                 "tandem.verifier": sequence.rule.name,
@@ -318,7 +325,13 @@ class VerifiedSequence(
             )
         if self._progress.length < 2:
             raise InvalidRequest("run.gamma must be 0 behind a single token")
-        most = min(self._sequence.nodes, info.max_nodes)
+        room = self._sequence.nodes - info.probes
+        if info.probes and room < (nodes or gamma):
+            raise InvalidRequest(
+                f"run.gamma must be 0: drafts of {info.drafter} have up to {info.probes} probes,"
+                f" and open.max_nodes is {self._sequence.nodes}"
+            )
+        most = min(room, info.max_nodes)
         if not bool(info.max_nodes) <= nodes <= most:
             raise InvalidRequest(
                 f"run.max_nodes must be {bool(info.max_nodes):d}..{most}, got {nodes}"

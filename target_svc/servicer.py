@@ -88,6 +88,7 @@ class TargetServicer(
                     loaded.grammars,
                     loaded.drafts,
                     loaded.decoder.of_layers,
+                    loaded.decoder.probe_tokens,
                 ),
             )
 
@@ -108,6 +109,7 @@ class TargetServicer(
                 max_rounds=self.settings.max_rounds,
                 drafts=None if loaded.drafts is None else loaded.drafts.info,
                 feedback_layers=loaded.decoder.of_layers,
+                probe_tokens=loaded.decoder.probe_tokens,
             )
 
     async def GetTokenizer(

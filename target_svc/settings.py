@@ -28,11 +28,18 @@ class TargetSettings(ModelSettings):
         description="folder of a low-rank adapter (peft's files) that is merged into MODEL's"
         " weights; texts follow the adapted model. Empty for none",
     )
+    extra_embeddings: str = Field(
+        "",
+        description="folder with extra_embeddings.safetensors: rows of embeddings that probes of"
+        " drafters name (look-ahead tokens). They change no text. Empty takes ADAPTER's, if it has"
+        " any",
+    )
     max_nodes: int = Field(
         64,
         ge=0,
         le=MOST_NODES,
-        description="most tokens of a draft that is a tree; 0 accepts chains only",
+        description="most tokens of a draft that is a tree, its probes included; 0 accepts chains"
+        " without probes only",
     )
     max_rounds: int = Field(
         32,

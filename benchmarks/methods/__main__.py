@@ -35,11 +35,14 @@ from benchmarks.methods.texts import held_out, training_index, until_it_loops
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.orchestrator.v1 import orchestrator_pb2 as pb
 from tandem.orchestrator.v1 import orchestrator_pb2_grpc
+from tandem.target.v1 import target_pb2, target_pb2_grpc
 from tandem.tools.local.pair import EMBEDDED_HEADS, Pair, embedded
 from tandem.tools.local.process import ROOT
 from tandem.tools.local.stack import Stack
 
 NEW_TOKENS = 250
+# A GPU that waits for its memory, one with many texts, and a CPU.
+FURTHER_ROW = (0.01, 0.05, 0.25)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Line:
         tokens: a round, with their standard error.
         overlap: of the drafter's rows with the target's.
         nodes: drafted tokens a round.
+        rows: that the target computes, a round: the last token, the draft and its probes.
+        speed: over plain decoding, as predicted for a target whose pass takes longer by a share for
+            each further row; without the drafter's own time. By the shares of `FURTHER_ROW`.
         passes: of the drafter's models, a drafted token.
         draft_ms: time of the drafter's passes and draws, a round.
         draft_bytes: of a draft's rows.
@@ -61,6 +67,8 @@ class Line:
     tokens_se: float
     overlap: float
     nodes: float
+    rows: float
+    speed: tuple[float, ...]
     passes: float
     draft_ms: float
     draft_bytes: float
@@ -70,7 +78,8 @@ class Served:
     """The three services, asked for one text after the other."""
 
     def __init__(self, channels: Sequence[grpc.aio.Channel], *, inside: bool) -> None:
-        own, drafter = channels
+        own, drafter, target = channels
+        self._target = target_pb2_grpc.TargetServiceStub(target)
         self._orchestrator = orchestrator_pb2_grpc.OrchestratorServiceStub(own)
         self._drafter = None if inside else drafter_pb2_grpc.DrafterServiceStub(drafter)
 
@@ -80,6 +89,11 @@ class Served:
             return 0
         reply = await self._drafter.GetModelInfo(drafter_pb2.GetModelInfoRequest())
         return int(reply.stats.forward_passes)
+
+    async def rows(self) -> int:
+        """That the target has computed so far."""
+        reply = await self._target.GetModelInfo(target_pb2.GetModelInfoRequest())
+        return int(reply.stats.fed_tokens)
 
     async def text(self, request: pb.Generation) -> tuple[list[int], pb.Summary]:
         """The tokens of a text, and its summary."""
@@ -102,13 +116,14 @@ async def measure(
     async with (
         grpc.aio.insecure_channel(addresses["orchestrator"]) as own,
         grpc.aio.insecure_channel(addresses.get("drafter", addresses["orchestrator"])) as drafter,
+        grpc.aio.insecure_channel(addresses["target"]) as target,
     ):
-        served = Served((own, drafter), inside=inside)
+        served = Served((own, drafter, target), inside=inside)
         lengths = [NEW_TOKENS] * len(prompts)
         if temperature == 0:
             plain = [asked(0, NEW_TOKENS, 0, prompt, gamma=0) for prompt in prompts]
             lengths = [until_it_loops((await served.text(request))[0]) for request in plain]
-        before = await served.passes()
+        before, computed = await served.passes(), await served.rows()
         found: list[pb.Summary] = []
         for seed, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
             request = asked(
@@ -120,18 +135,22 @@ async def measure(
             found.append((await served.text(request))[1])
         # The prompt takes a pass of each text.
         passes = await served.passes() - before - len(prompts)
+        computed = await served.rows() - computed - sum(map(len, prompts))
     drafted = sum(summary.drafted_tokens for summary in found)
     rounds = [float(summary.rounds) for summary in found]
     busy = sum(s.stages.draft_forward_busy_ns + s.stages.draft_draw_busy_ns for s in found)
     overlaps = ratio([s.overlap_sum for s in found], [float(s.overlap_positions) for s in found])
     # The first token comes with the prefill.
     emitted = [float(summary.new_tokens - 1) for summary in found]
+    tokens, rows = ratio(emitted, rounds), computed / sum(rounds)
     return Line(
         name,
         temperature,
-        *ratio(emitted, rounds),
+        *tokens,
         overlaps[0],
         drafted / sum(rounds),
+        rows,
+        tuple(tokens[0] / (1 + share * (rows - 1)) for share in FURTHER_ROW),
         max(passes, 0) / max(drafted, 1),
         busy / sum(rounds) / 1e6,
         sum(summary.draft_bytes for summary in found) / sum(rounds),
@@ -198,7 +217,8 @@ def _pair(method: Method, *, inside: bool) -> Pair:
 
 
 def _write(path: Path, lines: Sequence[Line], *, inside: bool) -> None:
-    keep(path, depth=DEPTH, nodes=NODES, inside=inside, lines=[asdict(line) for line in lines])
+    told = [asdict(line) for line in lines]
+    keep(path, depth=DEPTH, nodes=NODES, further_row=FURTHER_ROW, inside=inside, lines=told)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from tandem.tools.local.pair import EMBEDDED_HEADS
 
 DEPTH, NODES, RULE = 4, 16, "token"
 _ADAPTER = "models/layerskip"
+_SPACE = {"ADAPTER": "models/space", "EXTRA_EMBEDDINGS": "models/space"}
+# All candidates of its defaults.
+_LOOKAHEAD = 28
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,12 @@ METHODS: dict[str, Method] = {
     "skip": Method(drafter={**_PART, "SKIP": ""}),
     "skip, adaptive, depth 8": Method(drafter={**_PART, "SKIP": "", "STOP": "adaptive"}, depth=8),
     **{name: Method(name, nodes=NODES) for name in EMBEDDED_HEADS},
+    "jacobi": Method("jacobi"),
+    "cllm, jacobi": Method("jacobi", target={"ADAPTER": "models/cllm"}),
+    "lookahead": Method("lookahead", nodes=_LOOKAHEAD),
+    "lookahead, window 0": Method("lookahead", {"LOOKAHEAD_WINDOW": "0"}, nodes=_LOOKAHEAD),
+    "masks, pass": Method("masks", target={"EXTRA_EMBEDDINGS": "models/pass"}),
+    "masks, space": Method("masks", target=_SPACE),
     "medusa, lossy_typical": Method("medusa", nodes=NODES, rule="lossy_typical"),
     "model, lossy_topk_gap": Method(rule="lossy_topk_gap"),
     "model, lossy_fallback, confidence": Method(

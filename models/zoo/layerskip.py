@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models import corpus, evaluate, llama
+from models import evaluate, llama
 from models.loop import Stage, train
 from models.train import divergence, missed, scaled
 from models.zoo import texts
 from models.zoo.heads import own_texts
-from models.zoo.low_rank import LowRank, adapted
+from models.zoo.low_rank import LowRank, adapted, held_out_loss
 from models.zoo.script import options_of
 
 NAME = "layerskip"
@@ -107,8 +107,6 @@ def fit(pair: Path, cache: Path, output: Path, scale: float) -> None:
 def report(pair: Path, output: Path) -> None:
     """Measure the exits before and after, on texts of the target; write the figures."""
     chunks = torch.split(own_texts(pair), 8)
-    held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
-    stream = corpus.encode(texts.tokenizer_of(pair), held_out)
     figures: dict[str, Any] = {}
     for name, weights in (
         ("before", texts.frozen(pair, "target")),
@@ -128,27 +126,11 @@ def report(pair: Path, output: Path) -> None:
             "overlap_by_exit": [
                 evaluate.mean_and_error(torch.cat(own).double().numpy()) for own in overlaps[:-1]
             ],
-            "held_out_loss": round(_loss(half, stream), 4),
+            "held_out_loss": held_out_loss(pair, weights),
         }
     text = json.dumps(figures, indent=2) + "\n"
     (output / f"{NAME}.json").write_text(text)
     print(text, flush=True)
-
-
-def _loss(half: llama.Half, stream: corpus.Tokens) -> float:
-    """Nats a token of held-out text, in windows of 512."""
-    count = (len(stream) - 1) // evaluate.WINDOW
-    total, places = 0.0, 0
-    for first in range(0, count, 8):
-        size = evaluate.WINDOW
-        starts = [i * size for i in range(first, min(count, first + 8))]
-        rows = [stream[start : start + size + 1].astype("int64") for start in starts]
-        tokens = torch.stack([torch.from_numpy(row) for row in rows])
-        states = llama.features(half, tokens[:, :-1], llama.TARGET)
-        logits, wanted = F.linear(states, half.table).float(), tokens[:, 1:].flatten()
-        total += float(F.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum"))
-        places += len(wanted)
-    return total / places
 
 
 def main() -> None:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from peft import LoraConfig
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from models import llama
+from models import corpus, evaluate, llama
+from models.zoo import texts
 from models.zoo.heads import made_for, save
-from tandem.inference.adapter import CONFIG, WEIGHTS
+from tandem.inference.adapter import CONFIG, WEIGHTS, merge_adapter
 
 RANK = 32
 RATE = 2e-3
@@ -74,10 +76,31 @@ class LowRank(nn.Module):
         save(folder, keys, tensors, CONFIG, WEIGHTS)
 
 
-def adapted(pair: Path, folder: Path) -> llama.Weights:
-    """The target's weights with an adapter's changes, in float32, by short name."""
-    from tandem.inference.adapter import merge_adapter
+def held_out_loss(pair: Path, weights: llama.Weights) -> float:
+    """Nats a token of held-out text, in windows of `evaluate.WINDOW`."""
+    half = llama.Half(weights, llama.TARGET)
+    held_out = [text for name, text in corpus.sources() if corpus.held_out(name)]
+    stream = corpus.encode(texts.tokenizer_of(pair), held_out)
+    size = evaluate.WINDOW
+    count = (len(stream) - 1) // size
+    total, places = 0.0, 0
+    for first in range(0, count, 8):
+        starts = [i * size for i in range(first, min(count, first + 8))]
+        rows = [stream[start : start + size + 1].astype("int64") for start in starts]
+        tokens = torch.stack([torch.from_numpy(row) for row in rows])
+        states = llama.features(half, tokens[:, :-1], llama.TARGET)
+        logits, wanted = F.linear(states, half.table).float(), tokens[:, 1:].flatten()
+        total += float(F.cross_entropy(logits.flatten(0, 1), wanted, reduction="sum"))
+        places += len(wanted)
+    return round(total / places, 4)
 
+
+def adapted_target(pair: Path, folder: Path) -> Any:
+    """The target with an adapter's changes, in float32."""
     target = LlamaForCausalLM.from_pretrained(str(pair / "target"), dtype=torch.float32)
-    merged: Any = merge_adapter(target, str(folder))
-    return llama.weights(merged)
+    return merge_adapter(target, str(folder))
+
+
+def adapted(pair: Path, folder: Path) -> llama.Weights:
+    """The weights of `adapted_target`, by short name."""
+    return llama.weights(adapted_target(pair, folder))

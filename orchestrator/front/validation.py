@@ -92,7 +92,7 @@ class Validator:
             prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
         choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
-        beside = max(size.nodes for size in choices)
+        beside = max(size.nodes for size in choices) + self.capabilities.beside
         max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
         received_ids = self._received(request, max_new_tokens)
         sampling = await self._sampling(

@@ -30,12 +30,14 @@ class CountingOn:
         note_load: takes how many sequences it says it has open.
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
+        probes: most probes of its drafts.
     """
 
     fingerprint: str
     note_load: Callable[[int], None]
     incarnation: int = 0
     prepares: bool = False
+    probes: int = 0
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
         """Refuse an opening by a process that nobody has asked yet.

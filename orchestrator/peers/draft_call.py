@@ -219,6 +219,9 @@ class DraftCall:
             Bytes of the rows.
         """
         count, expect, rows = len(token_ids), self._call.expect, draft.rows
+        probes, hung = len(draft.probes.token_ids), len(draft.probes.parents)
+        expect("len(draft.probes.token_ids)", probes, 0, self._replica.probes)
+        expect("len(draft.probes.parents)", hung, probes, probes)
         expect("max(draft.token_ids)", max(token_ids, default=0), 0, self._vocab_size - 1)
         sizes, row_of = rows.sizes, draft.row_of
         if row_of:

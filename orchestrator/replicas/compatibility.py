@@ -13,6 +13,7 @@ from tandem.drafter.v1 import drafter_pb2
 from tandem.errors import Unavailable
 from tandem.profile import PassTime
 from tandem.rpc.messages import AROUND_BYTES, PROTOCOL_VERSION, hidden_dtype_from
+from tandem.speculation.predictions import MOST_PREDICTED
 from tandem.target.v1 import target_pb2
 
 
@@ -70,8 +71,8 @@ def require_trees(target: common_pb2.ModelInfo, reply: drafter_pb2.GetModelInfoR
 def require_feedback(
     target: target_pb2.GetModelInfoResponse, reply: drafter_pb2.GetModelInfoResponse
 ) -> None:
-    """Refuse a drafter that was made for another target, or wants hidden states that the target
-    does not give.
+    """Refuse a drafter that was made for another target, or wants to know or see computed what
+    the target does not give.
 
     Raises:
         Unavailable: what differs.
@@ -81,6 +82,21 @@ def require_feedback(
         raise Unavailable(
             f"{who} was made for a target with the weights {reply.made_for[:12]}, and the target"
             f" ({own.model}) has {own.weights_fingerprint[:12]}: take the head of this target"
+        )
+    if reply.probe_tokens > target.probe_tokens:
+        raise Unavailable(
+            f"{who} has probes that name {reply.probe_tokens} extra embeddings, and the target"
+            f" ({own.model}) has {target.probe_tokens}: set the target's EXTRA_EMBEDDINGS to the"
+            " folder of rows that were trained for it, or lower the drafter's MASKS"
+        )
+    if reply.probes and reply.probes >= own.max_nodes:
+        raise Unavailable(
+            f"{who} sends up to {reply.probes} probes with a draft, and the target ({own.model})"
+            f" takes {own.max_nodes} tokens in all: raise its MAX_NODES"
+        )
+    if wanted.top > MOST_PREDICTED:
+        raise Unavailable(
+            f"{who} reads the {wanted.top} likeliest tokens, and targets tell {MOST_PREDICTED}"
         )
     if not wanted.layers:
         return
@@ -183,10 +199,10 @@ def require_same_feedback(
     Raises:
         Unavailable: it does.
     """
-    if reply.feedback.layers and reply.feedback != wanted:
+    if _wants_any(reply) and reply.feedback != wanted:
         raise Unavailable(
-            f"a drafter ({reply.info.model}) reads other hidden states than the first one does:"
-            " drafters that read any must read the same"
+            f"a drafter ({reply.info.model}) reads other hidden states or predictions than the"
+            " first one does: drafters that read any must read the same"
         )
 
 
@@ -194,7 +210,16 @@ def wanted_feedback(
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
 ) -> common_pb2.FeedbackSpec | None:
     """What drafters want of the target: a text says it once, whichever of them it gets."""
-    return next((reply.feedback for reply in drafters if reply.feedback.layers), None)
+    return next((reply.feedback for reply in drafters if _wants_any(reply)), None)
+
+
+def _wants_any(reply: drafter_pb2.GetModelInfoResponse) -> bool:
+    return bool(reply.feedback.layers or reply.feedback.top)
+
+
+def most_probes(drafters: Sequence[drafter_pb2.GetModelInfoResponse]) -> int:
+    """Of a draft, whichever of them makes it."""
+    return max((reply.probes for reply in drafters), default=0)
 
 
 _ENTRY_BYTES = 6
@@ -214,6 +239,8 @@ def longest_draft(
     longest = target.max_gamma
     for place, reply in enumerate(drafters, 1):
         fitting = _rows_that_fit(target, place, reply)
+        if reply.probes and reply.shape not in _TREES:
+            fitting = min(fitting, target.max_nodes - most_probes(drafters))
         longest = min(longest, reply.info.max_gamma, fitting)
     return longest if drafters else 0
 
@@ -226,8 +253,9 @@ def largest_tree(
     Raises:
         Unavailable: as `longest_draft`.
     """
+    room = target.max_nodes - most_probes(drafters)
     found = [
-        min(target.max_nodes, reply.info.max_nodes, _rows_that_fit(target, place, reply))
+        min(room, reply.info.max_nodes, _rows_that_fit(target, place, reply))
         for place, reply in enumerate(drafters, 1)
         if reply.shape in _TREES
     ]
@@ -304,6 +332,7 @@ def own_drafters(
             shape=own.shape,
             pure=own.pure,
             recipe=own.recipe,
+            probes=own.probes,
         )
         for own in (reply.drafts for reply in targets)
     ]
@@ -327,6 +356,8 @@ class Capabilities:
         without_drafters: the same targets where they draft themselves, for texts that lose their
             drafters; None where they do not, or do so anyway.
         prepares: some drafter prepares drafts.
+        probes: most of a draft.
+        probe_tokens: extra embeddings of the target that they name.
     """
 
     target: common_pb2.ModelInfo
@@ -341,6 +372,14 @@ class Capabilities:
     without_drafters: Capabilities | None = None
     feedback: common_pb2.FeedbackSpec | None = None
     prepares: bool = False
+    probes: int = 0
+    probe_tokens: int = 0
+
+    @property
+    def beside(self) -> int:
+        """Nodes that a text's opening announces beside those of its trees: for probes, and for the
+        chain that they hang at."""
+        return self.probes and self.probes + (0 if self.max_nodes else self.max_gamma)
 
     @property
     def pass_times(self) -> Iterator[Sequence[PassTime]]:
@@ -362,6 +401,7 @@ class Capabilities:
         kept.append(reply.max_rounds >= self.max_rounds)
         wanted = set() if self.feedback is None else set(self.feedback.layers)
         kept.append(wanted <= set(reply.feedback_layers))
+        kept.append(self.probe_tokens <= reply.probe_tokens)
         own = self if self.by_target else self.without_drafters
         if own is not None:
             kept += [reply.drafts.max_gamma >= own.max_gamma]
@@ -411,4 +451,6 @@ def capabilities_of(
         without_drafters,
         wanted_feedback(drafters),
         any(reply.ahead for reply in drafters),
+        most_probes(drafters),
+        max((reply.probe_tokens for reply in drafters), default=0),
     )

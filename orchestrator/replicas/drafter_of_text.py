@@ -49,7 +49,8 @@ class DrafterOfText:
         client = self._serving.enter_context(replica.serve())
         waits = self._deadlines.of(lambda: False)  # a text goes on without
         limits = max_bytes, target_max_bytes
-        counting = replace(counting_on(replica), prepares=replica.reply.ahead > 0)
+        reply = replica.reply
+        counting = replace(counting_on(replica), prepares=reply.ahead > 0, probes=reply.probes)
         return client.sequence(remaining, waits, self._record, *limits, counting)
 
     def let_go(self) -> None:

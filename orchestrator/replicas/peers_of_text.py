@@ -123,6 +123,7 @@ class PeersOfText:
             limit,
             counting_on(replica),
             self._capabilities.feedback,
+            self._capabilities.beside,
         )
 
     def drafter(self) -> TextDrafter | None:

@@ -118,9 +118,9 @@ class DrafterWithFailover:
         if feedback is None:
             return
         self._feedback.append(feedback)
-        self._feedback_bytes += len(feedback.hidden)
+        self._feedback_bytes += feedback.ByteSize()
         while self._feedback_bytes > self._most_feedback_bytes:
-            self._feedback_bytes -= len(self._feedback.popleft().hidden)
+            self._feedback_bytes -= self._feedback.popleft().ByteSize()
 
     async def draft(
         self, round_: int, length: int, size: DraftSize, ahead: AheadWay = AheadWay.NOTHING

@@ -22,7 +22,7 @@ class TextCounts:
         overlap_sum: Σ min(p, q) over drafted positions whose context was emitted.
         overlap_positions: how many those are.
         draft_bytes: size of the drafts' distributions.
-        feedback_bytes: size of the hidden states that came for the drafter.
+        feedback_bytes: size of the hidden states and predictions that came for the drafter.
     """
 
     new_tokens: int = 0

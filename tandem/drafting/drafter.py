@@ -17,6 +17,7 @@ from tandem.engine.scorer import Scorer
 from tandem.shaping.text import ShapedRows, ShapedText
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape
+from tandem.speculation.predictions import Predictions, PredictionsWanted
 from tandem.speculation.randomness import Foreseen, Purpose, digits
 from tandem.speculation.request.sampling import Sampling
 
@@ -33,6 +34,8 @@ class DraftSequence:
         caches: its extent of each of the drafter's pools.
         state: the drafting method's own.
         features: of the target's passes, where the method wants any.
+        predictions: of the target's last round, where the method wants any and drafted for that
+            round; else None.
         shaped: what the request does to the logits, at the end of all that was emitted; None for
             nothing. Whoever has it moves it on. At a drafter it is for the acceptance's sake:
             drafts are exact without it.
@@ -50,6 +53,7 @@ class DraftSequence:
     caches: list[Any] = field(default_factory=list)
     state: Any = None
     features: Features = field(default_factory=Features)
+    predictions: Predictions | None = None
     shaped: ShapedText | None = None
     threshold: Threshold | None = None
     assumed: list[int] = field(default_factory=list)
@@ -87,6 +91,10 @@ class Drafter(ABC):
         largest_tree: most tokens of a tree that it drafts; 0 where it drafts chains.
         wants: hidden states of the target; None for none. There may be gaps, and none may have come
             yet: then it drafts nothing.
+        predicts: predictions of the target that it wants; None for none. They may not have come:
+            then it drafts what it can without them.
+        probes: most probes of a draft.
+        probe_tokens: extra embeddings of the target that the probes name.
         made_for: weights fingerprint of the target that it was trained for; empty for any.
         tokenizer: fingerprint of the vocabulary whose ids it drafts; empty for any, or where its
             models say it.
@@ -104,6 +112,9 @@ class Drafter(ABC):
     pure: bool = False
     largest_tree: int = 0
     wants: FeatureSpec | None = None
+    predicts: PredictionsWanted | None = None
+    probes: int = 0
+    probe_tokens: int = 0
     made_for: str = ""
     tokenizer: str = ""
     vocab_size: int = 0
@@ -123,6 +134,7 @@ class Drafter(ABC):
         gamma: int,
         budget: int = 0,
         features: Sequence[Feature] = (),
+        predictions: Predictions | None = None,
     ) -> Steps[Draft]:
         """Observe what was emitted since the last draft, then draft behind it.
 
@@ -133,7 +145,9 @@ class Drafter(ABC):
             gamma: as for `draft`.
             budget: as for `draft`; 0 for none beside gamma.
             features: that came since the last draft.
+            predictions: of the round of the last draft, if what was emitted is that round's alone.
         """
+        sequence.predictions = predictions
         for feature in features:
             sequence.features.add(feature)
         self.observe(sequence, emitted)
@@ -152,7 +166,7 @@ class Drafter(ABC):
             sequence: that it continues.
             round_: number of the round, which keys the random numbers of its draws.
             gamma: most tokens of the longest path, at least 1.
-            budget: most tokens of all paths together, at least 1.
+            budget: most tokens of all paths together, at least 1; probes are not counted.
         """
 
     def observe(self, sequence: DraftSequence, emitted: Sequence[int]) -> None:

@@ -14,6 +14,9 @@ from tandem.drafting.heads.hydra import HydraRecipe
 from tandem.drafting.heads.medusa import MedusaRecipe
 from tandem.drafting.lookups.lookup import LookupRecipe
 from tandem.drafting.lookups.retrieval import RetrievalRecipe
+from tandem.drafting.predicted.jacobi import JacobiRecipe
+from tandem.drafting.predicted.lookahead import LookaheadRecipe
+from tandem.drafting.predicted.masks import MasksRecipe
 
 RECIPES: tuple[type[Recipe], ...] = (
     ModelRecipe,
@@ -27,6 +30,9 @@ RECIPES: tuple[type[Recipe], ...] = (
     MedusaRecipe,
     HydraRecipe,
     EagleRecipe,
+    JacobiRecipe,
+    LookaheadRecipe,
+    MasksRecipe,
 )
 
 # Recipes' files, METHOD and RECIPE, the command's help and the lists of the tests take the names

@@ -16,6 +16,7 @@ from tandem.inference.feed import Drawn, Feed
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
+from tandem.speculation.predictions import Predictions, Row
 from tandem.speculation.randomness import Foreseen
 from tandem.speculation.request.log_probs import TokenLogProb
 from tandem.speculation.request.sampling import Sampling
@@ -168,6 +169,19 @@ class StatesWanted:
     on_device: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicting:
+    """Predictions that a verdict brings along.
+
+    Attributes:
+        scored: the rows of all that was fed: of the draft's places, then of probes.
+        top: likeliest tokens of each.
+    """
+
+    scored: Scored
+    top: int
+
+
 @dataclass(slots=True, eq=False)
 class Decide:
     """Have a rule decide a draft; the answer is `DeviceVerdict`.
@@ -183,6 +197,7 @@ class Decide:
         round: keys the numbers.
         wanted: hidden states of what is kept, which `scored` has; None for none.
         shaped: what applies to each row of `scored`; None for nothing.
+        predicting: predictions of the pass; None for none.
     """
 
     rule: Verifier[Any]
@@ -195,6 +210,30 @@ class Decide:
     round: int
     wanted: StatesWanted | None = None
     shaped: ShapedRows | None = None
+    predicting: Predicting | None = None
+
+
+@dataclass(slots=True, eq=False)
+class DrawFrom:
+    """Draw a token from each of several rows that are known, shaped by the request's sampling,
+    truncated and rounded; the answer is a chain with the rows that were drawn from. Needs no pass:
+    it is answered at once.
+
+    Attributes:
+        rows: the likeliest tokens of distributions, at least one.
+        sampling: of the request; of its shaping nothing applies.
+        truncation: of the method.
+        vocab_size: ids at or beyond it are never drawn.
+        numbers: the request's, with `digits` as their form.
+        round: keys the numbers.
+    """
+
+    rows: Sequence[Row]
+    sampling: Sampling
+    truncation: Truncation
+    vocab_size: int
+    numbers: Foreseen
+    round: int
 
 
 @dataclass(slots=True, eq=False)
@@ -343,6 +382,23 @@ class Scored:
 
 
 @dataclass(slots=True, eq=False)
+class PredictedRows:
+    """A job's predictions, on the device.
+
+    Attributes:
+        ids: [R, K] likeliest tokens of all jobs of the step that want as many, the likeliest first.
+        weights: [R, K] theirs; None with one token a row.
+        first: the job's first row.
+        count: its rows.
+    """
+
+    ids: Tensor
+    weights: Tensor | None
+    first: int
+    count: int
+
+
+@dataclass(slots=True, eq=False)
 class Verdicts:
     """What one step decided for jobs that share a rule, on the device.
 
@@ -369,12 +425,14 @@ class DeviceVerdict:
 
     Attributes:
         prompt_states: positions before place 0 whose hidden states come with it.
+        predicted: that come with it; None for none.
     """
 
     verdicts: Verdicts
     index: int
     draft: Draft | Sequence[Drawn]
     prompt_states: int = 0
+    predicted: PredictedRows | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -394,6 +452,9 @@ class Decision:
             were to stay there.
         dead_end: no token may come behind the place; `next_token` is none of the text's.
         log_probs: of each emitted token; none where they are not wanted.
+        rows: the likeliest tokens behind each row of the pass, with their weights; None where none
+            are wanted.
+        predictions: of places, out of `rows`; None where none are wanted.
     """
 
     draft: Draft
@@ -406,6 +467,8 @@ class Decision:
     states: npt.NDArray[Any] | Tensor | None = None
     dead_end: bool = False
     log_probs: Sequence[TokenLogProb] = ()
+    rows: tuple[list[Any], list[Any] | None] | None = None
+    predictions: Predictions | None = None
 
     @property
     def emitted(self) -> list[int]:
@@ -443,6 +506,7 @@ Ask = (
     Take
     | Score
     | Draw
+    | DrawFrom
     | DrawTogether
     | Review
     | ReadTokens

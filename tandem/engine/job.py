@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from tandem.engine.asks import Ask, Lap, Steps, Take
+from tandem.engine.asks import Ask, DrawFrom, Lap, Steps, Take
 from tandem.telemetry.stages import StageTimes
 from tandem.telemetry.tracing.ids import SpanIds
 
@@ -103,12 +103,21 @@ class Job(Generic[T]):
                 self.ask = self.steps.throw(answer)
             else:
                 self.ask = self.steps.send(answer)
-            while isinstance(self.ask, Lap):
-                self.ask = self.steps.send(self._lap(self.ask.step))
+            while isinstance(self.ask, (Lap, DrawFrom)):
+                self.ask = self.steps.send(self._at_once(self.ask))
         except StopIteration as stop:
             self.ask, self.result, self._over = None, stop.value, True
         except Exception as error:
             self.end(error)
+
+    def _at_once(self, ask: Lap | DrawFrom) -> Any:
+        """The answer to an ask that waits for nothing."""
+        if isinstance(ask, Lap):
+            return self._lap(ask.step)
+        # Here, since most methods without a model run where torch is not installed.
+        from tandem.engine.numbers.known_rows import draw_from
+
+        return draw_from(ask)
 
     def report(self, result: Any) -> None:
         """Keep a result for the end of the step, and go on."""

@@ -88,6 +88,7 @@ class Model(Scorer, Memory, Protocol):
         hidden_size: width of hidden states.
         layers: of the model.
         of_layers: whose hidden states its passes can give; see `FeedbackSpec` in common.proto.
+        probe_tokens: extra embeddings, which the ids from `vocab_size` on name.
         eos_token_ids: that end a text.
         max_length: positions of its longest sequence.
         parameters: how many it has.
@@ -105,6 +106,7 @@ class Model(Scorer, Memory, Protocol):
     hidden_size: int
     layers: int
     of_layers: tuple[int, ...]
+    probe_tokens: int
     eos_token_ids: list[int]
     max_length: int
     parameters: int

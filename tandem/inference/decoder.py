@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
@@ -17,6 +18,7 @@ from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support
 from tandem.inference.description import NO_HASHES, Description
+from tandem.inference.extra_embeddings import add_embeddings, embeddings_for
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
@@ -58,8 +60,12 @@ class Decoder(Description):
         longest: int = 0,
         states_of: str = NONE,
         hashes: Fingerprints = NO_HASHES,
+        extra_embeddings: Tensor | None = None,
     ) -> None:
         super().__init__(model, name, tokenizer, hashes)
+        if extra_embeddings is not None:
+            self.probe_tokens = len(extra_embeddings)
+            add_embeddings(model, extra_embeddings)
         self.device = next(model.parameters()).device
         self.pass_times: Sequence[PassTime] = ()
         self.of_layers = layers_from(states_of, model)
@@ -87,6 +93,7 @@ class Decoder(Description):
         states_of: str = NONE,
         adapter: str = "",
         part: ModelPart = WHOLE,
+        extra_embeddings: str = "",
     ) -> Decoder:
         """Load a checkpoint from a directory or a hub id.
 
@@ -109,6 +116,7 @@ class Decoder(Description):
             states_of: layers whose hidden states passes can give, see `layers_from`.
             adapter: folder of an adapter to merge into the weights; empty for none.
             part: what is computed of the model.
+            extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
 
         Raises:
             StartupError: what is missing, broken or too large, in one sentence.
@@ -121,6 +129,10 @@ class Decoder(Description):
         if threads is not None:  # before the layout is chosen
             use_threads(threads, loaded.num_parameters())
         tokenizer = read_tokenizer(model)
+        hashes = fingerprints(loaded, tokenizer_fingerprint(tokenizer))
+        extra = None
+        if extra_embeddings:
+            extra = embeddings_for(loaded, extra_embeddings, hashes.weights)
         return cls(
             loaded,
             Path(model).name,
@@ -133,7 +145,8 @@ class Decoder(Description):
             graph_rows=graph_rows,
             longest=longest,
             states_of=states_of,
-            hashes=fingerprints(loaded, tokenizer_fingerprint(tokenizer)),
+            hashes=hashes,
+            extra_embeddings=extra,
         )
 
     def _start(

@@ -29,6 +29,7 @@ class Description:
         weights_fingerprint: likewise, see `Fingerprints.weights`.
         hidden_size: width of hidden states.
         layers: of the model.
+        probe_tokens: extra embeddings, which the ids from `vocab_size` on name.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Description:
         self.fingerprint, self.weights_fingerprint = hashes
         self.hidden_size = int(config.hidden_size)
         self.layers = int(config.num_hidden_layers)
+        self.probe_tokens = 0
 
     def tokenizer_json(self) -> bytes:
         """The serialised fast tokenizer; empty if the checkpoint has none."""

@@ -11,6 +11,7 @@ from tandem.errors import InvalidRequest
 from tandem.speculation.draft import Draft
 from tandem.speculation.hidden_dtype import HiddenDtype
 from tandem.speculation.nodes import DraftShape
+from tandem.speculation.probes import NO_PROBES, Probes
 from tandem.speculation.request.log_probs import LogProbsWanted, TokenLogProb
 from tandem.speculation.request.sampling import Sampling
 from tandem.speculation.request.shaping import NO_SHAPING, Grammar, GrammarKind, Shaping
@@ -157,7 +158,11 @@ def log_probs_from(message: common_pb2.LogProbs) -> list[TokenLogProb]:
 
 
 def draft_from(
-    message: common_pb2.Draft, vocab_size: int, max_gamma: int, max_nodes: int = 0
+    message: common_pb2.Draft,
+    vocab_size: int,
+    max_gamma: int,
+    max_nodes: int = 0,
+    probe_tokens: int = 0,
 ) -> Draft:
     """A draft of sound shape; what is in its rows is checked with those of its batch.
 
@@ -165,7 +170,8 @@ def draft_from(
         message: as it came.
         vocab_size: the target's.
         max_gamma: the greatest depth.
-        max_nodes: the most nodes; 0 allows chains alone.
+        max_nodes: the most nodes and probes; 0 allows chains without probes alone.
+        probe_tokens: extra embeddings that probes may name.
 
     Raises:
         InvalidRequest: it is not what it says.
@@ -175,6 +181,15 @@ def draft_from(
         raise InvalidRequest(
             f"draft.token_ids holds {count} tokens, the limit is {max_nodes or max_gamma}"
         )
+    probes = NO_PROBES
+    if message.HasField("probes"):
+        most = max(max_nodes - count, 0)
+        if len(message.probes.token_ids) > most:
+            raise InvalidRequest(
+                f"draft.probes.token_ids holds {len(message.probes.token_ids)} probes, and"
+                f" open.max_nodes leaves room for {most} beside {count} tokens"
+            )
+        probes = Probes(tuple(message.probes.token_ids), tuple(message.probes.parents))
     rows = message.rows
     if len(rows.ids) % 4 or len(rows.weights) % 2:
         raise InvalidRequest("draft.rows.ids and draft.rows.weights must hold whole numbers")
@@ -197,6 +212,7 @@ def draft_from(
         parents,
         row_of,
         message.distinct_siblings and parents is not None,
+        probes,
     )
     try:
         draft.check_shape(vocab_size)
@@ -204,6 +220,10 @@ def draft_from(
         raise InvalidRequest(str(error)) from None
     if draft.depth > max_gamma:
         raise InvalidRequest(f"draft.parents: a path of {draft.depth}, the limit is {max_gamma}")
+    if message.HasField("probes") and (
+        fault := probes.fault(draft.homes(), vocab_size, probe_tokens)
+    ):
+        raise InvalidRequest(fault)
     return draft
 
 
@@ -241,6 +261,9 @@ def draft_to(draft: Draft) -> common_pb2.Draft:
         row_of=draft.row_of or (),
         distinct_siblings=draft.distinct,
     )
+    if draft.probes:
+        message.probes.token_ids.extend(draft.probes.token_ids)
+        message.probes.parents.extend(draft.probes.parents)
     if len(draft.ids) or draft.row_of:
         message.rows.sizes.extend(draft.sizes)
         message.rows.ids = draft.ids.astype("<u4", copy=False).tobytes()

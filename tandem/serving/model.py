@@ -42,6 +42,7 @@ def load_decoder(
     room: int = 0,
     adapter: str = "",
     part: ModelPart = WHOLE,
+    extra_embeddings: str = "",
 ) -> Decoder:
     """The checkpoint, with a KV cache that holds a sequence of the greatest length.
 
@@ -55,6 +56,7 @@ def load_decoder(
         room: positions of each sequence beside its text.
         adapter: folder of an adapter of the checkpoint; empty for none.
         part: what is computed of the checkpoint.
+        extra_embeddings: folder with rows for ids beyond the vocabulary; empty for none.
 
     Raises:
         StartupError: one sentence on what is missing, broken or too large.
@@ -75,6 +77,7 @@ def load_decoder(
         states_of=states_of,
         adapter=adapter,
         part=part,
+        extra_embeddings=extra_embeddings,
     )
     _log.info("KV cache", bytes=decoder.positions * decoder.pool.bytes_per_position)
     prepare(decoder, settings, f"{decoder.name}: " if beside else "")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.speculation.nodes import DraftShape, depth_of, path_to
+from tandem.speculation.probes import NO_PROBES, Probes
 
 _NO_IDS = np.empty(0, np.uint32)
 _NO_WEIGHTS = np.empty(0, np.uint16)
@@ -31,6 +32,7 @@ class Draft:
         row_of: each node's row; None if node i has row i.
         distinct: whether siblings are drawn without replacement: a node's distribution is then its
             row without the tokens of its earlier siblings.
+        probes: computed with it, and no part of it: they are not among its N nodes.
     """
 
     token_ids: list[int]
@@ -40,6 +42,7 @@ class Draft:
     parents: list[int] | None = None
     row_of: list[int] | None = None
     distinct: bool = False
+    probes: Probes = NO_PROBES
 
     @classmethod
     def certain(cls, token_ids: Sequence[int], parents: Sequence[int] | None = None) -> Draft:

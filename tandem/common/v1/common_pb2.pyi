@@ -72,6 +72,34 @@ HIDDEN_DTYPE_FLOAT32: HiddenDtype.ValueType  # 2
 """HIDDEN_DTYPE_FLOAT32: four bytes each."""
 Global___HiddenDtype: typing_extensions.TypeAlias = HiddenDtype
 
+class _PredictedAt:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PredictedAtEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PredictedAt.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PREDICTED_AT_UNSPECIFIED: _PredictedAt.ValueType  # 0
+    """PREDICTED_AT_UNSPECIFIED is never sent."""
+    PREDICTED_AT_KEPT: _PredictedAt.ValueType  # 1
+    """PREDICTED_AT_KEPT: place 0, the places of the accepted candidates, and those of the probes
+    behind the last of them: attached to it, or to such a probe.
+    """
+    PREDICTED_AT_ALL: _PredictedAt.ValueType  # 2
+    """PREDICTED_AT_ALL: every place, of candidates and probes, but for those of twins."""
+
+class PredictedAt(_PredictedAt, metaclass=_PredictedAtEnumTypeWrapper):
+    """PredictedAt says which places predictions are wanted of."""
+
+PREDICTED_AT_UNSPECIFIED: PredictedAt.ValueType  # 0
+"""PREDICTED_AT_UNSPECIFIED is never sent."""
+PREDICTED_AT_KEPT: PredictedAt.ValueType  # 1
+"""PREDICTED_AT_KEPT: place 0, the places of the accepted candidates, and those of the probes
+behind the last of them: attached to it, or to such a probe.
+"""
+PREDICTED_AT_ALL: PredictedAt.ValueType  # 2
+"""PREDICTED_AT_ALL: every place, of candidates and probes, but for those of twins."""
+Global___PredictedAt: typing_extensions.TypeAlias = PredictedAt
+
 class _DraftShape:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -420,6 +448,7 @@ class Draft(google.protobuf.message.Message):
     PARENTS_FIELD_NUMBER: builtins.int
     ROW_OF_FIELD_NUMBER: builtins.int
     DISTINCT_SIBLINGS_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
     distinct_siblings: builtins.bool
     """distinct_siblings: siblings are drawn without replacement. A candidate's distribution is its
     row without the tokens of its earlier siblings, renormalised; the draw uses the integer weights
@@ -452,6 +481,10 @@ class Draft(google.protobuf.message.Message):
         candidate i has row i.
         """
 
+    @property
+    def probes(self) -> Global___Probes:
+        """probes are computed with the candidates and never accepted. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -460,11 +493,46 @@ class Draft(google.protobuf.message.Message):
         parents: collections.abc.Iterable[builtins.int] | None = ...,
         row_of: collections.abc.Iterable[builtins.int] | None = ...,
         distinct_siblings: builtins.bool = ...,
+        probes: Global___Probes | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["distinct_siblings", b"distinct_siblings", "parents", b"parents", "row_of", b"row_of", "rows", b"rows", "token_ids", b"token_ids"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["probes", b"probes", "rows", b"rows"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["distinct_siblings", b"distinct_siblings", "parents", b"parents", "probes", b"probes", "row_of", b"row_of", "rows", b"rows", "token_ids", b"token_ids"]) -> None: ...
 
 Global___Draft: typing_extensions.TypeAlias = Draft
+
+@typing.final
+class Probes(google.protobuf.message.Message):
+    """Probes are tokens whose predictions a drafter wants to see (FeedbackSpec). The target computes
+    them in the pass that verifies the candidates. Verdicts do not depend on them. With the candidates
+    they count against the max_nodes of the target's `open`.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    PARENTS_FIELD_NUMBER: builtins.int
+    @property
+    def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """token_ids in the order in which they are computed. An id from the target's vocabulary size on
+        names an extra embedding: vocab_size + e is row e, below the target's probe_tokens.
+        """
+
+    @property
+    def parents(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """parents[i] is the place to which probe i is attached: a place of the draft's N candidates
+        (0..N, and not that of a twin), or N + 1 + j behind an earlier probe j. The place of probe i is
+        N + 1 + i.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: collections.abc.Iterable[builtins.int] | None = ...,
+        parents: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["parents", b"parents", "token_ids", b"token_ids"]) -> None: ...
+
+Global___Probes: typing_extensions.TypeAlias = Probes
 
 @typing.final
 class FeedbackSpec(google.protobuf.message.Message):
@@ -478,12 +546,21 @@ class FeedbackSpec(google.protobuf.message.Message):
     LAYERS_FIELD_NUMBER: builtins.int
     HIDDEN_DTYPE_FIELD_NUMBER: builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
+    TOP_FIELD_NUMBER: builtins.int
+    PREDICTED_AT_FIELD_NUMBER: builtins.int
     hidden_dtype: Global___HiddenDtype.ValueType
     """hidden_dtype of the states. Required if there are layers."""
     prompt_tokens: builtins.int
     """prompt_tokens is how many of the prompt's last positions are wanted with `opened`; fewer come
     if the prompt is shorter. Their states must fit into a message.
     """
+    top: builtins.int
+    """top is how many of the likeliest tokens are wanted at each place, by the model's own logits,
+    before shaping, temperature and truncation: 0 none, 1 the likeliest one, more with their
+    weights. At most 256. They come with verdicts, and not with `opened`.
+    """
+    predicted_at: Global___PredictedAt.ValueType
+    """predicted_at says at which places. Required if top is set."""
     @property
     def layers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """layers whose hidden states are wanted, in this order, each once, at most 4: 0 is the embedding
@@ -497,15 +574,17 @@ class FeedbackSpec(google.protobuf.message.Message):
         layers: collections.abc.Iterable[builtins.int] | None = ...,
         hidden_dtype: Global___HiddenDtype.ValueType = ...,
         prompt_tokens: builtins.int = ...,
+        top: builtins.int = ...,
+        predicted_at: Global___PredictedAt.ValueType = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["hidden_dtype", b"hidden_dtype", "layers", b"layers", "prompt_tokens", b"prompt_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["hidden_dtype", b"hidden_dtype", "layers", b"layers", "predicted_at", b"predicted_at", "prompt_tokens", b"prompt_tokens", "top", b"top"]) -> None: ...
 
 Global___FeedbackSpec: typing_extensions.TypeAlias = FeedbackSpec
 
 @typing.final
 class Feedback(google.protobuf.message.Message):
-    """Feedback holds hidden states of consecutive positions of a text. The target makes it, the drafter
-    reads it, and the orchestrator passes it on unread.
+    """Feedback holds hidden states of consecutive positions of a text, and predictions at places of a
+    round. The target makes it, the drafter reads it, and the orchestrator passes it on unread.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -513,9 +592,12 @@ class Feedback(google.protobuf.message.Message):
     ROUND_FIELD_NUMBER: builtins.int
     POSITIONS_FIELD_NUMBER: builtins.int
     HIDDEN_FIELD_NUMBER: builtins.int
+    PLACES_FIELD_NUMBER: builtins.int
+    PREDICTIONS_FIELD_NUMBER: builtins.int
+    PREDICTED_IDS_FIELD_NUMBER: builtins.int
     FIRST_FIELD_NUMBER: builtins.int
     round: builtins.int
-    """round whose pass computed the states; that of the prefill is first_round of `open`."""
+    """round whose pass computed them; that of the prefill is first_round of `open`."""
     positions: builtins.int
     """positions is the number of positions."""
     hidden: builtins.bytes
@@ -526,15 +608,34 @@ class Feedback(google.protobuf.message.Message):
     """first is the index in the text (prompt and emitted tokens, from 0) of the first position. Its
     state was computed from this token and those before it.
     """
+    @property
+    def places(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """places of the round's draft whose predictions follow, ascending."""
+
+    @property
+    def predictions(self) -> Global___Rows:
+        """predictions has a row for each place: the likeliest tokens, the likeliest first, with weights
+        that are in proportion to their probabilities. Tokens whose weight rounds to 0 are left out.
+        Unset with a top of 1.
+        """
+
+    @property
+    def predicted_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """predicted_ids has the likeliest token at each place, with a top of 1."""
+
     def __init__(
         self,
         *,
         round: builtins.int = ...,
         positions: builtins.int = ...,
         hidden: builtins.bytes = ...,
+        places: collections.abc.Iterable[builtins.int] | None = ...,
+        predictions: Global___Rows | None = ...,
+        predicted_ids: collections.abc.Iterable[builtins.int] | None = ...,
         first: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["first", b"first", "hidden", b"hidden", "positions", b"positions", "round", b"round"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["predictions", b"predictions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["first", b"first", "hidden", b"hidden", "places", b"places", "positions", b"positions", "predicted_ids", b"predicted_ids", "predictions", b"predictions", "round", b"round"]) -> None: ...
 
 Global___Feedback: typing_extensions.TypeAlias = Feedback
 

@@ -192,6 +192,7 @@ class DraftStep(google.protobuf.message.Message):
     max_nodes: builtins.int
     """max_nodes is the budget of this round, for trees: the most tokens to draft in all, at most
     ModelInfo's max_nodes; gamma then bounds the longest path. 0: no budget, at most gamma tokens.
+    Probes are not counted: a draft has at most GetModelInfoResponse.probes.
     """
     ahead: builtins.bool
     """ahead: the next step will most likely ask for the same gamma and max_nodes. A drafter that
@@ -222,7 +223,8 @@ class DraftStep(google.protobuf.message.Message):
         """feedback of the target on the text so far, in the order of rounds: all that came since the last
         step, as GetModelInfoResponse.feedback asks for. There may be gaps, and none may have come: a
         drafter that needs more than it has drafts nothing. INVALID_ARGUMENT if it asks for none, or if
-        the positions, the rounds or the size of the states are not what they should be.
+        the positions, the rounds, the size of the states or the predictions are not what they should
+        be.
         """
 
     def __init__(
@@ -538,6 +540,8 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     FEEDBACK_FIELD_NUMBER: builtins.int
     MADE_FOR_FIELD_NUMBER: builtins.int
     AHEAD_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
+    PROBE_TOKENS_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the drafting method (docs/recipes.md has the table)."""
     draft_support: builtins.int
@@ -559,6 +563,14 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     """
     ahead: builtins.int
     """ahead is the most drafted tokens that are prepared at a time, for all sequences; 0: none ever are."""
+    probes: builtins.int
+    """probes is the most probes of a draft; 0: none ever have any. The caller announces room for them
+    in the target's `open`, beside that for candidates.
+    """
+    probe_tokens: builtins.int
+    """probe_tokens is how many extra embeddings of the target the probes name; a target with fewer
+    does not suit the drafter.
+    """
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -586,8 +598,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         feedback: tandem.common.v1.common_pb2.FeedbackSpec | None = ...,
         made_for: builtins.str = ...,
         ahead: builtins.int = ...,
+        probes: builtins.int = ...,
+        probe_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["feedback", b"feedback", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ahead", b"ahead", "draft_support", b"draft_support", "drafter", b"drafter", "feedback", b"feedback", "info", b"info", "made_for", b"made_for", "probe_tokens", b"probe_tokens", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape", "stats", b"stats"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse

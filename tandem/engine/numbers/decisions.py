@@ -14,6 +14,7 @@ from torch import Tensor
 from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
 from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
 from tandem.engine.numbers.feedback import kept_states
+from tandem.engine.numbers.predictions import on_host, predict
 from tandem.errors import EngineFailure, InvalidRequest
 from tandem.inference.feed import Drawn
 from tandem.shaping.logits import shape
@@ -41,6 +42,7 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
     if sound:
         _foresee([asks[place] for place in sound])
     probs_of = _probabilities([asks[place] for place in sound])
+    predicted = predict([asks[place] for place in sound])
     # Drafts of about one length share a batch, or a long one would pad all others to its own.
     # Chains are decided apart from trees, by what is made for them; and where they are.
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -58,7 +60,8 @@ def decide(asks: Sequence[Decide]) -> list[DeviceVerdict | InvalidRequest]:
         verdicts.states_stay = group[0].wanted is not None and group[0].wanted.on_device
         for index, ask in enumerate(group):
             before = ask.scored.prompt_states
-            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before)
+            rows = predicted.get(id(ask))
+            answers[places[index]] = DeviceVerdict(verdicts, index, ask.draft, before, rows)
     return [answer for answer in answers if answer is not None]
 
 
@@ -233,15 +236,20 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
         for key, each in batches.items()
         if each.states is not None and not each.states_stay
     }
+    tops = [each.predicted for each in decided if each.predicted is not None]
+    parts = {id(part): part for top in tops for part in (top.ids, top.weights) if part is not None}
     there, arrays = to_host(
-        drawn, [*(verdicts.numbers for verdicts in batches.values()), *kept.values()]
+        drawn,
+        [*(verdicts.numbers for verdicts in batches.values()), *kept.values(), *parts.values()],
     )
     drafts = iter(chains_of(chains, drawn, there))
-    numbers = {key: array.tolist() for key, array in zip(batches, arrays, strict=False)}
+    brought = iter(arrays)
+    numbers = {key: next(brought).tolist() for key in batches}
     states: dict[int, Any] = {
         key: each.states for key, each in batches.items() if each.states_stay
-    } | dict(zip(kept, arrays[len(batches) :], strict=True))
-    return [
+    } | {key: next(brought) for key in kept}
+    likeliest = {key: next(brought) for key in parts}
+    found = [
         _decision(
             each,
             each.draft if isinstance(each.draft, Draft) else next(drafts),
@@ -250,6 +258,12 @@ def decisions_of(decided: Sequence[DeviceVerdict]) -> list[Decision | EngineFail
         )
         for each in decided
     ]
+    for each, decision in zip(decided, found, strict=True):
+        if each.predicted is not None and isinstance(decision, Decision):
+            ids, weights = each.predicted.ids, each.predicted.weights
+            own = None if weights is None else likeliest[id(weights)]
+            decision.rows = on_host(each.predicted, likeliest[id(ids)], own)
+    return found
 
 
 def _decision(

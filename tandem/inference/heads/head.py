@@ -129,6 +129,7 @@ class Head(ABC):
     improving = False
     takes_trees = True
     of_layers: tuple[int, ...] = ()
+    probe_tokens = 0
     # Its texts end where the target's do, and no sequence is too long for it.
     max_length = 2**31 - 1
     vocab_size: int

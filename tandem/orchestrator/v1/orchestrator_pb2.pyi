@@ -674,7 +674,9 @@ class Summary(google.protobuf.message.Message):
     draft_bytes: builtins.int
     """draft_bytes is the size of the drafts' distributions on the wire."""
     feedback_bytes: builtins.int
-    """feedback_bytes is the size of the hidden states that the target sent for the drafter."""
+    """feedback_bytes is the size of the hidden states and predictions that the target sent for the
+    drafter.
+    """
     drafter_lost: builtins.bool
     """drafter_lost: drafts were requested, but the drafter failed, or there was none. The text
     continued with drafts of its target; or, if the target cannot draft, without drafts until

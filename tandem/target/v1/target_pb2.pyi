@@ -160,9 +160,9 @@ class OpenSequence(google.protobuf.message.Message):
     started at this address. Empty: not compared.
     """
     max_nodes: builtins.int
-    """max_nodes is the most candidates of a draft, at most the target's own max_nodes. The target
-    reserves KV cache for them. 0: every draft is a chain, which needs no more cache
-    than max_new_tokens. INVALID_ARGUMENT with a verifier that takes chains only.
+    """max_nodes is the most candidates and probes of a draft, at most the target's own max_nodes. The
+    target reserves KV cache for them. 0: every draft is a chain without probes, which needs no more
+    cache than max_new_tokens.
     """
     emitted_tokens: builtins.int
     """emitted_tokens is how many of token_ids, the last ones, the text generated before it was opened
@@ -192,7 +192,8 @@ class OpenSequence(google.protobuf.message.Message):
     @property
     def feedback(self) -> tandem.common.v1.common_pb2.FeedbackSpec:
         """feedback that the drafter of the text wants. Empty: none. INVALID_ARGUMENT: a layer that is not
-        among feedback_layers, more than 4 layers or one twice, or an unknown dtype.
+        among feedback_layers, more than 4 layers or one twice, an unknown dtype, a top over 256, or
+        more than fits into a message.
         """
 
     @property
@@ -587,8 +588,11 @@ class GetModelInfoResponse(google.protobuf.message.Message):
     MAX_ROUNDS_FIELD_NUMBER: builtins.int
     DRAFTS_FIELD_NUMBER: builtins.int
     FEEDBACK_LAYERS_FIELD_NUMBER: builtins.int
+    PROBE_TOKENS_FIELD_NUMBER: builtins.int
     max_rounds: builtins.int
     """max_rounds is the most rounds that a run may still have. 0: the target has no runs."""
+    probe_tokens: builtins.int
+    """probe_tokens is the number of extra embeddings that probes may name (see Probes)."""
     @property
     def info(self) -> tandem.common.v1.common_pb2.ModelInfo:
         """info of the model."""
@@ -618,9 +622,10 @@ class GetModelInfoResponse(google.protobuf.message.Message):
         max_rounds: builtins.int = ...,
         drafts: Global___TargetDrafts | None = ...,
         feedback_layers: collections.abc.Iterable[builtins.int] | None = ...,
+        probe_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["drafts", b"drafts", "info", b"info", "stats", b"stats"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "feedback_layers", b"feedback_layers", "info", b"info", "max_rounds", b"max_rounds", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafts", b"drafts", "feedback_layers", b"feedback_layers", "info", b"info", "max_rounds", b"max_rounds", "probe_tokens", b"probe_tokens", "stats", b"stats", "verifiers", b"verifiers"]) -> None: ...
 
 Global___GetModelInfoResponse: typing_extensions.TypeAlias = GetModelInfoResponse
 
@@ -639,6 +644,7 @@ class TargetDrafts(google.protobuf.message.Message):
     MAX_NODES_FIELD_NUMBER: builtins.int
     MAX_LENGTH_FIELD_NUMBER: builtins.int
     PASS_TIMES_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
     drafter: builtins.str
     """drafter is the name of the method, such as "model"."""
     recipe: builtins.str
@@ -655,6 +661,10 @@ class TargetDrafts(google.protobuf.message.Message):
     """max_nodes is the most candidates of a draft with branches; 0 if drafts are chains."""
     max_length: builtins.int
     """max_length is the most tokens of a text that can be drafted for."""
+    probes: builtins.int
+    """probes is the most probes of a draft: a run with drafts needs room for them, beside that for
+    candidates, among the max_nodes of `open`.
+    """
     @property
     def pass_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[tandem.common.v1.common_pb2.PassTime]:
         """pass_times of the model that drafts, as in ModelInfo."""
@@ -671,8 +681,9 @@ class TargetDrafts(google.protobuf.message.Message):
         max_nodes: builtins.int = ...,
         max_length: builtins.int = ...,
         pass_times: collections.abc.Iterable[tandem.common.v1.common_pb2.PassTime] | None = ...,
+        probes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pass_times", b"pass_times", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drafter", b"drafter", "fingerprint", b"fingerprint", "max_gamma", b"max_gamma", "max_length", b"max_length", "max_nodes", b"max_nodes", "pass_times", b"pass_times", "probes", b"probes", "pure", b"pure", "recipe", b"recipe", "shape", b"shape"]) -> None: ...
 
 Global___TargetDrafts: typing_extensions.TypeAlias = TargetDrafts
 

@@ -46,6 +46,7 @@ _ALONE = "lookup"
 EMBEDDED_HEADS = ("medusa", "hydra", "eagle")
 # What the user sets is left alone.
 _FEEDBACK = "TANDEM_TARGET_FEEDBACK"
+_EMBEDDINGS = {"TANDEM_TARGET_EXTRA_EMBEDDINGS", "TANDEM_TARGET_ADAPTER"}
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,12 @@ class Pair:
                 "RECIPE": self._recipe,
             }
             services["drafter"] = _given(drafter)
+            if (
+                self._recipe == "masks"
+                and self.target is None
+                and not _EMBEDDINGS & os.environ.keys()
+            ):
+                target["EXTRA_EMBEDDINGS"] = str(ROOT / "models" / "pass")
             if self.inside:
                 target["DRAFTS"] = self._recipe or head or "model"
                 target["DRAFT_DEVICE"] = self.drafter_device

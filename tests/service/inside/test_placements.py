@@ -21,6 +21,7 @@ from target_svc.settings import TargetSettings
 from tests.service.conftest import address_of, connect, start
 from tests.support.laws.suited import tried_rules
 from tests.support.models.heads import MTP, family_of, is_head, save_random_head
+from tests.support.models.probes import extra_rows
 from tests.support.wire.fakes import generation
 
 TOKENS = 20
@@ -46,6 +47,7 @@ class Placements:
 async def recipe(
     request: pytest.FixtureRequest,
     random_pair: tuple[Path, Path],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[tuple[str, Placements]]:
     """A recipe's name, and the random pair in each placement."""
@@ -58,6 +60,7 @@ async def recipe(
         monkeypatch.setenv("TANDEM_DRAFTER_TARGET", large)
         feedback = "last"
     monkeypatch.setenv("TANDEM_DRAFTER_MODEL", small)
+    extra = extra_rows(tmp_path, random_pair[1], 4) if name == "masks" else ""
     async with AsyncExitStack() as stack:
         drafters = [
             await start(stack, make_drafter(DrafterSettings(method=name, ahead=nodes)))
@@ -67,7 +70,13 @@ async def recipe(
         for placement, rounds in zip(PLACEMENTS, (16, 16, 1, 16), strict=True):
             own = name if placement.startswith("inside") else ""
             drafter = drafters[placement == "drafter, prepared"]
-            kind = TargetSettings(model=large, max_rounds=rounds, drafts=own, feedback=feedback)
+            kind = TargetSettings(
+                model=large,
+                max_rounds=rounds,
+                drafts=own,
+                feedback=feedback,
+                extra_embeddings=extra,
+            )
             target = await start(stack, make_target(kind))
             settings = OrchestratorSettings(
                 drafters=(address_of(drafter),),

@@ -7,7 +7,7 @@ is replaced, by tables of integer weights, and the random numbers, by all outcom
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -19,9 +19,11 @@ import torch
 
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.speculation.draft import Draft
+from tandem.speculation.predictions import Predictions
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS, Verifier
+from tests.support.laws.predictions import extended, predictions_of
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -80,6 +82,7 @@ class Enumeration:
         deepest: draft so far.
         late: features of some rounds never come.
         room: of each cache, beside a text and its draft.
+        garbled: what becomes of predictions on their way.
 
     Args:
         drafter: the method.
@@ -99,6 +102,8 @@ class Enumeration:
         self._laws: dict[Text, npt.NDArray[np.float64]] = {}
         self.deepest = 0
         self.late = False
+        self.garbled: Callable[[Predictions], Predictions] = lambda told: told
+        self._predicted = extended(7, VOCAB_SIZE, self._known)
         self.room = 0
 
     @cached_property
@@ -115,8 +120,21 @@ class Enumeration:
         self._observe(sequence, tokens[-1:], len(tokens) - 2)
         return sequence
 
-    def _observe(self, sequence: DraftSequence, emitted: Sequence[int], first: int) -> None:
-        """Tell the drafter what was emitted, and the features of positions from `first` on."""
+    def _observe(
+        self,
+        sequence: DraftSequence,
+        emitted: Sequence[int],
+        first: int,
+        draft: Draft | None = None,
+    ) -> None:
+        """Tell the drafter what was emitted, the features of positions from `first` on, and what
+        the target predicted at a draft."""
+        sequence.predictions = None
+        if draft is not None and self.drafter.predicts is not None:
+            place = _place_of(draft, emitted[:-1])
+            text = tuple(sequence.token_ids)
+            told = predictions_of(self.drafter.predicts, 1, draft, place, text, self._predicted)
+            sequence.predictions = self.garbled(told)
         self.drafter.observe(sequence, emitted)
         if self.drafter.wants is not None and not (self.late and len(sequence.token_ids) % 2):
             sequence.features.add(feature_of(sequence.token_ids, first))
@@ -141,6 +159,12 @@ class Enumeration:
             row = self._target.row(text).astype(np.float64)
             self._laws[text] = row / row.sum()
         return self._laws[text]
+
+    def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
+        """The target's own row behind a text, if it has one; else that of a guess."""
+        behind = text[len(PROMPT) :]
+        plain = len(behind) < self.length and max(behind, default=0) < VOCAB_SIZE
+        return self._target.row(behind) if plain else None
 
     def law(self, rule: Verifier[Any]) -> dict[Text, float]:
         """The law of texts that the method drafts and the rule decides, over all rounds."""
@@ -169,7 +193,8 @@ class Enumeration:
         key = draft, tuple(news)
         if key not in outcomes.observed:
             after = pickle.loads(outcomes.after[draft])
-            self._observe(after, news, len(after.token_ids) - 1)
+            first = len(after.token_ids) - 1
+            self._observe(after, news, first, outcomes.drafts[draft])
             outcomes.observed[key] = key_of(after), after
         return outcomes.observed[key]
 
@@ -268,6 +293,17 @@ class Enumeration:
         """The greatest error of a text's probability."""
         law, expected = self.law(rule), self.expected()
         return max(abs(law.get(text, 0.0) - chance) for text, chance in expected.items())
+
+
+def _place_of(draft: Draft, path: Sequence[int]) -> int:
+    """Where tokens of a draft lead to, the first sibling of equal ones."""
+    place = 0
+    for token_id in path:
+        nodes = zip(draft.places(), draft.token_ids, strict=True)
+        place = next(
+            node for node, (at, own) in enumerate(nodes, 1) if (at, own) == (place, token_id)
+        )
+    return place
 
 
 def _row_of(draft: Draft, node: int) -> Any:

@@ -22,6 +22,7 @@ from tandem.engine.asks import (
     ReadLogProbs,
     Report,
     Score,
+    Scored,
     StatesWanted,
     ToHost,
     Truncation,
@@ -42,6 +43,7 @@ from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.laws.methods import key_of
+from tests.support.laws.predictions import extended
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -60,6 +62,8 @@ TOLERANCE = 1e-12
 SEEN = 1e-4
 # Tokens whose law is compared, and the most of a text: each draft may be as deep as is asked.
 LENGTH, GAMMA, NODES = 3, 3, 4
+# Most probes of a draft.
+PROBES = 8
 ROOM = LENGTH + 2 * GAMMA
 SEED = 4
 # Several grants: plain rounds between drafts, which the drafter is told of later.
@@ -81,13 +85,14 @@ class RunAnswering(Answering):
         super().__init__(chooser, None)
         self._target = target
         self._judged = judged
+        self._predicted = extended(7, VOCAB_SIZE, self._known)
         self._scored: list[Text] = []
         self.reported: list[RunRound] = []
 
     def _answer(self, ask: Ask) -> Any:
         if isinstance(ask, Score):
             self._scored = self._feed(ask.feed)[-ask.feed.rows :]
-            return None
+            return Scored(None, 0, ask.feed.rows)  # type: ignore[arg-type]
         if isinstance(ask, Decide):
             return self._decided(ask)
         if isinstance(ask, ToHost) and isinstance(ask.answers, Decision):
@@ -124,7 +129,24 @@ class RunAnswering(Answering):
             text = self._scored[0]
             emitted = [*text, *(draft.token_ids[step - 1] for step in path), token]
             decision.states = feature_of(emitted, len(text) - 1).states
+        if ask.predicting is not None:
+            decision.rows = self._likeliest(ask.predicting.top)
         return decision
+
+    def _likeliest(self, top: int) -> tuple[list[Any], list[Any] | None]:
+        """Behind every row of the pass, those of probes among them."""
+        rows = [self._predicted(text) for text in self._scored]
+        order = [np.argsort(-row, kind="stable")[:top] for row in rows]
+        kept = [ids[row[ids] > 0] for ids, row in zip(order, rows, strict=True)]
+        ids = [own.astype(np.uint32) for own in kept]
+        if top == 1:
+            return ids, None
+        return ids, [row[own].astype(np.uint16) for own, row in zip(kept, rows, strict=True)]
+
+    def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
+        behind = text[len(PROMPT) :]
+        plain = len(behind) <= LENGTH + GAMMA and max(behind, default=0) < VOCAB_SIZE
+        return self._target.row(behind) if plain else None
 
     def _judge(self, ask: Decide, laws: npt.NDArray[np.float64]) -> tuple[Any, Any, Any]:
         """The chance of each place; of each token there; and the rule's state behind each."""
@@ -143,7 +165,9 @@ class RunAnswering(Answering):
 
     def _shaped_laws(self, ask: Decide) -> npt.NDArray[np.float64]:
         """[R, V] of the rows of the pass."""
-        rows = np.stack([self._target.row(text[len(PROMPT) :]) for text in self._scored])
+        # Those of the draft alone: a probe may be no token.
+        texts = self._scored[: ask.scored.count]
+        rows = np.stack([self._target.row(text[len(PROMPT) :]) for text in texts])
         if ask.shaped is None:
             laws: npt.NDArray[np.float64] = rows / rows.sum(-1, keepdims=True)
             return laws
@@ -183,7 +207,10 @@ class State:
         cache = sequence.caches[0]
         held = cache.length, cache.pool.tokens[: cache.length], cache.branches
         states = [(each.first, each.states.tolist()) for each in sequence.untold_states]
-        return repr((self.text, sequence.untold, states, drafting, held, sequence.carry))
+        told = sequence.untold_predictions
+        predicted = None if told is None else (told.places, told.ids, told.weights)
+        known = sequence.untold, states, predicted, drafting
+        return repr((self.text, *known, held, sequence.carry))
 
 
 class RunLaw:
@@ -215,6 +242,8 @@ class RunLaw:
         log_probs: bool = False,
     ) -> None:
         keys: dict[str, Any] = {"max_nodes": NODES, "chains": 2, "acceptance": (0.7, 0.4)}
+        keys |= {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2}
+        keys |= {"masks": 2, "masks_top": VOCAB_SIZE}
         recipe = built_in(name, RecipeSettings(**keys))
         longest = LENGTH + GAMMA
         # A model's weights are never 0, so that only masks leave nothing.
@@ -240,9 +269,10 @@ class RunLaw:
         sequence = TargetSequence(
             [], Sampling(), self._rule, nodes=NODES, own_wanted=self._own.wanted
         )
+        sequence.own_predicted = self._own.drafter.predicts
         sequence.end_token_ids, sequence.log_probs = self._ends, self._log_probs
         sequence.shaped = None if self._shaped is None else self._shaped()
-        sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM) for _ in range(self._caches)]
+        sequence.caches = [cache_of(len(PROMPT) + 2 * ROOM + PROBES) for _ in range(self._caches)]
         sequence.untold, sequence.last_token = list(PROMPT), PROMPT[-1]
         sequence.length, sequence.end = len(PROMPT), len(PROMPT) + self._room
         answering = RunAnswering(Chooser(()), self._target, {})

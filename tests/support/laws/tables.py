@@ -15,6 +15,7 @@ from tandem.drafting.features import Feature
 from tandem.engine.asks import (
     Ask,
     Draw,
+    DrawFrom,
     DrawTogether,
     ReadLogProbs,
     ReadTokens,
@@ -35,6 +36,7 @@ from tandem.inference.output import PassOutput
 from tandem.shaping.logits import shape
 from tandem.shaping.text import ShapedRows
 from tandem.speculation.categorical import Categorical
+from tandem.speculation.draft import Draft
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS
 from tests.support.laws.trees.laws import stops
@@ -231,6 +233,8 @@ class Answering:
             return None
         if isinstance(ask, Draw):
             return self._draw(ask, self._laws(ask))
+        if isinstance(ask, DrawFrom):
+            return self._draw_from(ask)
         if isinstance(ask, DrawTogether):
             return self._draw_together(ask)
         if isinstance(ask, Score):
@@ -311,6 +315,20 @@ class Answering:
             found.append(self._draw(one, laws[first : first + one.feed.rows]))
             self._chooser = chooser
         return found
+
+    def _draw_from(self, ask: DrawFrom) -> Draft:
+        """A token from each row, by its weights as they are."""
+        tokens = []
+        for row in ask.rows:
+            weights = np.zeros(VOCAB_SIZE, np.int64)
+            weights[row.ids] = row.weights
+            tokens.append(self._chooser.choose(weights.tolist()))
+        return Draft(
+            tokens,
+            [len(row.ids) for row in ask.rows],
+            np.concatenate([row.ids for row in ask.rows]),
+            np.concatenate([row.weights for row in ask.rows]),
+        )
 
     def _draw(self, ask: Draw, laws: Sequence[npt.NDArray[np.int64]]) -> list[Drawn]:
         groups = range(len(laws)) if ask.rows is None else ask.rows

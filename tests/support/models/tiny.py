@@ -27,6 +27,7 @@ from tandem.engine.stepper import Stepper
 from tandem.inference.choice.choose import EngineName
 from tandem.inference.decoder import Decoder
 from tandem.speculation.draft import Draft
+from tandem.speculation.predictions import Predictions
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from target_svc import round as rounds
@@ -76,7 +77,7 @@ class TargetEngine(Engine):
         return (await self.open(sequence, steps, capacity))[0]
 
     async def verify(self, sequence: TargetSequence, round_: int, draft: Draft) -> Decision:
-        feedback = sequence.wanted is not None
+        feedback = sequence.wanted is not None or sequence.predicted is not None
         steps = rounds.verify(self.decoder, sequence, round_, draft, feedback)
         return (await self.run(sequence, steps))[0]
 
@@ -115,10 +116,11 @@ class DrafterEngine(Engine):
         gamma: int,
         budget: int = 0,
         features: Sequence[Feature] = (),
+        predictions: Predictions | None = None,
     ) -> Draft:
         ahead = self._aheads.get(sequence)
         if ahead is None:
-            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features)
+            steps = self.drafter.go_on(sequence, round_, news, gamma, budget, features, predictions)
             return (await self.run(sequence, steps))[0]
         made, _ = await self.run(sequence, ahead.go_on(round_, news, gamma, budget, features))
         draft = made.draft
@@ -157,10 +159,21 @@ def make_target(
     budget: BatchLimits = _BUDGET,
     engine: EngineName = "torch",
     states_of: str = "none",
+    probe_tokens: int = 0,
 ) -> TargetEngine:
-    """A target's engine over a model, not started."""
+    """A target's engine over a model, not started; with so many extra embeddings."""
+    extra = None
+    if probe_tokens:
+        torch.manual_seed(5)
+        extra = torch.randn(probe_tokens, model.config.hidden_size)
     decoder = Decoder(
-        model, "target", cache_tokens=cache_tokens, engine=engine, states_of=states_of
+        model,
+        "target",
+        cache_tokens=cache_tokens,
+        engine=engine,
+        states_of=states_of,
+        trees=probe_tokens > 0,
+        extra_embeddings=extra,
     )
     return TargetEngine(decoder, places, budget)
 
@@ -240,8 +253,12 @@ async def speculate(
     if drafter is not None and drafter.drafter.wants is not None:
         sequence.wanted = StatesWanted((0,), drafter.drafter.wants.dtype)
         sequence.prompt_states = 1
+    probes = 0
+    if drafter is not None:
+        sequence.predicted, probes = drafter.drafter.predicts, drafter.drafter.probes
+    sequence.nodes = probes and probes + max(gamma, budget)
     guess = DraftSequence(list(prompt), sampling, target.decoder.vocab_size)
-    capacity = len(prompt) + max_new_tokens + max(gamma, budget)
+    capacity = len(prompt) + max_new_tokens + max(gamma, budget) + probes
     text = Text()
     try:
         opened = await target.begin(sequence, 0, capacity)
@@ -250,17 +267,21 @@ async def speculate(
             await drafter.begin(guess, capacity)
         news = text.token_ids = [opened.next_token]
         states, first = opened.states, len(prompt) - 1
+        predictions = None
         while (left := max_new_tokens - len(text.token_ids)) > 0:
             text.rounds += 1
             draft = Draft.certain(())
             if drafter is not None:
                 depth = min(gamma, left)
                 features = [] if states is None else [Feature(first, states)]
-                draft = await drafter.draft(guess, text.rounds, news, depth, budget, features)
+                draft = await drafter.draft(
+                    guess, text.rounds, news, depth, budget, features, predictions
+                )
             first = sequence.length - 1
             verdict = await target.verify(sequence, text.rounds, draft)
             kept = [draft.token_ids[place - 1] for place in draft.path_to(verdict.place)]
             news, states = [*kept, verdict.next_token], verdict.states
+            predictions = verdict.predictions
             text.token_ids = text.token_ids + news
             text.drafted += len(draft)
             text.accepted += verdict.num_accepted

@@ -41,7 +41,8 @@ table_of = cache(Table)  # which nobody changes
 
 def made(name: str, seed: int, *, zeros: bool, length: int = LENGTH, **keys: Any) -> Enumeration:
     """A method of its built-in recipe, against tables."""
-    keys = {"max_nodes": NODES, "chains": 2, "acceptance": ACCEPTANCES[seed], **keys}
+    own = {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_candidates": 2, "masks": 2}
+    keys = {"max_nodes": NODES, "chains": 2, "acceptance": ACCEPTANCES[seed], **own, **keys}
     recipe = built_in(name, DrafterSettings(**keys))
     longest = LENGTH + GAMMA
     depths = tuple(tuple(share / depth for share in ACCEPTANCES[seed]) for depth in (1, 1.2, 1.5))

@@ -10,9 +10,14 @@ import pytest
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
 from tandem.drafting.methods import METHODS
+from tandem.engine.asks import Truncation
+from tandem.errors import StartupError
 from tests.support.repository import ROOT
 
-WITHOUT_MODELS = [name for name in METHODS if not built_in(name, RecipeSettings()).checkpoints]
+# `masks` has no model either, and draws.
+WITHOUT_MODELS = [
+    name for name in METHODS if not built_in(name, RecipeSettings()).checkpoints and name != "masks"
+]
 
 
 @pytest.mark.parametrize("method", WITHOUT_MODELS)
@@ -63,3 +68,9 @@ asyncio.run(main())
         check=False,
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_masks_says_that_it_needs_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(StartupError, match=r"masks draws tokens.* install tandem\[inference\]"):
+        built_in("masks", RecipeSettings()).make((), Truncation(1.0, 0))

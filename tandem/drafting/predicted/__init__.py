@@ -1,0 +1,1 @@
+"""Methods that draft what the target itself predicted in the last round."""

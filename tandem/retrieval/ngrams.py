@@ -1,0 +1,47 @@
+"""N-grams by their first tokens: the pool of Lookahead decoding (Fu et al., arXiv 2402.02057)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tandem.retrieval.store import Continuations
+
+
+@dataclass
+class NgramPool:
+    """The n-grams that came last, a few for each first token.
+
+    It holds at most `each` n-grams for each id of the vocabulary.
+
+    Attributes:
+        length: tokens of an n-gram.
+        each: n-grams with the same first token; of more the one that came first is forgotten.
+    """
+
+    length: int
+    each: int
+    _tails: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Take an n-gram in, or have one that is there be the last that came."""
+        first, *rest = ngram
+        own, tail = self._tails.setdefault(first, {}), tuple(rest)
+        own.pop(tail, None)
+        own[tail] = None
+        if len(own) > self.each:
+            del own[next(iter(own))]
+
+    def add_text(self, text: Sequence[int], begin: int) -> None:
+        """Take in all n-grams of a text that end at a place from `begin` on."""
+        for end in range(max(begin + 1, self.length), len(text) + 1):
+            self.add(text[end - self.length : end])
+
+    def behind(self, token_id: int, depth: int) -> list[Continuations]:
+        """How n-grams go on that begin with a token, the last that came first; no more than `depth`
+        tokens. Empty where there is none.
+        """
+        tails = [tail[:depth] for tail in reversed(self._tails.get(token_id, {}))]
+        return [np.array(tails, np.int64)] if tails else []
