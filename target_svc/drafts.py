@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.drafting.drafter import Drafter, DraftSequence
-from tandem.engine.asks import Decision, DeviceVerdict, Lap, StatesWanted, Steps, ToHost
+from tandem.engine.answers import Decision, DeviceVerdict
+from tandem.engine.asks import Lap, StatesWanted, Steps, ToHost
 from tandem.engine.numbers.draws import not_finite
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn

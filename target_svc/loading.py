@@ -13,7 +13,7 @@ from tandem.engine.asks import StatesWanted
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model
 from tandem.errors import StartupError, first_line
-from tandem.inference.extra_embeddings import embeddings_beside
+from tandem.inference.loading.extra_embeddings import embeddings_beside
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.rpc import messages
 from tandem.rpc.security.plaintext import stays_here

@@ -8,15 +8,13 @@ from typing import Any
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.features import Feature
+from tandem.engine.answers import Decision, DeviceVerdict, Scored
 from tandem.engine.asks import (
     Decide,
-    Decision,
-    DeviceVerdict,
     Predicting,
     ReadLogProbs,
     ReadTokens,
     Score,
-    Scored,
     StatesWanted,
     Steps,
     Take,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from tandem.engine.asks import Decision, Report, Steps
+from tandem.engine.answers import Decision
+from tandem.engine.asks import Report, Steps
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 from tandem.telemetry.stages import StageTimes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import Decision
+from tandem.engine.answers import Decision
 from tandem.engine.engine import Engine
 from tandem.engine.scorer import Scorer
 from tandem.errors import InvalidRequest, WrongState

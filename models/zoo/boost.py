@@ -19,8 +19,8 @@ from transformers import LlamaForCausalLM
 from models import corpus, evaluate, llama
 from models.loop import Stage, train
 from models.train import scaled
-from models.zoo.script import options_of
-from models.zoo.texts import frozen, mixed, tokenizer_of
+from models.zoo.training.script import options_of
+from models.zoo.training.texts import frozen, mixed, tokenizer_of
 
 STAGES = [
     Stage("search", steps=1200, rows=8, length=256, start=0.6, end=0.6),

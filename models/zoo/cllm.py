@@ -21,9 +21,9 @@ from models import corpus, llama, sampling
 from models.corpus import Tokens
 from models.loop import Stage, aligned, train
 from models.train import divergence, scaled
-from models.zoo import groups, texts
-from models.zoo.low_rank import LowRank, adapted, held_out_loss
-from models.zoo.script import options_of
+from models.zoo.training import groups, texts
+from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
+from models.zoo.training.script import options_of
 
 NAME = "cllm"
 STAGES = [Stage("consistency", steps=2600, rows=6, length=224, start=1.0, end=0.0)]

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from models import llama
 from models.loop import Stage
-from models.zoo.heads import Training, command
+from models.zoo.training.heads import Training, command
 
 SHAPE = llama.config(layers=1, width=llama.TARGET.hidden_size, inner=960, heads=5)
 STEPS, DEPTHS = 3, 4

@@ -14,7 +14,7 @@ from transformers import LlamaModel
 
 from models import llama
 from models.loop import Stage
-from models.zoo.heads import Training, command
+from models.zoo.training.heads import Training, command
 
 HEADS = 3
 WIDTH = llama.TARGET.hidden_size

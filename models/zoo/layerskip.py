@@ -17,10 +17,10 @@ from torch import Tensor
 from models import evaluate, llama
 from models.loop import Stage, train
 from models.train import divergence, missed, scaled
-from models.zoo import texts
-from models.zoo.heads import own_texts
-from models.zoo.low_rank import LowRank, adapted, held_out_loss
-from models.zoo.script import options_of
+from models.zoo.training import texts
+from models.zoo.training.heads import own_texts
+from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
+from models.zoo.training.script import options_of
 
 NAME = "layerskip"
 EXIT = 3

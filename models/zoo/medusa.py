@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models import llama
 from models.loop import Stage
-from models.zoo.heads import Training, command
+from models.zoo.training.heads import Training, command
 from tandem.inference.heads.medusa import residual
 
 HEADS, LAYERS = 4, 3

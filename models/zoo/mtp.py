@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from models import llama
 from models.loop import Stage
-from models.zoo.heads import Training, command
+from models.zoo.training.heads import Training, command
 
 HEADS = 4
 LAYER = llama.config(layers=1, width=llama.TARGET.hidden_size, inner=960, heads=5)

@@ -4,7 +4,7 @@ PaSS (Monea, Joulin and Grave, arXiv 2311.13581): only the rows are learned.
 """
 
 from models.loop import Stage
-from models.zoo import masks
+from models.zoo.training import masks
 
 TRAINING = masks.Training(
     "pass",

@@ -26,11 +26,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from models import corpus
-from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.decoder import Decoder
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import fingerprints
-from tandem.inference.partial import ModelPart, take_part
+from tandem.inference.loading.checkpoint import read_model, read_tokenizer
+from tandem.inference.loading.partial import ModelPart, take_part
 from tandem.speculation.distribution import draw
 from tandem.speculation.proposal import Proposal
 from tandem.verification import VERIFIERS

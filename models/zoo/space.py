@@ -7,7 +7,7 @@ those of the target before.
 """
 
 from models.loop import Stage
-from models.zoo import masks
+from models.zoo.training import masks
 
 TRAINING = masks.Training(
     "space",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.engine.answers import DeviceVerdict, Scored
 from tandem.engine.asks import (
     Decide,
-    DeviceVerdict,
     Draw,
     DrawTogether,
     ReadLogProbs,
@@ -19,7 +19,6 @@ from tandem.engine.asks import (
     Report,
     Review,
     Score,
-    Scored,
     Take,
     ToHost,
     ToHostTogether,

@@ -12,20 +12,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.adapter import merge_adapter
-from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.choice.choose import EngineName, choose_backend
 from tandem.inference.choice.speed import is_whole, profile_of
 from tandem.inference.compatibility import check_support
 from tandem.inference.description import NO_HASHES, Description
-from tandem.inference.extra_embeddings import add_embeddings, embeddings_for
 from tandem.inference.feed import Feed
 from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_fingerprint
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
+from tandem.inference.loading.adapter import merge_adapter
+from tandem.inference.loading.checkpoint import read_model, read_tokenizer
+from tandem.inference.loading.extra_embeddings import add_embeddings, embeddings_for
+from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.output import PassOutput
-from tandem.inference.partial import WHOLE, ModelPart, take_part
 from tandem.inference.passes.backend import Backend
 from tandem.inference.passes.backends import Backends
 from tandem.inference.passes.cuda_graphs import capture_passes

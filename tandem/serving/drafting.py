@@ -10,7 +10,7 @@ from tandem.engine.scorer import Model
 from tandem.errors import StartupError
 from tandem.inference.heads.head import Room
 from tandem.inference.heads.load import load_head
-from tandem.inference.partial import ModelPart
+from tandem.inference.loading.partial import ModelPart
 from tandem.serving.model import load_decoder
 from tandem.settings import ModelSettings
 

@@ -15,7 +15,7 @@ from tandem.engine.scorer import Model
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
-from tandem.inference.partial import WHOLE, ModelPart
+from tandem.inference.loading.partial import WHOLE, ModelPart
 from tandem.profile import Profile
 from tandem.rpc.messages import PROTOCOL_VERSION
 from tandem.serving.fingerprint import fingerprint_of

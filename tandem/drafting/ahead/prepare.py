@@ -14,6 +14,7 @@ from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.tree import ACCEPTANCE
 from tandem.drafting.drafter import Drafter, DraftSequence
 from tandem.drafting.features import Feature
+from tandem.engine.answers import Scored
 from tandem.engine.asks import (
     Ask,
     Draw,
@@ -21,7 +22,6 @@ from tandem.engine.asks import (
     ReadLogProbs,
     ReadTokens,
     Score,
-    Scored,
     Steps,
     ToHost,
     ToHostTogether,

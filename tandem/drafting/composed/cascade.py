@@ -18,7 +18,8 @@ from tandem.drafting.composed.parts import assume, begin_part, draft_chain, sett
 from tandem.drafting.decoders.model import ModelDrafter, ModelRecipe, cache_of
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
 from tandem.drafting.lookups.lookup import LookupRecipe
-from tandem.engine.asks import Review, Reviewed, Steps, Truncation
+from tandem.engine.answers import Reviewed
+from tandem.engine.asks import Review, Steps, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft

@@ -13,7 +13,8 @@ from tandem.drafting.decoders.model import ModelRecipe, StopKey, ThresholdKey
 from tandem.drafting.decoders.stop import THRESHOLD
 from tandem.drafting.decoders.tree import ACCEPTANCE, Acceptance, TreeDrafter, TreeRecipe
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence, Recipe, Setting
-from tandem.engine.asks import DrawnTree, Steps, ToHost, Truncation
+from tandem.engine.answers import DrawnTree
+from tandem.engine.asks import Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.speculation.draft import Draft
 from tandem.speculation.nodes import DraftShape

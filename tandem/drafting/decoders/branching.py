@@ -14,7 +14,8 @@ from tandem.drafting.decoders.model import ModelDrafter, cache_of
 from tandem.drafting.decoders.ranks import Ranks
 from tandem.drafting.decoders.stop import FIXED, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
-from tandem.engine.asks import Draw, DrawnTree, Steps, ToHost, Truncation
+from tandem.engine.answers import DrawnTree
+from tandem.engine.asks import Draw, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Feed
 from tandem.speculation.draft import Draft

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from tandem.drafting.drafter import DraftSequence
 from tandem.drafting.heads.head import HeadDrafter, OfHead
-from tandem.engine.asks import DrawnTree, Steps, ToHost
+from tandem.engine.answers import DrawnTree
+from tandem.engine.asks import Steps, ToHost
 from tandem.speculation.draft import Draft
 
 

@@ -13,7 +13,8 @@ from tandem.drafting.decoders.shape import drawn_numbers
 from tandem.drafting.decoders.stop import FIXED, THRESHOLD, Stop
 from tandem.drafting.drafter import DraftSequence, Setting
 from tandem.drafting.heads.head import AcceptanceByDepth, HeadDrafter, OfHead
-from tandem.engine.asks import DrawnTree, ReadTokens, Steps, ToHost, Truncation
+from tandem.engine.answers import DrawnTree
+from tandem.engine.asks import ReadTokens, Steps, ToHost, Truncation
 from tandem.engine.scorer import Scorer
 from tandem.inference.feed import Drawn, Feed
 from tandem.speculation.draft import Draft

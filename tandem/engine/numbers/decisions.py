@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decide, Decision, DeviceVerdict, Verdicts
+from tandem.engine.answers import Decision, DeviceVerdict, Verdicts
+from tandem.engine.asks import Decide
 from tandem.engine.numbers.draws import chains_of, draws_of, not_finite, rows_of, to_host
 from tandem.engine.numbers.feedback import kept_states
 from tandem.engine.numbers.predictions import on_host, predict

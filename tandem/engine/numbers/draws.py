@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import DeviceVerdict, Draw, DrawnTree, ReadTokens, ToHost
+from tandem.engine.answers import DeviceVerdict, DrawnTree
+from tandem.engine.asks import Draw, ReadTokens, ToHost
 from tandem.errors import EngineFailure
 from tandem.inference.feed import Drawn, Draws
 from tandem.shaping.logits import shape

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Decide, PredictedRows
+from tandem.engine.answers import PredictedRows
+from tandem.engine.asks import Decide
 from tandem.speculation.categorical import MAX_WEIGHT
 
 

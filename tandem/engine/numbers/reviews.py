@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Review, Reviewed
+from tandem.engine.answers import Reviewed
+from tandem.engine.asks import Review
 from tandem.engine.numbers.draws import copy_to_host
 from tandem.shaping.logits import shape
 from tandem.speculation.categorical import Categorical

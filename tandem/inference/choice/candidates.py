@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, Unsupported, first_line
-from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.compatibility import (
     agrees,
@@ -24,6 +23,7 @@ from tandem.inference.compatibility import (
 )
 from tandem.inference.hidden_states import Layers
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.loading.checkpoint import sharing_weights
 from tandem.inference.output import PassOutput
 from tandem.inference.passes import one_call
 from tandem.inference.passes.backend import (

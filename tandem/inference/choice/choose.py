@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice import speed
 from tandem.inference.choice.candidates import (
     OPENVINO_BFLOAT16_THREADS,
@@ -28,6 +27,7 @@ from tandem.inference.choice.candidates import (
 )
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.hidden_states import Layers
+from tandem.inference.loading.checkpoint import sharing_weights
 from tandem.inference.passes.backend import Backend
 
 _log = structlog.get_logger(__name__)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.checkpoint import device_of, read_tokenizer
 from tandem.inference.fingerprint import tokenizer_fingerprint
 from tandem.inference.heads.eagle import EagleHead
 from tandem.inference.heads.files import require_head
@@ -15,6 +14,7 @@ from tandem.inference.heads.head import Head, Room, Source
 from tandem.inference.heads.hydra import HydraHead
 from tandem.inference.heads.medusa import MedusaHead
 from tandem.inference.heads.target_parts import TargetParts
+from tandem.inference.loading.checkpoint import device_of, read_tokenizer
 
 FAMILIES: dict[str, Callable[[Source], Head]] = {
     "medusa": MedusaHead,

@@ -153,7 +153,7 @@ class LlamaLayer(nn.Module):
 
     Args:
         layer: of `transformers`; without `input_layernorm` attention reads the states as they are.
-            Its attention or its MLP may be None (`tandem.inference.partial`).
+            Its attention or its MLP may be None (`tandem.inference.loading.partial`).
     """
 
     def __init__(self, layer: Any) -> None:

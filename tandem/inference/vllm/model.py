@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.checkpoint import device_of
 from tandem.inference.choice.speed import profile_of
 from tandem.inference.compatibility import agrees
 from tandem.inference.description import Description
 from tandem.inference.feed import Drawn, Feed, listed
+from tandem.inference.loading.checkpoint import device_of
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import probe
 from tandem.inference.threads import use_threads

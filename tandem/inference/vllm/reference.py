@@ -15,9 +15,9 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tandem.errors import StartupError, first_line
-from tandem.inference.checkpoint import read_model, read_tokenizer
 from tandem.inference.compatibility import check_rewind, max_positions, plain_pass
 from tandem.inference.fingerprint import Fingerprints, digest, fingerprints, tokenizer_fingerprint
+from tandem.inference.loading.checkpoint import read_model, read_tokenizer
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import PROBE
 from tandem.inference.vllm.arguments import VllmOptions

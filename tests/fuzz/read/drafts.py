@@ -8,7 +8,8 @@ from zlib import crc32
 import torch
 
 from tandem.common.v1 import common_pb2
-from tandem.engine.asks import Decide, Scored
+from tandem.engine.answers import Scored
+from tandem.engine.asks import Decide
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.rpc.messages import draft_from, draft_to
 from tandem.speculation.draft import Draft, faults

@@ -23,7 +23,6 @@ from tandem.speculation.predictions import Predictions
 from tandem.speculation.proposal import Proposal
 from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS, Verifier
-from tests.support.laws.predictions import extended, predictions_of
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -32,7 +31,9 @@ from tests.support.laws.tables import (
     Table,
     Text,
     cache_of,
+    extended,
     feature_of,
+    predictions_of,
     runs,
 )
 from tests.support.laws.trees.laws import stops

@@ -14,15 +14,14 @@ import torch
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
+from tandem.engine.answers import Decision, Scored
 from tandem.engine.asks import (
     Ask,
     Decide,
-    Decision,
     Lap,
     ReadLogProbs,
     Report,
     Score,
-    Scored,
     StatesWanted,
     ToHost,
     Truncation,
@@ -43,7 +42,6 @@ from target_svc.drafts import OwnDrafts
 from target_svc.round import TargetSequence
 from target_svc.run import Credit, RunRound, RunSize, run
 from tests.support.laws.methods import key_of
-from tests.support.laws.predictions import extended
 from tests.support.laws.tables import (
     PROMPT,
     VOCAB_SIZE,
@@ -52,6 +50,7 @@ from tests.support.laws.tables import (
     Table,
     Text,
     cache_of,
+    extended,
     feature_of,
     runs,
     scorers_of,

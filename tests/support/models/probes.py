@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandem.engine.asks import Decide, Decision, DeviceVerdict, Score, Scored, Steps, Take, ToHost
+from tandem.engine.answers import Decision, DeviceVerdict, Scored
+from tandem.engine.asks import Decide, Score, Steps, Take, ToHost
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.inference.decoder import Decoder
-from tandem.inference.extra_embeddings import write_extra_embeddings
+from tandem.inference.loading.extra_embeddings import write_extra_embeddings
 from tandem.speculation.draft import Draft
 from tandem.speculation.probes import Probes
 from tandem.speculation.request.sampling import Sampling

@@ -19,7 +19,8 @@ from tandem.drafting.decoders.model import ModelDrafter
 from tandem.drafting.drafter import Checkpoint, Drafter, DraftSequence
 from tandem.drafting.features import Feature
 from tandem.engine.admission import Admission, AdmissionLimits
-from tandem.engine.asks import Decision, DrawTogether, Score, StatesWanted, Steps, Truncation
+from tandem.engine.answers import Decision
+from tandem.engine.asks import DrawTogether, Score, StatesWanted, Steps, Truncation
 from tandem.engine.engine import Engine
 from tandem.engine.schedule import BatchLimits
 from tandem.engine.scorer import Model

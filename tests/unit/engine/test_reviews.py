@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from tandem.engine.asks import Review, Reviewed, Truncation
+from tandem.engine.answers import Reviewed
+from tandem.engine.asks import Review, Truncation
 from tandem.engine.numbers import reviews
 from tandem.engine.numbers.reviews import review
 from tandem.inference.feed import Feed

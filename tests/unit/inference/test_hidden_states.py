@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.engine.asks import Scored, Steps, Take
+from tandem.engine.answers import Scored
+from tandem.engine.asks import Steps, Take
 from tandem.engine.job import Job
 from tandem.engine.stepper import Stepper
 from tandem.errors import StartupError

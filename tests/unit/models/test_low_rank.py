@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from models.zoo import texts
-from models.zoo.low_rank import LowRank, adapted
-from tandem.inference.adapter import merge_adapter
-from tandem.inference.checkpoint import read_model
+from models.zoo.training import texts
+from models.zoo.training.low_rank import LowRank, adapted
 from tandem.inference.fingerprint import fingerprints
+from tandem.inference.loading.adapter import merge_adapter
+from tandem.inference.loading.checkpoint import read_model
 from tests.support.repository import ROOT
 
 PAIR = ROOT / "models"

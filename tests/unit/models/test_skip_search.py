@@ -14,7 +14,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from models.zoo import skip_search
 from models.zoo.skip_search import Decoding, Found, names_of, part_of
-from tandem.inference.partial import ModelPart, read_skipped
+from tandem.inference.loading.partial import ModelPart, read_skipped
 from tests.support.models.architectures import LLAMA, build
 
 LAYERS = 6

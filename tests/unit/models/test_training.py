@@ -13,7 +13,8 @@ from torch import Tensor
 
 from models import llama, loop
 from models.loop import Stage
-from models.zoo import eagle, heads, hydra, medusa, mtp, texts
+from models.zoo import eagle, hydra, medusa, mtp
+from models.zoo.training import heads, texts
 from tests.support.repository import ROOT
 
 STEPS = 3  # of each stage

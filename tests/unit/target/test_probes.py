@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import target_svc.round
-from tandem.engine.asks import Decide, Decision
+from tandem.engine.answers import Decision
+from tandem.engine.asks import Decide
 from tandem.errors import InvalidRequest
 from tandem.inference.decoder import Decoder
 from tandem.rpc import messages

@@ -10,7 +10,8 @@ import pytest
 import torch
 from numba import int64
 
-from tandem.engine.asks import Decide, Decision, Scored
+from tandem.engine.answers import Decision, Scored
+from tandem.engine.asks import Decide
 from tandem.engine.numbers import decisions
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.speculation import kernel as kernel_module

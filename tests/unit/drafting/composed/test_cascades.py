@@ -9,7 +9,8 @@ import pytest
 
 from tandem.drafting.choice.recipe_file import recipe_from
 from tandem.drafting.composed.cascade import CascadeDrafter
-from tandem.engine.asks import Review, Reviewed, Truncation
+from tandem.engine.answers import Reviewed
+from tandem.engine.asks import Review, Truncation
 from tandem.verification import VERIFIERS
 from tests.support.laws import tables
 from tests.support.laws.methods import Enumeration

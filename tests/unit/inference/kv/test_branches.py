@@ -11,7 +11,6 @@ import torch
 from structlog.testing import capture_logs
 
 from tandem.errors import Unsupported
-from tandem.inference.checkpoint import sharing_weights
 from tandem.inference.choice.candidates import by_openvino, in_dtype
 from tandem.inference.choice.record import StartRecord
 from tandem.inference.decoder import Decoder
@@ -19,6 +18,7 @@ from tandem.inference.feed import Drawn, Draws, Feed
 from tandem.inference.kv.branches import Branches
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
+from tandem.inference.loading.checkpoint import sharing_weights
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE, plain_logits

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import StartupError
-from tandem.inference.checkpoint import read_model
 from tandem.inference.fingerprint import fingerprints
+from tandem.inference.loading.checkpoint import read_model
 from tandem.inference.vllm.arguments import VllmOptions
 from tandem.inference.vllm.reference import reference_of
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama

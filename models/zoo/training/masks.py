@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from models import evaluate, llama
 from models.loop import Stage, train
 from models.train import divergence, missed, scaled
-from models.zoo import groups, texts
-from models.zoo.heads import made_for, own_texts
-from models.zoo.low_rank import LowRank, adapted, adapted_target, held_out_loss
-from models.zoo.script import options_of
-from tandem.inference.extra_embeddings import read_extra_embeddings, write_extra_embeddings
+from models.zoo.training import groups, texts
+from models.zoo.training.heads import made_for, own_texts
+from models.zoo.training.low_rank import LowRank, adapted, adapted_target, held_out_loss
+from models.zoo.training.script import options_of
 from tandem.inference.fingerprint import fingerprints
+from tandem.inference.loading.extra_embeddings import read_extra_embeddings, write_extra_embeddings
 
 ROWS = 4
 _PLACES = 32

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError
 from tandem.inference.decoder import Decoder
 from tandem.inference.fingerprint import fingerprints
-from tandem.inference.partial import ModelPart, take_part
+from tandem.inference.loading.partial import ModelPart, take_part
 from tests.support.models.architectures import SUPPORTED, Architecture, build
 from tests.support.models.parity import (
     TOLERANCE,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tandem.errors import StartupError
-from tandem.inference.checkpoint import read_model, read_tokenizer
+from tandem.inference.loading.checkpoint import read_model, read_tokenizer
 from tests.support.models.tiny import save_random_llama
 
 

@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 from models import corpus, evaluate, llama
 from models.loop import Stage, train
 from models.train import divergence, missed, scaled
-from models.zoo import texts
-from models.zoo.script import options_of
+from models.zoo.training import texts
+from models.zoo.training.script import options_of
 from tandem.inference.fingerprint import fingerprints, tokenizer_fingerprint
 
 # Siblings that are worth a place of a tree.

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from models import corpus, evaluate, llama
-from models.zoo import texts
-from models.zoo.heads import made_for, save
-from tandem.inference.adapter import CONFIG, WEIGHTS, merge_adapter
+from models.zoo.training import texts
+from models.zoo.training.heads import made_for, save
+from tandem.inference.loading.adapter import CONFIG, WEIGHTS, merge_adapter
 
 RANK = 32
 RATE = 2e-3

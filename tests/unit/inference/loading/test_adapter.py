@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from tandem.errors import StartupError
-from tandem.inference.adapter import CONFIG, WEIGHTS, merge_adapter
-from tandem.inference.checkpoint import read_model
 from tandem.inference.decoder import Decoder
 from tandem.inference.fingerprint import fingerprints
+from tandem.inference.loading.adapter import CONFIG, WEIGHTS, merge_adapter
+from tandem.inference.loading.checkpoint import read_model
 from tests.support.models.architectures import LLAMA, build
 from tests.support.models.parity import plain_logits, random_texts
 from tests.support.models.trees import worst_of

@@ -1,0 +1,1 @@
+"""Reading a checkpoint, and changing its weights before they are laid out."""
