@@ -46,6 +46,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.suited import rules_for
 from tests.support.models.greedy import compare_greedy
 from tests.support.models.heads import is_head, save_random_head
+from tests.support.models.probes import extra_rows
 from tests.support.models.tiny import VOCAB_SIZE, save_random_llama
 from tests.support.processes.services import Trio, generation, trio
 from tests.support.repository import ROOT
@@ -62,6 +63,8 @@ RULES = {
 BRANCHING = [
     name for name, recipe in METHODS.items() if recipe.drafter.shape is not DraftShape.CHAIN
 ]
+# Tokens that `masks` looks ahead.
+_MASKS = 2
 # Of a draft with branches, whose depth is 3.
 _NODES = 6
 # Of the orchestrator: a drafter that stands still on a busy machine is waited for.
@@ -108,9 +111,9 @@ def cases_of(method: str, rows: str) -> list[Case]:
 
 
 def rows_of(method: str) -> list[str]:
-    """The kinds of rows that a method sends: without a model all are certain."""
+    """The kinds of rows that a method sends: without a model most are certain."""
     recipe = built_in(method, DrafterSettings())
-    return list(SUPPORTS) if recipe.checkpoints else ["dense"]
+    return list(SUPPORTS) if recipe.checkpoints or method == "masks" else ["dense"]
 
 
 CASES = [case for name in METHODS for rows in rows_of(name) for case in cases_of(name, rows)]
@@ -150,13 +153,26 @@ def drafter_settings(method: str, rows: str, folder: Path) -> dict[str, str]:
     if is_head(method):
         head = save_random_head(folder / method, method, folder / "target")
         return {**settings, "METHOD": method, "MODEL": str(head), "TARGET": str(folder / "target")}
-    own = {"tree": {"ACCEPTANCE": "0.6,0.4,0.3"}, "chains": {"CHAINS": "2"}}
+    own = {
+        "tree": {"ACCEPTANCE": "0.6,0.4,0.3"},
+        "chains": {"CHAINS": "2"},
+        "lookahead": {
+            "LOOKAHEAD_WINDOW": "3",
+            "LOOKAHEAD_NGRAM": "3",
+            "LOOKAHEAD_CANDIDATES": "3",
+        },
+        "masks": {"MASKS": str(_MASKS), "MASKS_TOP": str(VOCAB_SIZE)},
+    }
     return {**settings, "METHOD": method, **own.get(method, {})}
 
 
 def target_settings(method: str, folder: Path) -> dict[str, str]:
     """The settings of a target service whose texts a method drafts; arguments as above."""
-    return {"MODEL": str(folder / "target"), "FEEDBACK": "last" if is_head(method) else "none"}
+    model = folder / "target"
+    settings = {"MODEL": str(model), "FEEDBACK": "last" if is_head(method) else "none"}
+    if method == "masks":
+        settings["EXTRA_EMBEDDINGS"] = extra_rows(folder, model, _MASKS)
+    return settings
 
 
 def target_law(model: Path) -> npt.NDArray[np.float64]:

@@ -48,6 +48,10 @@ def spec(layers: list[int], dtype: Any = WHOLE, prompt_tokens: int = 0) -> commo
     return common_pb2.FeedbackSpec(layers=layers, hidden_dtype=dtype, prompt_tokens=prompt_tokens)
 
 
+def top(count: int, at: Any = common_pb2.PREDICTED_AT_ALL) -> common_pb2.FeedbackSpec:
+    return common_pb2.FeedbackSpec(top=count, predicted_at=at)
+
+
 def states_of(feedback: common_pb2.Feedback, layers: int, dtype: Any = WHOLE) -> Tensor:
     """[positions, layers, width] of a message."""
     kind = np.dtype("<f4") if dtype == WHOLE else np.dtype("<i2")
@@ -148,7 +152,11 @@ async def test_halves_are_the_same_numbers_rounded(target: Any) -> None:
         (spec([0, 1, 2, 3, 4]), "open.feedback.layers may hold 4 layers, each once"),
         (spec([0], 0), "open.feedback.hidden_dtype 0 is unknown"),
         (spec([0], 7), "open.feedback.hidden_dtype 7 is unknown"),
-        (spec([], 0, 3), "open.feedback.layers must not be empty where the rest is set"),
+        (spec([], 0, 3), "open.feedback.layers must not be empty where prompt_tokens or "),
+        (top(257), "open.feedback.top must be 0..256, got 257"),
+        (top(4, 0), "open.feedback.predicted_at 0 is unknown"),
+        (top(4, 7), "open.feedback.predicted_at 7 is unknown"),
+        (top(0), "open.feedback.predicted_at must be unset where top is 0"),
     ],
 )
 async def test_what_cannot_be_had_is_refused(
