@@ -8,7 +8,6 @@ low-rank one of all layers; the rows of the text are held to those of the target
 paper repeats the greedy text as a label.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from models.loop import Stage, aligned, train
 from models.train import divergence, scaled
 from models.zoo.training import groups, texts
 from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
-from models.zoo.training.script import options_of
+from models.zoo.training.script import run, write_figures
 
 NAME = "cllm"
 STAGES = [Stage("consistency", steps=2600, rows=6, length=224, start=1.0, end=0.0)]
@@ -202,19 +201,8 @@ def report(pair: Path, output: Path) -> None:
             "tokens_a_pass": tokens_a_pass(pair, weights),
             "held_out_loss": held_out_loss(pair, weights),
         }
-    text = json.dumps(figures, indent=2) + "\n"
-    (output / f"{NAME}.json").write_text(text)
-    print(text, flush=True)
-
-
-def main() -> None:
-    """The command."""
-    options = options_of(NAME, __doc__, ".cache/heads")
-    if options.part != "evaluate":
-        fit(options.pair, options.cache, options.output, options.scale)
-    if options.part != "train":
-        report(options.pair, options.output)
+    write_figures(output, NAME, figures)
 
 
 if __name__ == "__main__":
-    main()
+    run(NAME, __doc__, fit, report)

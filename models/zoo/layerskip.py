@@ -5,7 +5,6 @@ LayerSkip (Elhoushi et al., arXiv 2404.16710): layer dropout, and a loss at the 
 low-rank change of all layers; the last layer is held to the rows of the target before.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from models.train import divergence, missed, scaled
 from models.zoo.training import texts
 from models.zoo.training.heads import own_texts
 from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
-from models.zoo.training.script import options_of
+from models.zoo.training.script import run, write_figures
 
 NAME = "layerskip"
 EXIT = 3
@@ -128,19 +127,8 @@ def report(pair: Path, output: Path) -> None:
             ],
             "held_out_loss": held_out_loss(pair, weights),
         }
-    text = json.dumps(figures, indent=2) + "\n"
-    (output / f"{NAME}.json").write_text(text)
-    print(text, flush=True)
-
-
-def main() -> None:
-    """The command."""
-    options = options_of(NAME, __doc__, ".cache/heads")
-    if options.part != "evaluate":
-        fit(options.pair, options.cache, options.output, options.scale)
-    if options.part != "train":
-        report(options.pair, options.output)
+    write_figures(output, NAME, figures)
 
 
 if __name__ == "__main__":
-    main()
+    run(NAME, __doc__, fit, report)

@@ -5,9 +5,9 @@ first is a guess of the distribution of the token after the next one, and so on.
 any prefix, the target's own rows there are what is learned.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from models.train import divergence, missed, scaled
 from models.zoo.training import groups, texts
 from models.zoo.training.heads import made_for, own_texts
 from models.zoo.training.low_rank import LowRank, adapted, adapted_target, held_out_loss
-from models.zoo.training.script import options_of
+from models.zoo.training.script import run, write_figures
 from tandem.inference.fingerprint import fingerprints
 from tandem.inference.loading.extra_embeddings import read_extra_embeddings, write_extra_embeddings
 
@@ -147,15 +147,9 @@ def report(training: Training, pair: Path, output: Path) -> None:
             "before": held_out_loss(pair, texts.frozen(pair, "target")),
             "after": held_out_loss(pair, weights),
         }
-    text = json.dumps(figures, indent=2) + "\n"
-    (output / f"{training.name}.json").write_text(text)
-    print(text, flush=True)
+    write_figures(output, training.name, figures)
 
 
 def main(training: Training, doc: str | None) -> None:
     """The command of a script."""
-    options = options_of(training.name, doc, ".cache/heads")
-    if options.part != "evaluate":
-        fit(training, options.pair, options.cache, options.output, options.scale)
-    if options.part != "train":
-        report(training, options.pair, options.output)
+    run(training.name, doc, partial(fit, training), partial(report, training))

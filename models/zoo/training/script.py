@@ -1,9 +1,10 @@
 """What the scripts of this folder take from the command line."""
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,31 @@ def options_of(name: str, doc: str | None, cache: str, flags: Mapping[str, str] 
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **ALLOCATOR})
     torch.set_num_threads(options.threads)
     return options
+
+
+def run(
+    name: str,
+    doc: str | None,
+    fit: Callable[[Path, Path, Path, float], None],
+    report: Callable[[Path, Path], None],
+) -> None:
+    """A script that trains and measures one thing.
+
+    Args:
+        name: of its module.
+        doc: of its module.
+        fit: trains: with the pair, the cache, the output and the scale.
+        report: measures: with the pair and the output.
+    """
+    options = options_of(name, doc, ".cache/heads")
+    if options.part != "evaluate":
+        fit(options.pair, options.cache, options.output, options.scale)
+    if options.part != "train":
+        report(options.pair, options.output)
+
+
+def write_figures(output: Path, name: str, figures: Mapping[str, Any]) -> None:
+    """Write what was measured beside what was trained, and print it."""
+    text = json.dumps(figures, indent=2) + "\n"
+    (output / f"{name}.json").write_text(text)
+    print(text, flush=True)

@@ -27,6 +27,7 @@ def write_extra_embeddings(folder: Path, rows: Tensor, made_for: str) -> None:
     """
     own = {_NAME: rows.detach().to(torch.bfloat16).contiguous()}
     save_file(own, folder / _FILE, {_MADE_FOR: made_for})
+    (folder / _FILE).chmod(0o644)  # else its owner's alone
 
 
 def read_extra_embeddings(folder: str) -> tuple[Tensor, str]:
