@@ -163,6 +163,14 @@ SUPPORTED = (
 _STATE = "its recurrent state cannot be rewound after a rejection"
 _OWN = "its attention cannot be replaced by a batched one"
 LLAMA = next(row for row in SUPPORTED if row.model_type == "llama")
+# Positions that are learned, turned in whole and in part; experts; layers with windows and without.
+# OpenVINO's conversion of each of the others is held to the plain logits alone, unless a campaign
+# runs (tests/unit/inference/openvino).
+KINDS = [
+    row
+    for row in SUPPORTED
+    if row.model_type in ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
+]
 
 REFUSED = (
     Refused("Mamba", "mamba", _STATE),

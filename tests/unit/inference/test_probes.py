@@ -6,16 +6,24 @@ from typing import Any
 
 import pytest
 
-from tests.support.models.architectures import SUPPORTED, Architecture
+from tests.support.models.architectures import KINDS, SUPPORTED, Architecture
 from tests.support.models.parity import TOLERANCE
 from tests.support.models.probes import decoder_of, drafts, probed, rounds_of
 
-every_architecture = pytest.mark.parametrize("row", SUPPORTED, ids=lambda row: row.model_type)
+CASES = [
+    pytest.param(
+        row,
+        engine,
+        id=f"{row.model_type}-{engine}",
+        marks=() if engine == "torch" or row in KINDS else pytest.mark.campaign,
+    )
+    for row in SUPPORTED
+    for engine in ("torch", "openvino")
+]
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-@every_architecture
+@pytest.mark.parametrize(("row", "engine"), CASES)
 def test_the_verdict_is_the_same_with_forty_probes(row: Architecture, engine: Any) -> None:
     decoder = decoder_of(row, engine)
     assert decoder.takes_trees  # a second back end stands by for them

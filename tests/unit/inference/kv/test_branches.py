@@ -20,7 +20,7 @@ from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.pool import KVPool
 from tandem.inference.loading.checkpoint import sharing_weights
 from tests.support.devices.bfloat16 import needs_units
-from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.architectures import KINDS, LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import TOLERANCE, plain_logits
 from tests.support.models.tiny import random_llama
 from tests.support.models.trees import narrow, plain_rows, random_trees, tree_rows, worst_of
@@ -48,18 +48,11 @@ def test_paths_of_trees_give_their_plain_logits_and_go_on_when_kept(row: Archite
     assert worst_of(expected, found) < TOLERANCE
 
 
-# Positions that are learned, turned in whole and in part; experts; layers with windows and without.
-# A conversion is held to the plain logits for all (tests/unit/inference/openvino).
-KINDS = ("llama", "gpt2", "gpt_neox", "qwen2_moe", "mistral", "gemma3_text")
-
-
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(
-            row, id=row.model_type, marks=() if row.model_type in KINDS else pytest.mark.campaign
-        )
+        pytest.param(row, id=row.model_type, marks=() if row in KINDS else pytest.mark.campaign)
         for row in CONVERTED
     ],
 )

@@ -53,3 +53,14 @@ def test_a_broken_head_is_named(tmp_path: Path) -> None:
     (head / "model.safetensors").write_bytes(b"\xff" * 99)
     with pytest.raises(Misconfigured, match="drafter: cannot read the weights"):
         Pair(str(target), str(head)).settings()
+
+
+def test_the_embedded_target_has_rows_for_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user names others, or another target."""
+    own = Pair(recipe="masks").settings()["target"]
+    assert (Path(own["EXTRA_EMBEDDINGS"]) / "extra_embeddings.safetensors").is_file()
+    assert "EXTRA_EMBEDDINGS" not in Pair(recipe="lookahead").settings()["target"]
+    for name in ("ADAPTER", "EXTRA_EMBEDDINGS"):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"TANDEM_TARGET_{name}", "somewhere")
+            assert "EXTRA_EMBEDDINGS" not in Pair(recipe="masks").settings()["target"]
