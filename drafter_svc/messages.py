@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2
@@ -94,7 +95,8 @@ def check_rounds(request: drafter_pb2.DraftStep, asked: bool) -> None:
     for place, message in enumerate(request.feedback):
         if not before < message.round < request.round:
             raise InvalidRequest(
-                f"draft.feedback[{place}].round is {message.round}, behind {before}"
+                f"draft.feedback[{place}].round is {message.round}: rounds must ascend, and come"
+                f" before the step's, {request.round}"
             )
         before = message.round
 
@@ -118,46 +120,57 @@ def predictions_from(
         InvalidRequest: they are not what was asked for.
     """
     found = None
-    for place, message in enumerate(request.feedback):
-        name, rows = f"draft.feedback[{place}]", message.predictions
+    for number, message in enumerate(request.feedback):
+        name = f"draft.feedback[{number}]"
         if predicts is None:
             if message.places or message.predicted_ids or message.HasField("predictions"):
                 raise InvalidRequest(f"{name}.places must be empty: none are asked for")
-            continue
-        if message.round != last[0] or request.round != last[0] + 1:
-            continue
-        places = list(message.places)
-        if places != sorted(set(places)) or (places and places[-1] > last[1]):
-            raise InvalidRequest(f"{name}.places must ascend, up to {last[1]}")
-        if predicts.top == 1:
-            if len(message.predicted_ids) != len(places) or message.HasField("predictions"):
-                raise InvalidRequest(f"{name}.predicted_ids must have one for each place")
-            ids = np.array(message.predicted_ids, np.uint32)
-            sizes, weights = [1] * len(places), None
-        else:
-            sizes = list(rows.sizes)
-            if len(sizes) != len(places) or not all(1 <= size <= predicts.top for size in sizes):
+        elif message.round == last[0] == request.round - 1:
+            places = list(message.places)
+            if places != sorted(set(places)) or (places and places[-1] > last[1]):
+                raise InvalidRequest(f"{name}.places must ascend, up to {last[1]}")
+            rows = _rows_from if predicts.top > 1 else _ids_from
+            ids, weights = rows(message, predicts.top, name)
+            largest = max((int(row.max()) for row in ids), default=0)
+            if largest >= vocab_size:
                 raise InvalidRequest(
-                    f"{name}.predictions.sizes must have 1..{predicts.top} for each place"
+                    f"{name}.predictions holds id {largest}, the vocabulary has {vocab_size}"
                 )
-            if len(rows.ids) != 4 * sum(sizes) or len(rows.weights) != 2 * sum(sizes):
-                raise InvalidRequest(f"{name}.predictions has another size than its sizes say")
-            ids = np.frombuffer(rows.ids, "<u4")
-            weights = np.frombuffer(rows.weights, "<u2")
-            if not weights.all():
-                raise InvalidRequest(f"{name}.predictions.weights holds a weight of 0")
-        if len(ids) and int(ids.max()) >= vocab_size:
-            raise InvalidRequest(
-                f"{name}.predictions holds id {int(ids.max())}, the vocabulary has {vocab_size}"
-            )
-        ends = np.cumsum(sizes)[:-1]
-        found = Predictions(
-            message.round,
-            places,
-            np.split(ids, ends) if places else [],
-            None if weights is None else np.split(weights, ends) if places else [],
-        )
+            found = Predictions(message.round, places, ids, weights)
     return found
+
+
+_Ids = list[npt.NDArray[np.uint32]]
+_Weights = list[npt.NDArray[np.uint16]]
+
+
+def _ids_from(message: common_pb2.Feedback, top: int, name: str) -> tuple[_Ids, None]:
+    """The likeliest token of each place."""
+    if len(message.predicted_ids) != len(message.places) or message.HasField("predictions"):
+        raise InvalidRequest(f"{name}.predicted_ids must have one for each place")
+    return [np.array([token_id], np.uint32) for token_id in message.predicted_ids], None
+
+
+def _rows_from(message: common_pb2.Feedback, top: int, name: str) -> tuple[_Ids, _Weights]:
+    """The likeliest tokens of each place, with their weights."""
+    rows, count = message.predictions, len(message.places)
+    sizes = list(rows.sizes)
+    if message.predicted_ids:
+        raise InvalidRequest(f"{name}.predicted_ids must be empty: rows are asked for")
+    if len(sizes) != count or not all(1 <= size <= top for size in sizes):
+        raise InvalidRequest(f"{name}.predictions.sizes must have 1..{top} for each place")
+    if len(rows.ids) != 4 * sum(sizes) or len(rows.weights) != 2 * sum(sizes):
+        raise InvalidRequest(f"{name}.predictions has another size than its sizes say")
+    if not count:
+        return [], []
+    ends = np.cumsum(sizes)[:-1]
+    ids = np.split(np.frombuffer(rows.ids, "<u4"), ends)
+    weights = np.frombuffer(rows.weights, "<u2")
+    if not weights.all():
+        raise InvalidRequest(f"{name}.predictions.weights holds a weight of 0")
+    if any(len(np.unique(row)) < len(row) for row in ids):
+        raise InvalidRequest(f"{name}.predictions.ids holds a token id twice in a row")
+    return ids, np.split(weights, ends)
 
 
 def features_from(

@@ -63,7 +63,7 @@ class DraftedSequence(
         self._ahead_bytes = ahead_bytes
         self._ahead: Ahead | None = None
         self._preparing: Preparing | None = None
-        self._draws = info.parameters > 0  # else its tokens are certain, or from told rows
+        self._draws = info.parameters > 0  # by a model; only then its rows are shaped
         self._last_draft = -1, 0  # its round, and its candidates and probes together
 
     async def _open(

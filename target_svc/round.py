@@ -225,7 +225,7 @@ def _hung(draft: Draft, rows: int) -> list[int]:
 def _predictions(decision: Decision, round_: int, wanted: PredictionsWanted) -> Predictions:
     """What was predicted at the places that are wanted."""
     assert decision.rows is not None  # it was asked for
-    draft, (ids, weights) = decision.draft, decision.rows
+    draft = decision.draft
     count, probes = len(draft), len(draft.probes)
     row_of = list(draft.row_of_places())
     row_of += range(max(row_of) + 1, max(row_of) + 1 + probes)
@@ -235,10 +235,10 @@ def _predictions(decision: Decision, round_: int, wanted: PredictionsWanted) -> 
     else:
         path = draft.path_to(decision.place)
         places = [0, *path, *draft.probes.behind(decision.place, count)]
-    # A row that is not finite has no tokens.
-    places = [place for place in places if len(ids[row_of[place]])]
-    told = None if weights is None else [weights[row_of[place]] for place in places]
-    return Predictions(round_, places, [ids[row_of[place]] for place in places], told)
+    found = {place: decision.rows.of(row_of[place]) for place in places}
+    found = {place: row for place, row in found.items() if len(row[0])}
+    weights = None if wanted.top == 1 else [own for _, own in found.values()]
+    return Predictions(round_, list(found), [ids for ids, _ in found.values()], weights)
 
 
 def _keep_untold(

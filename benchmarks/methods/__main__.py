@@ -53,7 +53,8 @@ class Line:
         tokens: a round, with their standard error.
         overlap: of the drafter's rows with the target's.
         nodes: drafted tokens a round.
-        rows: that the target computes, a round: the last token, the draft and its probes.
+        rows: that the target computes, a round: the last token, the draft and its probes; 0 where
+            the target drafts.
         speed: over plain decoding, as predicted for a target whose pass takes longer by a share for
             each further row; without the drafter's own time. By the shares of `FURTHER_ROW`.
         passes: of the drafter's models, a drafted token.
@@ -91,7 +92,9 @@ class Served:
         return int(reply.stats.forward_passes)
 
     async def rows(self) -> int:
-        """That the target has computed so far."""
+        """That the target has computed so far; 0 where its drafter's are among them."""
+        if self._drafter is None:
+            return 0
         reply = await self._target.GetModelInfo(target_pb2.GetModelInfoRequest())
         return int(reply.stats.fed_tokens)
 
@@ -135,7 +138,7 @@ async def measure(
             found.append((await served.text(request))[1])
         # The prompt takes a pass of each text.
         passes = await served.passes() - before - len(prompts)
-        computed = await served.rows() - computed - sum(map(len, prompts))
+        computed = max(await served.rows() - computed - sum(map(len, prompts)), 0)
     drafted = sum(summary.drafted_tokens for summary in found)
     rounds = [float(summary.rounds) for summary in found]
     busy = sum(s.stages.draft_forward_busy_ns + s.stages.draft_draw_busy_ns for s in found)

@@ -25,7 +25,12 @@ from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
 from models.zoo.training.script import run, write_figures
 
 NAME = "cllm"
-STAGES = [Stage("consistency", steps=2600, rows=6, length=224, start=1.0, end=0.0)]
+STAGES = [
+    Stage("consistency", steps=2600, rows=6, length=224, start=1.0, end=0.0),
+    Stage("hold", steps=1000, rows=6, length=224, start=0.6, end=0.0),
+]
+# The weight of the target's rows as they were.
+_KEEP = {"consistency": 1.0, "hold": 6.0}
 # Tokens of a state; of the texts' prompts; texts a batch of the drawing.
 WINDOW, PROMPT, ROWS = 6, 64, 256
 _PLACES = 24
@@ -142,7 +147,7 @@ def fit(pair: Path, cache: Path, output: Path, scale: float) -> None:
         wrong_before = (right == 0).cumsum(-1) - 1
         weights = ((right == 0) & (places < ends[:, None, None])) * _LATER**wrong_before
         wrong, kept = losses(tokens, states, anchors, weights, other)
-        return wrong + kept
+        return wrong + _KEEP[stage.name] * kept
 
     def draw(stage: Stage, step: int) -> Tensor:
         rows = Stage("", 1, _OTHERS, stage.length, 0.0, 0.0)

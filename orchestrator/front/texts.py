@@ -144,8 +144,8 @@ class Texts:
         record: TextRecord,
     ) -> AsyncIterator[None]:
         """Hold a slot on a target, once there is one; see `TextQueue.admitted`."""
-        nodes = max(size.nodes for size in generation.sizes)
-        tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens + nodes
+        tokens = len(generation.prompt_ids) + generation.stopping.max_new_tokens
+        tokens += generation.most_nodes
         async with AsyncExitStack() as stack:
             with record.stage("place_wait", span="wait"):
                 await stack.enter_async_context(

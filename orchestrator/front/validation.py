@@ -92,14 +92,16 @@ class Validator:
             prompt_ids = await self._prompt(request, client, record.remaining)
         nodes = self._nodes(request, gamma)
         choices = sizes(self.capabilities.max_gamma, self.capabilities.max_nodes, gamma, nodes)
-        beside = max(size.nodes for size in choices) + self.capabilities.beside
-        max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, beside)
+        beside = 0 if gamma == 0 else self.capabilities.beside
+        most = max(size.nodes for size in choices) + beside
+        max_new_tokens, drafted = self._max_new_tokens(request, len(prompt_ids), gamma, most)
         received_ids = self._received(request, max_new_tokens)
         sampling = await self._sampling(
             request, received_ids, client, record.remaining, max_new_tokens
         )
         if not drafted:
             gamma, nodes, rule, choices = 0, 0, self._rule(verifier, 0), sizes(0, 0, 0, 0)
+            beside = 0
         options = self._options(request, verifier)
         stopping = Stopping(
             max_new_tokens,
@@ -122,6 +124,7 @@ class Validator:
             tuple(received_ids),
             options if rule.name == verifier else {},
             self._log_probs(request, len(prompt_ids)),
+            beside,
         )
 
     def _log_probs(self, request: Request, prompt_tokens: int) -> LogProbsWanted | None:

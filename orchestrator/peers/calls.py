@@ -31,6 +31,7 @@ class CountingOn:
         incarnation: of the process that was asked what it serves; 0 compares nothing.
         prepares: whether it is a drafter that prepares drafts.
         probes: most probes of its drafts.
+        hears: whether it asks for feedback.
     """
 
     fingerprint: str
@@ -38,6 +39,7 @@ class CountingOn:
     incarnation: int = 0
     prepares: bool = False
     probes: int = 0
+    hears: bool = False
 
     def require_same(self, opened: drafter_pb2.OpenedSequence | target_pb2.OpenedSequence) -> None:
         """Refuse an opening by a process that nobody has asked yet.

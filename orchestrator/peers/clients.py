@@ -129,11 +129,10 @@ class TargetClient(Peer):
         max_bytes: int,
         counting_on: CountingOn,
         feedback: common_pb2.FeedbackSpec | None = None,
-        beside: int = 0,
     ) -> VerifyCall:
         """A fresh sequence, for at most `seconds`; of messages that it takes."""
         call = self._sequence(seconds, max_bytes)
-        return VerifyCall(call, waits, record, counting_on, feedback, beside)
+        return VerifyCall(call, waits, record, counting_on, feedback)
 
     def _sequence(self, seconds: float | None, max_bytes: int) -> _VerifySequence:
         close = target_pb2.SequenceRequest(close=target_pb2.CloseSequence())

@@ -112,7 +112,7 @@ class DraftCall:
             new_token_ids=news.token_ids,
             gamma=gamma,
             max_nodes=size.nodes,
-            feedback=news.feedback,
+            feedback=news.feedback if self._replica.hears else (),
             ahead=ahead > AheadWay.NOTHING,
             send_ahead=ahead is AheadWay.SENT,
         )

@@ -37,7 +37,6 @@ class VerifyCall:
         record: the text's, which books each exchange.
         replica: that it is for.
         feedback: that the text's drafter wants; None for none.
-        beside: nodes to announce beside those of trees, see `Capabilities.beside`.
     """
 
     def __init__(
@@ -47,11 +46,9 @@ class VerifyCall:
         record: TextRecord,
         replica: CountingOn,
         feedback: common_pb2.FeedbackSpec | None = None,
-        beside: int = 0,
     ) -> None:
         self._call = call
         self._feedback = feedback
-        self._beside = beside
         self._replica = replica
         self._waits = waits
         self._record = record
@@ -86,7 +83,7 @@ class VerifyCall:
             verifier_options=prompt.verifier_options,
             first_round=prompt.first_round,
             gamma=size.gamma,
-            max_nodes=size.nodes + self._beside,
+            max_nodes=size.nodes,
             max_new_tokens=prompt.max_new_tokens,
             end_token_ids=prompt.end_token_ids,
             carry=carry,

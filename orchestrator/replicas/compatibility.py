@@ -199,7 +199,7 @@ def require_same_feedback(
     Raises:
         Unavailable: it does.
     """
-    if _wants_any(reply) and reply.feedback != wanted:
+    if wants_feedback(reply) and reply.feedback != wanted:
         raise Unavailable(
             f"a drafter ({reply.info.model}) reads other hidden states or predictions than the"
             " first one does: drafters that read any must read the same"
@@ -210,10 +210,11 @@ def wanted_feedback(
     drafters: Sequence[drafter_pb2.GetModelInfoResponse],
 ) -> common_pb2.FeedbackSpec | None:
     """What drafters want of the target: a text says it once, whichever of them it gets."""
-    return next((reply.feedback for reply in drafters if _wants_any(reply)), None)
+    return next((reply.feedback for reply in drafters if wants_feedback(reply)), None)
 
 
-def _wants_any(reply: drafter_pb2.GetModelInfoResponse) -> bool:
+def wants_feedback(reply: drafter_pb2.GetModelInfoResponse) -> bool:
+    """Whether a drafter asks for any."""
     return bool(reply.feedback.layers or reply.feedback.top)
 
 
@@ -266,8 +267,9 @@ def _rows_that_fit(
     target: common_pb2.ModelInfo, place: int, reply: drafter_pb2.GetModelInfoResponse
 ) -> int:
     """How many of a drafter's rows a message to the target holds."""
-    if not reply.info.parameters:  # certain tokens, without rows
-        return target.max_message_bytes
+    if not reply.info.parameters:
+        # Certain tokens, without rows; or rows of what a target told, at most some kilobytes each.
+        return target.max_message_bytes // (_ENTRY_BYTES * max(reply.feedback.top, 1))
     width = min(reply.draft_support or reply.info.vocab_size, reply.info.vocab_size)
     fitting = (target.max_message_bytes - AROUND_BYTES) // (_ENTRY_BYTES * width)
     if fitting < 1:
@@ -317,6 +319,9 @@ def own_drafters(
     """What targets draft themselves, each described as a drafter is; none unless all of them do."""
     if not all(reply.HasField("drafts") for reply in targets):
         return []
+    probes = max(reply.drafts.probes for reply in targets)
+    if probes and min(reply.info.max_nodes for reply in targets) <= probes:
+        return []  # a text may have to move to a target that has no room for its probes
     return [
         drafter_pb2.GetModelInfoResponse(
             # Without a vocabulary: no row of theirs is ever in a message.
@@ -378,8 +383,10 @@ class Capabilities:
     @property
     def beside(self) -> int:
         """Nodes that a text's opening announces beside those of its trees: for probes, and for the
-        chain that they hang at."""
-        return self.probes and self.probes + (0 if self.max_nodes else self.max_gamma)
+        chain that they hang at; whoever drafts."""
+        own = self.probes and self.probes + (0 if self.max_nodes else self.max_gamma)
+        others = 0 if self.without_drafters is None else self.without_drafters.beside
+        return max(own, others)
 
     @property
     def pass_times(self) -> Iterator[Sequence[PassTime]]:
@@ -406,6 +413,7 @@ class Capabilities:
         if own is not None:
             kept += [reply.drafts.max_gamma >= own.max_gamma]
             kept += [reply.drafts.max_nodes >= own.max_nodes]
+            kept += [reply.drafts.probes <= own.probes]
         return law_of(reply) == self.law and all(kept)
 
     def own_size(self, size: DraftSize) -> DraftSize:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from orchestrator.peers.calls import CountingOn
 from orchestrator.peers.clients import DrafterClient, TargetClient
 from orchestrator.peers.deadlines import Deadlines
+from orchestrator.replicas.compatibility import wants_feedback
 from orchestrator.replicas.replica import Replica
 from orchestrator.text.contracts import TextDrafter
 from orchestrator.text.record import TextRecord
@@ -50,7 +51,12 @@ class DrafterOfText:
         waits = self._deadlines.of(lambda: False)  # a text goes on without
         limits = max_bytes, target_max_bytes
         reply = replica.reply
-        counting = replace(counting_on(replica), prepares=reply.ahead > 0, probes=reply.probes)
+        counting = replace(
+            counting_on(replica),
+            prepares=reply.ahead > 0,
+            probes=reply.probes,
+            hears=wants_feedback(reply),
+        )
         return client.sequence(remaining, waits, self._record, *limits, counting)
 
     def let_go(self) -> None:

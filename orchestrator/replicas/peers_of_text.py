@@ -123,7 +123,6 @@ class PeersOfText:
             limit,
             counting_on(replica),
             self._capabilities.feedback,
-            self._capabilities.beside,
         )
 
     def drafter(self) -> TextDrafter | None:

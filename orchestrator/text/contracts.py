@@ -270,7 +270,8 @@ class TextTarget(Protocol):
         Args:
             prompt: the text so far.
             verifier: the rule's name.
-            size: gamma of a rule with a fixed one, else 0; the most nodes of a draft.
+            size: gamma of a rule with a fixed one, else 0; the most nodes of a draft, its probes
+                included.
             carry: of the last verdict of another target; None at the start.
         """
 

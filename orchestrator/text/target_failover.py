@@ -213,7 +213,7 @@ class TargetWithFailover:
         rule = self._generation.rule
         sizes = self._generation.sizes
         gamma = sizes[0].gamma if rule.fixed_gamma else 0
-        size = DraftSize(gamma, max(size.nodes for size in sizes))
+        size = DraftSize(gamma, self._generation.most_nodes)
         while True:
             try:
                 return await self._target.open(self.prompt, rule.name, size, self._carry)

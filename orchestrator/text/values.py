@@ -111,6 +111,7 @@ class Generation:
         received_ids: tokens of the text that the client has already.
         verifier_options: of the rule, by their names, all of them.
         log_probs: that come with the tokens; None for none.
+        beside: nodes that the target holds beside those of `sizes`, for probes.
     """
 
     request_id: str
@@ -126,6 +127,12 @@ class Generation:
     received_ids: tuple[int, ...] = ()
     verifier_options: Mapping[str, float] = field(default_factory=dict)
     log_probs: LogProbsWanted | None = None
+    beside: int = 0
+
+    @property
+    def most_nodes(self) -> int:
+        """That the target holds beside the text."""
+        return max(size.nodes for size in self.sizes) + self.beside
 
     @property
     def drafts(self) -> bool:

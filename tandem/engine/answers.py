@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from tandem.inference.feed import Drawn
 from tandem.speculation.draft import Draft
@@ -12,8 +15,6 @@ from tandem.speculation.predictions import Predictions
 from tandem.speculation.request.log_probs import TokenLogProb
 
 if TYPE_CHECKING:  # methods without a model run where torch is not installed
-    import numpy as np
-    import numpy.typing as npt
     from torch import Tensor
 
     from tandem.verification import Verifier
@@ -87,6 +88,26 @@ class PredictedRows:
     count: int
 
 
+class LikeliestRows(NamedTuple):
+    """A job's predictions, on the host.
+
+    Attributes:
+        ids: [R, K] likeliest tokens behind each row of the pass, the likeliest first.
+        weights: [R, K] theirs, 0 where they are too unlikely; None with one token a row.
+    """
+
+    ids: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.int32] | None
+
+    def of(self, row: int) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint16]]:
+        """The tokens of a row that have weights; none where the row was not finite."""
+        ids = self.ids[row].astype(np.uint32)
+        if self.weights is None:
+            return ids, np.ones(1, np.uint16)
+        weights = self.weights[row].astype(np.uint16)
+        return ids[weights > 0], weights[weights > 0]
+
+
 @dataclass(slots=True, eq=False)
 class Verdicts:
     """What one step decided for jobs that share a rule, on the device.
@@ -141,8 +162,7 @@ class Decision:
             were to stay there.
         dead_end: no token may come behind the place; `next_token` is none of the text's.
         log_probs: of each emitted token; none where they are not wanted.
-        rows: the likeliest tokens behind each row of the pass, with their weights; None where none
-            are wanted.
+        rows: the likeliest tokens behind each row of the pass; None where none are wanted.
         predictions: of places, out of `rows`; None where none are wanted.
     """
 
@@ -156,7 +176,7 @@ class Decision:
     states: npt.NDArray[Any] | Tensor | None = None
     dead_end: bool = False
     log_probs: Sequence[TokenLogProb] = ()
-    rows: tuple[list[Any], list[Any] | None] | None = None
+    rows: LikeliestRows | None = None
     predictions: Predictions | None = None
 
     @property

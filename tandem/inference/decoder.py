@@ -21,9 +21,9 @@ from tandem.inference.fingerprint import Fingerprints, fingerprints, tokenizer_f
 from tandem.inference.hidden_states import NONE, layers_from
 from tandem.inference.kv.extents import SequenceCache
 from tandem.inference.kv.size import cache_size, free_memory
-from tandem.inference.loading.adapter import merge_adapter
+from tandem.inference.loading.adapter import adapter_fingerprint, merge_adapter
 from tandem.inference.loading.checkpoint import read_model, read_tokenizer
-from tandem.inference.loading.extra_embeddings import add_embeddings, embeddings_for
+from tandem.inference.loading.extra_embeddings import MadeFor, add_embeddings, embeddings_for
 from tandem.inference.loading.partial import WHOLE, ModelPart, take_part
 from tandem.inference.output import PassOutput
 from tandem.inference.passes.backend import Backend
@@ -122,6 +122,9 @@ class Decoder(Description):
             StartupError: what is missing, broken or too large, in one sentence.
         """
         loaded = read_model(model, device, dtype)
+        made_for = MadeFor()
+        if extra_embeddings:
+            made_for = MadeFor(fingerprints(loaded, "").weights, adapter_fingerprint(adapter))
         if adapter:
             loaded = merge_adapter(loaded, adapter)
         if part != WHOLE:
@@ -132,7 +135,7 @@ class Decoder(Description):
         hashes = fingerprints(loaded, tokenizer_fingerprint(tokenizer))
         extra = None
         if extra_embeddings:
-            extra = embeddings_for(loaded, extra_embeddings, hashes.weights)
+            extra = embeddings_for(loaded, extra_embeddings, made_for)
         return cls(
             loaded,
             Path(model).name,

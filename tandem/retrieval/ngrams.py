@@ -14,25 +14,32 @@ from tandem.retrieval.store import Continuations
 class NgramPool:
     """The n-grams that came last, a few for each first token.
 
-    It holds at most `each` n-grams for each id of the vocabulary.
-
     Attributes:
         length: tokens of an n-gram.
         each: n-grams with the same first token; of more the one that came first is forgotten.
+        most: n-grams in all; of more those are forgotten whose first token had none for longest.
+        count: n-grams that it has.
     """
 
     length: int
     each: int
+    most: int
+    count: int = 0
     _tails: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
 
     def add(self, ngram: Sequence[int]) -> None:
         """Take an n-gram in, or have one that is there be the last that came."""
         first, *rest = ngram
-        own, tail = self._tails.setdefault(first, {}), tuple(rest)
+        own, tail = self._tails.pop(first, {}), tuple(rest)
+        self._tails[first] = own  # the last one now
+        self.count += tail not in own
         own.pop(tail, None)
         own[tail] = None
         if len(own) > self.each:
             del own[next(iter(own))]
+            self.count -= 1
+        if self.count > self.most:
+            self.count -= len(self._tails.pop(next(iter(self._tails))))
 
     def add_text(self, text: Sequence[int], begin: int) -> None:
         """Take in all n-grams of a text that end at a place from `begin` on."""

@@ -177,10 +177,9 @@ def draft_from(
         InvalidRequest: it is not what it says.
     """
     count = len(message.token_ids)
-    if count > (max_nodes or max_gamma):
-        raise InvalidRequest(
-            f"draft.token_ids holds {count} tokens, the limit is {max_nodes or max_gamma}"
-        )
+    most = (max_nodes if message.parents else max_gamma) or max_gamma
+    if count > most:
+        raise InvalidRequest(f"draft.token_ids holds {count} tokens, the limit is {most}")
     probes = NO_PROBES
     if message.HasField("probes"):
         most = max(max_nodes - count, 0)

@@ -95,12 +95,8 @@ def held_out_loss(pair: Path, weights: llama.Weights) -> float:
     return round(total / places, 4)
 
 
-def adapted_target(pair: Path, folder: Path) -> Any:
-    """The target with an adapter's changes, in float32."""
-    target = LlamaForCausalLM.from_pretrained(str(pair / "target"), dtype=torch.float32)
-    return merge_adapter(target, str(folder))
-
-
 def adapted(pair: Path, folder: Path) -> llama.Weights:
-    """The weights of `adapted_target`, by short name."""
-    return llama.weights(adapted_target(pair, folder))
+    """The target's weights with an adapter's changes, in float32, by short name."""
+    target = LlamaForCausalLM.from_pretrained(str(pair / "target"), dtype=torch.float32)
+    merged: Any = merge_adapter(target, str(folder))
+    return llama.weights(merged)

@@ -20,10 +20,14 @@ from models.loop import Stage, train
 from models.train import divergence, missed, scaled
 from models.zoo.training import groups, texts
 from models.zoo.training.heads import made_for, own_texts
-from models.zoo.training.low_rank import LowRank, adapted, adapted_target, held_out_loss
+from models.zoo.training.low_rank import LowRank, adapted, held_out_loss
 from models.zoo.training.script import run, write_figures
-from tandem.inference.fingerprint import fingerprints
-from tandem.inference.loading.extra_embeddings import read_extra_embeddings, write_extra_embeddings
+from tandem.inference.loading.adapter import adapter_fingerprint
+from tandem.inference.loading.extra_embeddings import (
+    MadeFor,
+    read_extra_embeddings,
+    write_extra_embeddings,
+)
 
 ROWS = 4
 _PLACES = 32
@@ -111,12 +115,12 @@ def fit(training: Training, pair: Path, cache: Path, output: Path, scale: float)
 
 def publish(model: Masks, pair: Path, folder: Path) -> None:
     """Write the rows, and the adapter of the target that they are for, if it learnt too."""
-    computed_by = str(made_for(pair)["made_for"])
     if model.change:
         model.change.publish(folder, pair, {"rows": ROWS})
-        computed_by = fingerprints(adapted_target(pair, folder), "").weights
     folder.mkdir(parents=True, exist_ok=True)
-    write_extra_embeddings(folder, model.rows, computed_by)
+    adapter = adapter_fingerprint(str(folder) if model.change else "")
+    weights = str(made_for(pair)["made_for"])
+    write_extra_embeddings(folder, model.rows, MadeFor(weights, adapter))
 
 
 @torch.inference_mode()

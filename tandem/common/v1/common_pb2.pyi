@@ -557,7 +557,8 @@ class FeedbackSpec(google.protobuf.message.Message):
     top: builtins.int
     """top is how many of the likeliest tokens are wanted at each place, by the model's own logits,
     before shaping, temperature and truncation: 0 none, 1 the likeliest one, more with their
-    weights. At most 256. They come with verdicts, and not with `opened`.
+    weights. At most 256. They come with the verdict on a draft (VerifyStep.feedback), and with no
+    other answer.
     """
     predicted_at: Global___PredictedAt.ValueType
     """predicted_at says at which places. Required if top is set."""
@@ -610,7 +611,9 @@ class Feedback(google.protobuf.message.Message):
     """
     @property
     def places(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """places of the round's draft whose predictions follow, ascending."""
+        """places of the round's draft whose predictions follow, ascending. A place may be missing, if its
+        row was not finite.
+        """
 
     @property
     def predictions(self) -> Global___Rows:

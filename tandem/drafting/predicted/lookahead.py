@@ -23,6 +23,10 @@ from tandem.speculation.nodes import MOST_NODES, DraftShape
 from tandem.speculation.predictions import PredictionsWanted
 from tandem.speculation.probes import Probes
 
+# Of a prompt the last tokens are taken in, and so many n-grams are kept: a text takes 5 MB at most,
+# and to take its prompt in 20 ms.
+_TEXT, _MOST = 4096, 16_384
+
 
 @dataclass
 class _Lookahead:
@@ -65,7 +69,8 @@ class LookaheadDrafter(Drafter):
         super().observe(sequence, emitted)
         own = sequence.state
         if own is None:
-            own = sequence.state = _Lookahead(NgramPool(self._ngram, self._candidates))
+            own = sequence.state = _Lookahead(NgramPool(self._ngram, self._candidates, _MOST))
+            own.known = max(len(sequence.token_ids) - _TEXT, 0)
         own.pool.add_text(sequence.token_ids, own.known)
         own.known = len(sequence.token_ids)
         if sequence.predictions is not None and own.window:
@@ -120,8 +125,8 @@ class LookaheadRecipe(Recipe):
         Field(ge=0, le=64),
         Setting(
             "lookahead_window",
-            "guesses ahead of the text that the target computes beside each draft, for each token"
-            " of an n-gram but its last; 0 drafts from n-grams of the text alone",
+            "columns of the window of guesses, whose (LOOKAHEAD_NGRAM - 1) rows the target computes"
+            " beside each draft; 0 has no window: drafts come from n-grams of the text alone",
         ),
     ] = 7
     ngram: Annotated[

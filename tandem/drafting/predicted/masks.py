@@ -47,8 +47,10 @@ class MasksDrafter(Drafter):
         predicted, candidates, sequence.state = sequence.predictions, sequence.state or 0, 0
         if predicted is not None:
             rows = predicted.rows()
-            group = tuple(rows[at] for at in predicted.places if at > candidates)
-            sequence.state = group
+            places = [at for at in predicted.places if at > candidates]
+            # A place whose row is not finite is left out, and ends the group before it.
+            group = [at for number, at in enumerate(places) if at == places[0] + number]
+            sequence.state = tuple(rows[at] for at in group[: self._count])
 
     def draft(self, sequence: DraftSequence, round_: int, gamma: int, budget: int) -> Steps[Draft]:
         """A token from each row, and probes behind each of them."""

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tandem.engine.answers import PredictedRows
+from tandem.engine.answers import LikeliestRows, PredictedRows
 from tandem.engine.asks import Decide
 from tandem.speculation.categorical import MAX_WEIGHT
 
@@ -44,28 +44,22 @@ def predict(asks: Sequence[Decide]) -> dict[int, PredictedRows]:
 def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor | None]:
     """[R, K] likeliest tokens of logits [R, V], and their weights if there may be several."""
     if top == 1:
-        return logits.max(-1, keepdim=True).indices, None
+        return logits.max(-1, keepdim=True).indices.int(), None
     values, ids = logits.topk(min(top, logits.shape[1]))
     shares = (values - values[:, :1]).exp()
     # A row that is not finite gets no weight; its verdict says so, or it is a probe's.
-    return ids, shares.nan_to_num(0.0).mul(MAX_WEIGHT).round().long()
+    return ids.int(), shares.nan_to_num(0.0).mul(MAX_WEIGHT).round().int()
 
 
 def on_host(
-    predicted: PredictedRows, ids: npt.NDArray[np.int64], weights: npt.NDArray[np.int64] | None
-) -> tuple[list[npt.NDArray[np.uint32]], list[npt.NDArray[np.uint16]] | None]:
-    """An ask's rows, each without the tokens whose weight is 0.
+    predicted: PredictedRows, ids: npt.NDArray[np.int32], weights: npt.NDArray[np.int32] | None
+) -> LikeliestRows:
+    """An ask's rows, among those of its step.
 
     Args:
         predicted: the ask's.
-        ids: of its step.
+        ids: of the step.
         weights: likewise.
     """
     own = slice(predicted.first, predicted.first + predicted.count)
-    if weights is None:
-        return list(ids[own].astype(np.uint32)), None
-    kept = [row > 0 for row in weights[own]]
-    return (
-        [row[few].astype(np.uint32) for row, few in zip(ids[own], kept, strict=True)],
-        [row[few].astype(np.uint16) for row, few in zip(weights[own], kept, strict=True)],
-    )
+    return LikeliestRows(ids[own], None if weights is None else weights[own])

@@ -6,6 +6,7 @@ any other: with its own fingerprint, in every back end, without a further operat
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -17,6 +18,21 @@ from tandem.errors import StartupError, first_line
 from tandem.inference.fingerprint import fingerprints
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def adapter_fingerprint(folder: str) -> str:
+    """SHA-256 of an adapter's weights; empty for no folder.
+
+    Raises:
+        StartupError: there are none.
+    """
+    if not folder:
+        return ""
+    try:
+        with (Path(folder) / WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise StartupError(f"no adapter in {folder!r}: {first_line(error)}") from error
 
 
 def merge_adapter(model: PreTrainedModel, folder: str) -> PreTrainedModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,25 +14,30 @@ from transformers import PreTrainedModel
 from tandem.errors import StartupError, first_line
 
 _FILE = "extra_embeddings.safetensors"
-_NAME, _MADE_FOR = "extra_embeddings", "made_for"
+_NAME = "extra_embeddings"
 
 
-def write_extra_embeddings(folder: Path, rows: Tensor, made_for: str) -> None:
-    """Replace a folder's rows.
+class MadeFor(NamedTuple):
+    """What rows were trained for.
 
-    Args:
-        folder: of the file.
-        rows: [rows, hidden size], written in bfloat16.
-        made_for: fingerprint of the weights that they were trained for.
+    Attributes:
+        weights: fingerprint of the model's, without an adapter; empty for any.
+        adapter: that of the adapter, see `adapter_fingerprint`; empty for none.
     """
+
+    weights: str = ""
+    adapter: str = ""
+
+
+def write_extra_embeddings(folder: Path, rows: Tensor, made_for: MadeFor) -> None:
+    """Replace a folder's rows [rows, hidden size]; they are written in bfloat16."""
     own = {_NAME: rows.detach().to(torch.bfloat16).contiguous()}
-    save_file(own, folder / _FILE, {_MADE_FOR: made_for})
+    save_file(own, folder / _FILE, made_for._asdict())
     (folder / _FILE).chmod(0o644)  # else its owner's alone
 
 
-def read_extra_embeddings(folder: str) -> tuple[Tensor, str]:
-    """The rows of a folder [rows, hidden size], and the fingerprint of the weights that they were
-    made for; empty for any.
+def read_extra_embeddings(folder: str) -> tuple[Tensor, MadeFor]:
+    """The rows of a folder [rows, hidden size], and what they were made for.
 
     Raises:
         StartupError: there are none, or they cannot be read.
@@ -43,10 +48,10 @@ def read_extra_embeddings(folder: str) -> tuple[Tensor, str]:
     try:
         with safe_open(path, "pt") as file:
             rows: Tensor = file.get_tensor(_NAME)
-            made_for = (file.metadata() or {}).get(_MADE_FOR, "")
+            told = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise StartupError(f"cannot read {path}: {first_line(error)}") from error
-    return rows, made_for
+    return rows, MadeFor(told.get("weights", ""), told.get("adapter", ""))
 
 
 def embeddings_beside(folder: str) -> str:
@@ -54,24 +59,33 @@ def embeddings_beside(folder: str) -> str:
     return folder if folder and (Path(folder) / _FILE).is_file() else ""
 
 
-def embeddings_for(model: PreTrainedModel, folder: str, weights: str) -> Tensor:
+def embeddings_for(model: PreTrainedModel, folder: str, served: MadeFor) -> Tensor:
     """A folder's rows, as a model takes them.
 
     Args:
         model: see there.
         folder: see `read_extra_embeddings`.
-        weights: fingerprint of the model's.
+        served: what the rows have to be made for.
 
     Raises:
         StartupError: they cannot be read, or are for another model.
     """
     rows, made_for = read_extra_embeddings(folder)
-    if made_for not in ("", weights):
-        raise StartupError(
-            f"the extra embeddings in {folder!r} are for another model: its weights have the"
-            f" fingerprint {made_for[:12]}, this one's {weights[:12]}"
-        )
+    if made_for.weights and made_for != served:
+        if made_for.weights != served.weights:
+            own, other = made_for.weights[:12], served.weights[:12]
+            what = f"its weights have the fingerprint {own}, these {other}"
+        elif made_for.adapter:
+            what = "they were trained with another adapter"
+        else:
+            what = "they were trained without an adapter"
+        raise StartupError(f"the extra embeddings in {folder!r} are for another target: {what}")
     table = _table_of(model)
+    if table.num_embeddings != model.config.get_text_config().vocab_size:
+        raise StartupError(
+            f"the model has {table.num_embeddings} embeddings for"
+            f" {model.config.get_text_config().vocab_size} ids: extra ones would have no place"
+        )
     if rows.ndim != 2 or not len(rows) or rows.shape[1] != table.embedding_dim:
         raise StartupError(
             f"the extra embeddings in {folder!r} have the shape {list(rows.shape)}; the model's"

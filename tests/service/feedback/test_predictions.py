@@ -19,6 +19,7 @@ from orchestrator.replicas.compatibility import capabilities_of, require_feedbac
 from tandem.common.v1 import common_pb2
 from tandem.drafter.v1 import drafter_pb2, drafter_pb2_grpc
 from tandem.errors import StartupError, Unavailable
+from tandem.inference.loading.extra_embeddings import MadeFor, write_extra_embeddings
 from tandem.target.v1 import target_pb2, target_pb2_grpc
 from target_svc.servicer import make_service as make_target
 from target_svc.settings import TargetSettings
@@ -259,19 +260,21 @@ def test_room_for_probes_is_left_beside_a_draft() -> None:
 async def test_extra_embeddings_of_another_model_end_the_start(
     random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    from tandem.inference.loading.extra_embeddings import write_extra_embeddings
-
     model = str(random_pair[1])
     cases: list[tuple[torch.Tensor | None, str, str]] = [
         (None, "", r"no extra embeddings in .*: there is no extra_embeddings.safetensors"),
-        (torch.zeros(2, 16), "ab" * 32, r"are for another model: its weights have .* abababababab"),
+        (
+            torch.zeros(2, 16),
+            "ab" * 32,
+            r"are for another target: its weights have the fingerprint abababababab",
+        ),
         (torch.zeros(2, 15), "", r"have the shape \[2, 15\]; the model's have 16 numbers each"),
     ]
     for number, (own, made_for, sentence) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
         if own is not None:
-            write_extra_embeddings(folder, own, made_for)
+            write_extra_embeddings(folder, own, MadeFor(made_for))
         settings = TargetSettings(model=model, extra_embeddings=str(folder))
         with capture_logs():
             async with AsyncExitStack() as stack:

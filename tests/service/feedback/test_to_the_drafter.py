@@ -227,7 +227,7 @@ def feedback(**changes: Any) -> common_pb2.Feedback:
         ([feedback(positions=0)], "draft.feedback[0] has 0 positions from 0 on"),
         ([feedback(first=2)], "draft.feedback[0] has 2 positions from 2 on, the text 4 tokens"),
         ([feedback(round=1)], "draft.feedback[0].round is 1"),
-        ([feedback(), feedback()], "draft.feedback[1].round is 0, behind 0"),
+        ([feedback(), feedback()], "draft.feedback[1].round is 0: rounds must ascend"),
     ],
 )
 async def test_a_drafter_refuses_other_states(

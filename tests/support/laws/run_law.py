@@ -14,7 +14,7 @@ import torch
 
 from tandem.drafting.choice.built_in import built_in
 from tandem.drafting.choice.settings import RecipeSettings
-from tandem.engine.answers import Decision, Scored
+from tandem.engine.answers import Decision, LikeliestRows, Scored
 from tandem.engine.asks import (
     Ask,
     Decide,
@@ -132,15 +132,11 @@ class RunAnswering(Answering):
             decision.rows = self._likeliest(ask.predicting.top)
         return decision
 
-    def _likeliest(self, top: int) -> tuple[list[Any], list[Any] | None]:
+    def _likeliest(self, top: int) -> LikeliestRows:
         """Behind every row of the pass, those of probes among them."""
-        rows = [self._predicted(text) for text in self._scored]
-        order = [np.argsort(-row, kind="stable")[:top] for row in rows]
-        kept = [ids[row[ids] > 0] for ids, row in zip(order, rows, strict=True)]
-        ids = [own.astype(np.uint32) for own in kept]
-        if top == 1:
-            return ids, None
-        return ids, [row[own].astype(np.uint16) for own, row in zip(kept, rows, strict=True)]
+        rows = np.stack([self._predicted(text) for text in self._scored]).astype(np.int32)
+        ids = np.argsort(-rows, 1, kind="stable")[:, :top].astype(np.int32)
+        return LikeliestRows(ids, None if top == 1 else np.take_along_axis(rows, ids, 1))
 
     def _known(self, text: Text) -> npt.NDArray[np.int64] | None:
         behind = text[len(PROMPT) :]

@@ -14,7 +14,7 @@ from tandem.engine.answers import Decision, DeviceVerdict, Scored
 from tandem.engine.asks import Decide, Score, Steps, Take, ToHost
 from tandem.engine.numbers.decisions import decide, decisions_of
 from tandem.inference.decoder import Decoder
-from tandem.inference.loading.extra_embeddings import write_extra_embeddings
+from tandem.inference.loading.extra_embeddings import MadeFor, write_extra_embeddings
 from tandem.speculation.draft import Draft
 from tandem.speculation.probes import Probes
 from tandem.speculation.request.sampling import Sampling
@@ -31,7 +31,7 @@ def extra_rows(folder: Path, model: Path, count: int) -> str:
     """A folder with extra embeddings for a checkpoint."""
     width = json.loads((model / "config.json").read_text())["hidden_size"]
     rows = torch.randn(count, width, generator=torch.Generator().manual_seed(2))
-    write_extra_embeddings(folder, rows, "")
+    write_extra_embeddings(folder, rows, MadeFor())
     return str(folder)
 
 

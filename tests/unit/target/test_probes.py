@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import target_svc.round
 from tandem.engine.answers import Decision
-from tandem.engine.asks import Decide
 from tandem.errors import InvalidRequest
 from tandem.inference.decoder import Decoder
 from tandem.rpc import messages
@@ -76,15 +76,46 @@ def test_predictions_are_the_models_own_behind_each_path(kind: str) -> None:
     assert list(kept_of.places) == [0, *draft.path_to(decision.place), *behind]
 
 
-def test_nothing_asked_for_is_nothing_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+class Operators(TorchDispatchMode):
+    """Counts what torch computes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(decoder: Decoder, wanted: PredictionsWanted | None, *, feedback: bool) -> int:
+    sequence = begun(decoder, wanted=wanted)
+    counted = Operators()
+    with counted:
+        run(decoder, verify(decoder, sequence, 1, drafts()["chain"], feedback))
+    decoder.release(sequence.caches[0])
+    return counted.count
+
+
+def test_nothing_asked_for_is_nothing_computed() -> None:
+    """Not an operator more; and with predictions some, so that the count sees them."""
     decoder = decoder_of(LLAMA)
-    asked: list[Decide] = []
-    sequence = begun(decoder)
-    decision = run(decoder, verify(decoder, sequence, 1, drafts()["chain"], True), asked)
-    (ask,) = asked
-    assert ask.predicting is None
-    assert (decision.rows, decision.predictions) == (None, None)
-    assert ask.scored.count == 4
+    operators(decoder, None, feedback=False)  # what is made once
+    plain = operators(decoder, None, feedback=False)
+    assert operators(decoder, None, feedback=True) == plain
+    wanted = PredictionsWanted(4)
+    assert operators(decoder, wanted, feedback=False) == plain
+    assert plain < operators(decoder, wanted, feedback=True) <= plain + 12
+
+
+def test_nothing_asked_for_is_nothing_sent() -> None:
+    """The messages have the bytes that their other fields have."""
+    draft = drafts()["chain"]
+    message = messages.draft_to(draft)
+    assert not message.HasField("probes")
+    beside = messages.draft_to(probed(draft, 8))
+    beside.ClearField("probes")
+    assert beside.SerializeToString() == message.SerializeToString()
 
 
 def test_a_probe_that_the_rule_sees_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
