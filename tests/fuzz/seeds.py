@@ -12,6 +12,8 @@ from tests.service.streams.test_bad_trees import rows
 
 # Of the services that the messages are for.
 MAX_GAMMA, MAX_NODES, MAX_LENGTH, MAX_ROUNDS = 8, 16, 64, 16
+# Of the drafts that are given to the code alone.
+PROBE_TOKENS = 2
 PROMPT = (1, 2, 3)
 MAX_NEW_TOKENS = 20
 SAMPLING = common_pb2.Sampling(seed=7, temperature=0.9, top_k=4, top_p=0.99, min_p=0.001)
@@ -57,7 +59,17 @@ TREES = (
 DEEPEST = common_pb2.Draft(
     token_ids=[2, 0, 1, 2, 3, 4, 0, 1, 2], parents=[0, 0, 2, 3, 4, 5, 6, 7, 8]
 )
-SMALL_DRAFTS = (*CHAINS, *IID_CHAINS, *TREES)
+# An extra embedding behind a candidate; one behind another; all behind nothing drafted.
+PROBED = (
+    common_pb2.Draft(token_ids=[0, 1], probes=common_pb2.Probes(token_ids=[3, 2], parents=[2, 3])),
+    common_pb2.Draft(
+        token_ids=[2, 0, 1, 3],
+        parents=[0, 0, 0, 2],
+        probes=common_pb2.Probes(token_ids=[1, 0, 4], parents=[0, 4, 6]),
+    ),
+    common_pb2.Draft(probes=common_pb2.Probes(token_ids=[1], parents=[0])),
+)
+SMALL_DRAFTS = (*CHAINS, *IID_CHAINS, *TREES, *PROBED)
 DRAFTS = (*SMALL_DRAFTS, DEEPEST)
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from tandem.common.v1 import common_pb2
 
 
-def breaks(draft: common_pb2.Draft, vocab_size: int, max_gamma: int, max_nodes: int) -> bool:
+def breaks(
+    draft: common_pb2.Draft, vocab_size: int, max_gamma: int, max_nodes: int, probe_tokens: int
+) -> bool:
     """Whether a draft is not what it says, or larger than it may be.
 
     Args:
         draft: any.
         vocab_size: the target's.
         max_gamma: the greatest depth.
-        max_nodes: the most candidates; 0 allows chains alone.
+        max_nodes: the most candidates and probes; 0 allows chains without probes alone.
+        probe_tokens: extra embeddings.
     """
     tokens, count = list(draft.token_ids), len(draft.token_ids)
-    if count > (max_nodes or max_gamma) or any(token >= vocab_size for token in tokens):
+    most = max_nodes if draft.parents and max_nodes else max_gamma
+    if count > most or any(token >= vocab_size for token in tokens):
         return True
     parents = list(draft.parents) or list(range(count))
     if len(parents) != count or any(parent > i for i, parent in enumerate(parents)):
@@ -23,6 +27,19 @@ def breaks(draft: common_pb2.Draft, vocab_size: int, max_gamma: int, max_nodes: 
     chain = parents == list(range(count))
     if not chain and not max_nodes:
         return True
+    probes = draft.probes
+    if len(probes.token_ids) != len(probes.parents):
+        return True
+    if len(probes.token_ids) > max(max_nodes - count, 0):
+        return True
+    twins = {
+        i + 1
+        for i in range(count)
+        if (parents[i], tokens[i]) in zip(parents[:i], tokens[:i], strict=True)
+    }
+    for number, (token, place) in enumerate(zip(probes.token_ids, probes.parents, strict=True)):
+        if token >= vocab_size + probe_tokens or place > count + number or place in twins:
+            return True
     return _hangs_badly(draft, tokens, parents, max_gamma) or _has_bad_rows(draft, vocab_size)
 
 

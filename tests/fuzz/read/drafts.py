@@ -18,7 +18,7 @@ from tandem.speculation.request.sampling import Sampling
 from tandem.verification import VERIFIERS
 from tests.fuzz.read.contract import breaks
 from tests.fuzz.read.surface import MessageSurface, Violation
-from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES
+from tests.fuzz.seeds import CHAINS, DRAFTS, MAX_GAMMA, MAX_NODES, PROBE_TOKENS
 from tests.support.models.tiny import VOCAB_SIZE
 
 _SAMPLING = Sampling(seed=7)
@@ -43,9 +43,9 @@ class Drafts(MessageSurface):
         """What was announced, and which rule decides, is the bytes' business too."""
         pick = crc32(message.SerializeToString(deterministic=True))
         rule, nodes = _RULES[pick % len(_RULES)], MAX_NODES * bool(pick % 7)
-        bad = breaks(message, VOCAB_SIZE, MAX_GAMMA, nodes)
+        bad = breaks(message, VOCAB_SIZE, MAX_GAMMA, nodes, PROBE_TOKENS)
         try:
-            draft = draft_from(message, VOCAB_SIZE, MAX_GAMMA, nodes)
+            draft = draft_from(message, VOCAB_SIZE, MAX_GAMMA, nodes, PROBE_TOKENS)
         except Exception:
             if not bad:
                 raise Violation(message.SerializeToString(), "a sound draft is refused") from None
@@ -57,7 +57,8 @@ class Drafts(MessageSurface):
             raise Violation(message.SerializeToString(), sentence)
         if bad:
             return "INVALID_ARGUMENT"
-        if draft_from(draft_to(draft), VOCAB_SIZE, MAX_GAMMA, nodes).token_ids != draft.token_ids:
+        again = draft_from(draft_to(draft), VOCAB_SIZE, MAX_GAMMA, nodes, PROBE_TOKENS)
+        if (again.token_ids, again.probes) != (draft.token_ids, draft.probes):
             raise Violation(message.SerializeToString(), "it does not cross the wire again")
         self.sentence = draft.misfit(VERIFIERS[rule].takes)
         if self.sentence:

@@ -217,7 +217,7 @@ def test_a_draft_has_limits() -> None:
     assert draft_from(tree, 5, 1, 2).places() == [0, 0]
     with pytest.raises(InvalidRequest, match="holds 2 tokens, the limit is 1"):
         draft_from(tree, 5, 8, 1)
-    with pytest.raises(InvalidRequest, match=r"draft.parents: a path of 2, the limit is 1"):
+    with pytest.raises(InvalidRequest, match=r"draft.token_ids holds 2 tokens, the limit is 1"):
         draft_from(good(), 5, 1, 2)
 
 

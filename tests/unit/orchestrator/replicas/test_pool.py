@@ -225,7 +225,7 @@ async def test_drafters_that_read_hidden_states_read_the_same(made: Made) -> Non
     agreed = agree([target], drafters, None)
     assert agreed.drafters == [chosen, without]
     assert "reads hidden states of layer 3, and the target" in str(agreed.misfits[misfit])
-    assert "reads other hidden states than the first" in str(agreed.misfits[other])
+    assert "reads other hidden states or predictions than the first" in str(agreed.misfits[other])
     replies = [replica.reply for replica in agreed.drafters]
     wanted = capabilities_of([target.reply], replies)
     assert wanted.feedback == chosen.reply.feedback
