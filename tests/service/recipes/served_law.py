@@ -19,7 +19,7 @@ from tests.support.laws.laws import chi_square_p_value
 from tests.support.models.tiny import VOCAB_SIZE
 from tests.support.wire.fakes import generation
 
-TEXTS = 500
+TEXTS = 300
 SMALLEST_P = 1e-4
 
 

@@ -140,7 +140,9 @@ async def test_a_round_of_a_run_has_its_spans_from_its_verdict(
     assert counted["verify", "call.verify"] == counted["verify.forward", "verify"] == rounds
     verified = [span for span in found if span.name == "verify"]
     for span in verified:
-        assert set(span.attributes or ()) == ATTRIBUTES["verify"] - {"tandem.probes"} | {"tandem.inside"}
+        assert set(span.attributes or ()) == ATTRIBUTES["verify"] - {"tandem.probes"} | {
+            "tandem.inside"
+        }
     numbers = [(span.attributes or {})["tandem.round"] for span in verified]
     assert numbers == list(range(1, rounds + 1))
     assert_children_within_parents(found)

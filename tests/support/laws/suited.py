@@ -6,7 +6,6 @@ from typing import Any
 
 from tandem.drafting.drafter import Drafter
 from tandem.drafting.methods import METHODS
-from tandem.speculation.nodes import DraftShape
 from tandem.verification import VERIFIERS, Verifier
 
 
@@ -16,11 +15,13 @@ def rules_for(drafter: Drafter | type[Drafter]) -> list[Verifier[Any]]:
     return [rule for rule in VERIFIERS.values() if rule.suits(shape, pure=pure)]
 
 
+# Of each shape the method that is tried with every rule.
+_OF_ITS_SHAPE = ("model", "tree", "chains")
+
+
 def tried_rules(name: str) -> list[Verifier[Any]]:
-    """The rules to try a method with where each takes long: all that suit it; of methods that draft
-    chains, all with `model` and the common ones with the others, whose chains are no different to
-    a rule."""
+    """The rules to try a method with where each takes long: all that suit it, if it stands for its
+    shape; else the default one. Each rule with each method is enumerated elsewhere
+    (tests/unit/drafting/test_methods.py)."""
     rules = rules_for(METHODS[name].drafter)
-    if METHODS[name].drafter.shape is not DraftShape.CHAIN or name == "model":
-        return rules
-    return [rule for rule in rules if rule.name in ("token", "block")]
+    return rules if name in _OF_ITS_SHAPE else [rule for rule in rules if rule.name == "block"]

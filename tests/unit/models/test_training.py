@@ -48,7 +48,14 @@ class Drawing:
         return torch.randint(llama.TARGET.vocab_size, shape, generator=made)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# One that learns rows, and one that unrolls a layer.
+CUT = [
+    pytest.param(kind, marks=() if kind in ("medusa", "eagle") else pytest.mark.campaign)
+    for kind in KINDS
+]
+
+
+@pytest.mark.parametrize("kind", CUT)
 def test_a_run_that_goes_on_ends_as_one_that_was_never_cut(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

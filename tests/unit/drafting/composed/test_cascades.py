@@ -136,7 +136,7 @@ def lenient(self: Any, ask: Review, review: Any) -> Reviewed:
 
 
 @pytest.mark.parametrize("mutant", [inner_row_sent, drawn_from_the_reviewer, lenient])
-@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("rule", ["token", pytest.param("block", marks=pytest.mark.campaign)])
 def test_a_cascade_that_breaks_the_contract_is_seen(
     mutant: Any, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
