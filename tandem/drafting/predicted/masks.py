@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, ClassVar, Literal
 
@@ -114,4 +115,5 @@ class MasksRecipe(Recipe):
                 "the recipe masks draws tokens, for which torch is needed: install"
                 " tandem[inference]"
             )
+        import_module("tandem.engine.numbers.known_rows")  # or the first draft waits seconds for it
         return MasksDrafter(self.count, self.top, truncation)
