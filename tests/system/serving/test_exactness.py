@@ -26,6 +26,7 @@ from tests.exactness import (
     drafter_settings,
     rows_of,
     target_law,
+    target_settings,
 )
 from tests.support.laws.laws import chi_square_p_value
 from tests.support.laws.shaping import law_of
@@ -59,9 +60,8 @@ def test_the_law_is_the_targets(
     drafter, target = random_pair
     law, others = target_law(target), target_law(drafter)
     settings = drafter_settings(method, rows, drafter.parent)
-    with trio(
-        tmp_path, drafter=settings, target={"MODEL": str(target)}, orchestrator=PATIENT
-    ) as services:
+    served = target_settings(method, target.parent)
+    with trio(tmp_path, drafter=settings, target=served, orchestrator=PATIENT) as services:
         for rule in rules:
             case = Case(rule, 3, rows, drafter=method)
             counts = count_texts(services, case, range(TEXTS))

@@ -94,6 +94,7 @@ def test_greedy_texts_and_counts(recipe: str, tmp_path: Path) -> None:
     sizes = SIZES if recipe == "tree" else SIZES[:1]
     prompts = ["def main(", "# "]
     settings: dict[str, dict[str, str]] = {"drafter": {"RECIPE": recipe}, "target": {}}
+    settings["drafter"]["LOOKAHEAD_CANDIDATES"] = "4"  # of four tokens each
     if is_head(recipe):
         if not (ROOT / "models" / recipe).is_dir():
             pytest.skip(f"there is no embedded head: python -m models.zoo.{recipe} all trains it")
