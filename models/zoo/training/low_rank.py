@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
@@ -62,6 +61,8 @@ class LowRank(nn.Module):
             pair: with the target that it adapts.
             own: further keys beside what says which target that is.
         """
+        from peft import LoraConfig  # takes a second
+
         config = LoraConfig(
             r=RANK, lora_alpha=RANK, target_modules=list(_MODULES), task_type="CAUSAL_LM"
         )

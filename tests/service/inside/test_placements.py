@@ -43,7 +43,16 @@ class Placements:
         return ids, events[-1].summary
 
 
-@pytest.fixture(params=[*METHODS, MTP])
+# A method of each kind; all of them in a campaign.
+KINDS = ("model", "tree", "chains", "lookup", "eagle", "masks")
+
+
+@pytest.fixture(
+    params=[
+        *(pytest.param(n, marks=() if n in KINDS else pytest.mark.campaign) for n in METHODS),
+        pytest.param(MTP, marks=pytest.mark.campaign),
+    ]
+)
 async def recipe(
     request: pytest.FixtureRequest,
     random_pair: tuple[Path, Path],

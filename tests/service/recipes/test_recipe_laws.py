@@ -55,7 +55,9 @@ def recipe_in(folder: Path, text: str, large: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", ["cascade", *(pytest.param(n, marks=pytest.mark.campaign) for n in [*RECIPES][1:])]
+)
 async def test_texts_follow_the_targets_law(
     name: str, random_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -15,10 +15,16 @@ from tandem.verification import VERIFIERS
 from tests.support.laws.run_law import GAMMA, SEEN, SIZES, TOLERANCE, RunLaw
 from tests.support.laws.suited import rules_for
 
+# Their parts are enumerated apart, and each by both rules in unit/drafting/composed.
+COMPOSED = ("cascade", "horizontal")
 
-def cases() -> list[tuple[str, str, bool]]:
+
+def cases() -> list[Any]:
     return [
-        (name, rule.name, on_device)
+        pytest.param(
+            *(name, rule.name, on_device),
+            marks=pytest.mark.campaign if name in COMPOSED and rule.name == "token" else (),
+        )
         for name, recipe in METHODS.items()
         for rule in rules_for(recipe.drafter)
         if rule.name in ("block", "token") or rule.fixed_gamma

@@ -93,10 +93,17 @@ def _error(law: RunLaw, shaping: Shaping) -> float:
     return max(abs(served.get(t, 0.0) - expected.get(t, 0.0)) for t in {*served, *expected})
 
 
-def _cases() -> list[tuple[str, str, bool, str]]:
+# A method of each kind; all of them in a campaign.
+KINDS = ("model", "tree", "chains", "lookup", "eagle", "masks")
+
+
+def _cases() -> list[Any]:
     """All controls with every rule that suits a method; each alone with chains and trees."""
     together = [
-        (name, rule.name, on_device, "all")
+        pytest.param(
+            *(name, rule.name, on_device, "all"),
+            marks=() if name in KINDS else pytest.mark.campaign,
+        )
         for name in METHODS
         for rule in tried_rules(name)
         for on_device in ((False, True) if name == "model" else (False,))

@@ -20,7 +20,7 @@ from tandem.inference.feed import Feed
 from tandem.speculation.request.sampling import Sampling
 from tests.support.devices.bfloat16 import needs_units
 from tests.support.laws.laws import chi_square_p_value
-from tests.support.models.architectures import LLAMA, SUPPORTED, Architecture, build
+from tests.support.models.architectures import KINDS, LLAMA, SUPPORTED, Architecture, build
 from tests.support.models.parity import (
     TOLERANCE,
     differences,
@@ -60,7 +60,13 @@ def test_ragged_batches_with_rollbacks_give_the_plain_logits(row: Architecture) 
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("row", CONVERTED, ids=lambda row: row.model_type)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.model_type, marks=() if row in KINDS else pytest.mark.campaign)
+        for row in CONVERTED
+    ],
+)
 def test_hidden_states_are_those_of_plain_passes(row: Architecture) -> None:
     assert worst_states(row, "openvino") < TOLERANCE
 

@@ -130,8 +130,8 @@ def test_the_more_is_kept_the_farther_is_the_greedy_text() -> None:
 
     for walk in (
         [TopkGapVerifier(beta, 100.0) for beta in (1.0, 2.0, 3.0)],
-        [TopkGapVerifier(3.0, tau) for tau in (0.0, 0.3, 0.6, 1.0, 100.0)],
-        [FallbackVerifier(alpha) for alpha in (0.0, 0.5, 1.0, 1.5, 100.0)],
+        [TopkGapVerifier(3.0, tau) for tau in (0.0, 0.6, 100.0)],
+        [FallbackVerifier(alpha) for alpha in (0.0, 1.0, 100.0)],
     ):
         distances = [distance(rule) for rule in walk]
         assert distances[0] == pytest.approx(0)
